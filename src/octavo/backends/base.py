@@ -1,0 +1,54 @@
+"""The Backend protocol: what computes a StepPlan. One Backend runs one model.
+
+A backend owns weights, KV storage and sampling-state slots; it owns no policy: which block holds what, and who runs, is the scheduler's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from octavo.core.step import StepPlan, StepResult
+
+
+class BackendError(RuntimeError):
+    """The backend cannot run this model or configuration; the message names what and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVCapacity:
+    """What the KV pool can be: bytes of one block over all layers, and how many blocks fit the memory given."""
+
+    bytes_per_block: int
+    num_blocks: int
+    dtype: str
+
+
+class Backend(Protocol):
+    """Life: ``load`` once (in the constructor of each implementation: ``(model: LoadedModel, config: EngineConfig)``), then
+    ``allocate_kv`` once, then ``execute`` per step from one thread, then ``close``.
+    """
+
+    name: str
+    vocab_size: int
+    max_num_slots: int
+
+    def kv_capacity(self, memory_bytes: int | None) -> KVCapacity:
+        """Blocks that fit ``memory_bytes`` (None: a documented share of free memory). Allocates nothing."""
+        ...
+
+    def allocate_kv(self, num_blocks: int) -> None:
+        """Allocate the pool. Raises BackendError when the memory is not to be had."""
+        ...
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run one step. Effects in the order StepPlan documents; deterministic in (weights, tokens, params, seed) alone."""
+        ...
+
+    def fingerprint(self) -> str:
+        """Names everything bit-exactness depends on: model, formats, compute mode, KV dtype, layout version, ISA level."""
+        ...
+
+    def close(self) -> None:
+        """Release threads and memory. Idempotent."""
+        ...

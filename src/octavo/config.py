@@ -1,0 +1,81 @@
+"""Engine configuration: frozen, nested, validated once. Command-line flags are made from it in ``cli/``; nothing mutates it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+
+class ConfigError(ValueError):
+    """A configuration field is outside its limits; the message names field, value and limit."""
+
+
+def _check(ok: bool, name: str, value: object, limit: str) -> None:
+    if not ok:
+        raise ConfigError(f"{name}: {value!r} is not allowed; {limit}")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """``model`` is a catalogue name, a .gguf file, a folder with safetensors, or hf:owner/repo[:file]."""
+
+    model: str = "smollm2"
+    served_model_name: str | None = None
+    max_model_len: int | None = None  # None: what the model was trained for
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    block_size: int = 16  # tokens
+    num_kv_blocks: int | None = None
+    kv_cache_memory_bytes: int | None = None  # used when num_kv_blocks is None; None: a share of free memory
+    kv_cache_dtype: str = "auto"  # auto | f16 | bf16 | f32
+    enable_prefix_caching: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    max_num_seqs: int = 64  # sequences in one step
+    max_num_batched_tokens: int = 512  # token budget of one step
+    enable_chunked_prefill: bool = True
+    scheduling_policy: str = "fcfs"
+
+
+@dataclass(frozen=True, slots=True)
+class BackendConfig:
+    backend: str = "cpu"  # cpu | reference
+    compute: str = "fast"  # fast | f32
+    threads: int | None = None  # None: all cores this process may use
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    model: ModelConfig = field(default_factory=ModelConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    backend: BackendConfig = field(default_factory=BackendConfig)
+
+    def validate(self) -> "EngineConfig":
+        """Raise ConfigError for the first field outside its limits; return self."""
+        c, s, b, m = self.cache, self.scheduler, self.backend, self.model
+        _check(bool(m.model), "model", m.model, "a name or a path is needed")
+        _check(m.max_model_len is None or m.max_model_len >= 1, "max_model_len", m.max_model_len, "at least 1")
+        _check(1 <= c.block_size <= 1024, "block_size", c.block_size, "from 1 to 1024 tokens")
+        if b.backend == "cpu":
+            _check(c.block_size % 16 == 0, "block_size", c.block_size, "a multiple of 16 on the cpu backend")
+        _check(c.num_kv_blocks is None or c.num_kv_blocks >= 1, "num_kv_blocks", c.num_kv_blocks, "at least 1")
+        _check(c.kv_cache_memory_bytes is None or c.kv_cache_memory_bytes >= 1, "kv_cache_memory", c.kv_cache_memory_bytes, "at least 1 byte")
+        _check(c.kv_cache_dtype in ("auto", "f16", "bf16", "f32"), "kv_cache_dtype", c.kv_cache_dtype, "one of auto, f16, bf16, f32")
+        _check(1 <= s.max_num_seqs <= 4096, "max_num_seqs", s.max_num_seqs, "from 1 to 4096")
+        _check(1 <= s.max_num_batched_tokens <= 1 << 20, "max_num_batched_tokens", s.max_num_batched_tokens, "from 1 to 1048576")
+        _check(s.max_num_batched_tokens >= s.max_num_seqs, "max_num_batched_tokens", s.max_num_batched_tokens, f"at least max_num_seqs ({s.max_num_seqs})")
+        _check(s.scheduling_policy == "fcfs", "scheduling_policy", s.scheduling_policy, "fcfs is the only policy of this version")
+        _check(b.backend in ("cpu", "reference"), "backend", b.backend, "one of cpu, reference")
+        _check(b.compute in ("fast", "f32"), "compute", b.compute, "one of fast, f32")
+        _check(b.threads is None or 1 <= b.threads <= 1024, "threads", b.threads, "from 1 to 1024")
+        return self
+
+
+def octavo_home() -> str:
+    """Folder of downloaded models: $OCTAVO_HOME, else ~/.cache/octavo."""
+    return os.environ.get("OCTAVO_HOME") or os.path.join(os.path.expanduser("~"), ".cache", "octavo")

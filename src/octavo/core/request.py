@@ -1,0 +1,222 @@
+"""Requests, their sampling parameters, and the sequences that continue them.
+
+A *request* is what a user asked; a *sequence* is one continuation of it (``n > 1`` makes several).
+The truth of a sequence is its tokens and its parameters; everything a backend keeps can be rebuilt from them.
+This module owns those records. It never schedules, samples, or looks at text.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum
+from typing import Mapping, Sequence as Seq
+
+
+class ParameterError(ValueError):
+    """A request field is outside its limits. ``param`` names the field as the user wrote it."""
+
+    def __init__(self, param: str, value: object, limit: str, code: str = "invalid_value") -> None:
+        self.param = param
+        self.value = value
+        self.limit = limit
+        self.code = code
+        super().__init__(f"{param}: {value!r} is not allowed; {limit}")
+
+
+class SequenceStatus(IntEnum):
+    WAITING = 0  # admitted to the queue; holds no blocks
+    RUNNING = 1  # holds a block table; may be in the next plan
+    FINISHED = 2  # has a finish reason; holds nothing
+
+
+class FinishReason(str, Enum):
+    STOP = "stop"  # end-of-sequence token, stop token id or stop string
+    LENGTH = "length"  # max_tokens or the context limit
+    ABORT = "abort"  # the client went away
+    ERROR = "error"  # the engine failed; the message is in the event
+
+
+MAX_LOGPROBS = 20  # as OpenAI's chat API; top entries a row may ask for
+MAX_N = 64
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are drawn and when a sequence ends. Names and meanings follow vLLM and the OpenAI API.
+
+    ``temperature`` 0 is greedy. ``top_k`` 0 or -1 and anything at or above the vocabulary is off; ``top_p`` 1 is off; ``min_p`` 0 is off.
+    ``max_tokens`` None means: up to the context limit. ``logprobs`` k asks for the k best log-probabilities of the raw
+    logits at each output position (0: the chosen token alone); ``prompt_logprobs`` likewise for prompt positions.
+    Token-id forms of ``bad_words`` are in ``bad_words_token_ids``, filled by the engine, which owns the tokenizer.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str, ...] = ()
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
+    max_tokens: int | None = None
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        # Accept lists from callers; keep the record hashable and immutable.
+        for name in ("stop", "bad_words"):
+            v = getattr(self, name)
+            if isinstance(v, str):
+                object.__setattr__(self, name, (v,))
+            elif not isinstance(v, tuple):
+                object.__setattr__(self, name, tuple(v or ()))
+        for name in ("stop_token_ids", "bad_words_token_ids"):
+            v = getattr(self, name)
+            if not isinstance(v, tuple):
+                object.__setattr__(self, name, tuple(v or ()))
+        if self.allowed_token_ids is not None and not isinstance(self.allowed_token_ids, tuple):
+            object.__setattr__(self, "allowed_token_ids", tuple(self.allowed_token_ids))
+
+    def validate(self, vocab_size: int) -> None:
+        """Raise ParameterError for the first field outside its limits. NaN fails every range."""
+        _int_range("n", self.n, 1, MAX_N)
+        _float_range("temperature", self.temperature, 0.0, 100.0)
+        if type(self.top_k) is not int or self.top_k < -1:
+            raise ParameterError("top_k", self.top_k, "an integer, -1 or 0 (off) or at least 1")
+        if not (_is_number(self.top_p) and 0.0 <= self.top_p <= 1.0):
+            raise ParameterError("top_p", self.top_p, "a number from 0 (greedy) to 1 (off)")
+        _float_range("min_p", self.min_p, 0.0, 1.0)
+        if not (_is_number(self.repetition_penalty) and 0.0 < self.repetition_penalty <= 10.0):
+            raise ParameterError("repetition_penalty", self.repetition_penalty, "a number above 0 and at most 10")
+        _float_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _float_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        for token, bias in self.logit_bias.items():
+            _token_id("logit_bias", token, vocab_size)
+            if not (_is_number(bias) and -100.0 <= bias <= 100.0):
+                raise ParameterError("logit_bias", bias, "each bias is a number from -100 to 100")
+        if self.allowed_token_ids is not None:
+            if not self.allowed_token_ids:
+                raise ParameterError("allowed_token_ids", [], "at least one token id")
+            for token in self.allowed_token_ids:
+                _token_id("allowed_token_ids", token, vocab_size)
+        for token in self.stop_token_ids:
+            _token_id("stop_token_ids", token, vocab_size)
+        for name in ("stop", "bad_words"):
+            for text in getattr(self, name):
+                if not isinstance(text, str) or not text:
+                    raise ParameterError(name, text, "each entry is a non-empty string")
+        if self.seed is not None and (type(self.seed) is not int or not -(2**63) <= self.seed < 2**64):
+            raise ParameterError("seed", self.seed, "an integer of at most 64 bits")
+        _int_range("min_tokens", self.min_tokens, 0, 2**31)
+        if self.max_tokens is not None:
+            _int_range("max_tokens", self.max_tokens, 0, 2**31)
+            if self.min_tokens > self.max_tokens:
+                raise ParameterError("min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})")
+        for name in ("logprobs", "prompt_logprobs"):
+            k = getattr(self, name)
+            if k is not None:
+                _int_range(name, k, 0, MAX_LOGPROBS)
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0 or self.top_p == 0.0
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _float_range(name: str, value: object, low: float, high: float) -> None:
+    if not (_is_number(value) and low <= value <= high):  # type: ignore[operator]
+        raise ParameterError(name, value, f"a number from {low:g} to {high:g}")
+
+
+def _int_range(name: str, value: object, low: int, high: int) -> None:
+    if type(value) is not int or not low <= value <= high:
+        raise ParameterError(name, value, f"an integer from {low} to {high}")
+
+
+def _token_id(name: str, value: object, vocab_size: int) -> None:
+    if type(value) is not int or not 0 <= value < vocab_size:
+        raise ParameterError(name, value, f"token ids are integers from 0 to {vocab_size - 1}")
+
+
+@dataclass(slots=True)
+class Request:
+    """One user request after tokenisation.
+
+    ``seed`` is always set (drawn by the engine when the user gave none), so that a run can be replayed.
+    ``eos_token_ids`` end a sequence unless ``params.ignore_eos``. ``cache_salt`` separates prefix-cache entries.
+    ``arrival_s`` is on the engine's clock.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    seed: int
+    eos_token_ids: frozenset[int] = frozenset()
+    arrival_s: float = 0.0
+    priority: int = 0
+    cache_salt: str | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One continuation of a request.
+
+    ``token_ids`` are known tokens: prompt, then output. ``num_computed`` of them have their KV in the cache.
+    ``num_scheduled`` is what the plan in flight computes (0 between steps). ``block_table`` is owned by KVManager.
+    Until the prompt is computed a request with n > 1 has one sequence with ``num_choices`` = n, ``choice`` = 0;
+    then KVManager forks it. ``slot`` is the backend's sampling-state slot (-1: none).
+    """
+
+    seq_id: int
+    request: Request
+    choice: int = 0
+    num_choices: int = 1  # tokens the prompt's last row still has to yield
+    token_ids: list[int] = field(default_factory=list)
+    num_prompt_tokens: int = 0
+    num_computed: int = 0
+    num_scheduled: int = 0
+    num_cached: int = 0  # prompt tokens found in the prefix cache before the first output token
+    num_preemptions: int = 0
+    status: SequenceStatus = SequenceStatus.WAITING
+    finish_reason: FinishReason | None = None
+    block_table: array = field(default_factory=lambda: array("i"))
+    slot: int = -1
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def output_token_ids(self) -> Seq[int]:
+        return self.token_ids[self.num_prompt_tokens :]
+
+
+def derive_seed(seed: int, choice: int) -> int:
+    """The seed of choice ``choice`` of a request: derive(s, 0) = s; others by SplitMix64 (Steele et al., 2014) over (s, choice)."""
+    seed &= 0xFFFFFFFFFFFFFFFF
+    if choice == 0:
+        return seed
+    z = (seed + 0x9E3779B97F4A7C15 * choice) & 0xFFFFFFFFFFFFFFFF
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+    return z ^ (z >> 31)

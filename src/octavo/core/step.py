@@ -1,0 +1,131 @@
+"""The contract between scheduler and backend: StepPlan goes in, StepResult comes out, TokenEvents leave the scheduler.
+
+Plain data only: ints, floats, lists, ``array``. All that a backend sees and all that a cost model prices.
+A *step* is one forward pass over a mixed batch of slices; nothing here says "prefill" or "decode".
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+
+from octavo.core.request import FinishReason, SamplingParams
+
+
+@dataclass(slots=True)
+class BlockCopy:
+    """Copy one whole KV block (all layers) before the forward pass: copy-on-write."""
+
+    src_block: int
+    dst_block: int
+
+
+@dataclass(slots=True)
+class SlotOpen:
+    """Give a sequence a sampling-state slot, rebuilt from its tokens (penalty counts, bad-word tails)."""
+
+    slot: int
+    params: SamplingParams
+    seed: int  # derive_seed(request seed, choice): the key of this sequence's noise
+    prompt_token_ids: list[int]
+    output_token_ids: list[int]
+    eos_token_ids: frozenset[int] = frozenset()
+
+
+@dataclass(slots=True)
+class SequenceSlice:
+    """Consecutive known tokens of one sequence to compute in this step.
+
+    Rows are positions ``start .. start + num_tokens``; KV of positions below ``start`` is already in the blocks of
+    ``block_table`` (the sequence's own array, passed as it is; may be longer than needed).
+    ``num_samples`` tokens are drawn from the last row: 0 for a chunk that does not reach the last known token,
+    1 for one that does, n at a prompt's end of a request with n choices (choice i draws with its own slot/seed:
+    ``sample_slots[i]``). ``prompt_logprobs`` k: log-probabilities of the known next token after each row are wanted.
+    ``num_drafts`` of the tokens, the last ones, are drafts to verify.
+    """
+
+    seq_id: int
+    start: int
+    token_ids: list[int]  # [num_tokens]
+    block_table: array  # int32 block ids, position p lives in block_table[p // block_size]
+    num_samples: int = 0
+    sample_slots: list[int] = field(default_factory=list)  # [num_samples]
+    logprobs: int | None = None  # top-k wanted for sampled tokens (None: not asked)
+    prompt_logprobs: int | None = None
+    next_token_ids: list[int] = field(default_factory=list)  # with prompt_logprobs: the known token after each row ([num_tokens], or one less at the end)
+    mask: array | None = None  # packed bits (uint32, bit t%32 of word t//32 = token t allowed) for the sampled row
+    num_drafts: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """One step. Order of effect: close slots, open slots, fork slots, copy blocks, forward pass, sampling.
+
+    ``slot_forks`` are (source slot, new slot, seed of the new slot).
+    """
+
+    step_index: int
+    slices: list[SequenceSlice] = field(default_factory=list)
+    block_copies: list[BlockCopy] = field(default_factory=list)
+    slot_opens: list[SlotOpen] = field(default_factory=list)
+    slot_forks: list[tuple[int, int, int]] = field(default_factory=list)
+    slot_closes: list[int] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(s.token_ids) for s in self.slices)
+
+    @property
+    def empty(self) -> bool:
+        return not self.slices and not self.block_copies and not self.slot_closes and not self.slot_opens
+
+
+@dataclass(slots=True)
+class TokenLogprobs:
+    """Log-probabilities of raw logits at one position: the token's own, its rank (1 = best), and the k best (best first)."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    top_ids: list[int]
+    top_logprobs: list[float]
+
+
+@dataclass(slots=True)
+class SliceResult:
+    """For one slice: the drawn tokens (one per sample), their logprobs when asked, and prompt logprobs when asked."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
+
+
+@dataclass(slots=True)
+class StepResult:
+    """Results in the order of ``plan.slices``; ``seconds`` is what the step took on its device."""
+
+    step_index: int
+    slices: list[SliceResult]
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class TokenEvent:
+    """What one step gave one sequence. A finished sequence's last event has the reason; ``token_ids`` may be empty (abort).
+
+    ``prompt_logprobs`` come with the first event of a request that asked for them, one entry per prompt position after the first.
+    """
+
+    request_id: str
+    choice: int
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None  # the token id or string that ended it (None: EOS or length)
+    num_cached_tokens: int = 0
+    error: str | None = None

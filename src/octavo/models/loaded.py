@@ -1,0 +1,50 @@
+"""A model opened from disk: its program, its weights by canonical name, its tokenizer data. Opened, not computed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Mapping
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from octavo.models.chat_template import ChatTemplate
+    from octavo.models.program import Program
+    from octavo.models.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class WeightTensor:
+    """One tensor as it lies in the file.
+
+    ``dtype`` is GGML's name in lower case ("f32", "f16", "bf16", "q4_0", ... "q6_k"; also "f64", "i64" from safetensors).
+    ``shape`` is row-major, slowest first ([out_features, in_features]). ``data`` is a read-only view of the mmap
+    (uint8, exactly the tensor's bytes), kept alive by the view. ``add`` is added after widening (Gemma's 1 + w in safetensors).
+    """
+
+    name: str  # the file's own name, for messages
+    dtype: str
+    shape: tuple[int, ...]
+    data: "memoryview"
+    add: float = 0.0
+
+    def float32(self) -> "np.ndarray":
+        """The tensor widened exactly to float32, [shape]."""
+        from octavo.models.weights import widen
+
+        return widen(self)
+
+
+@dataclass(slots=True)
+class LoadedModel:
+    name: str
+    path: str
+    fingerprint: str  # of the file's content: size, header hash
+    program: "Program"
+    weights: Mapping[str, WeightTensor]  # canonical names; exactly program.weights
+    tokenizer: "Tokenizer"
+    chat_template: "ChatTemplate | None"
+    eos_token_ids: frozenset[int]
+    bos_token_id: int | None
+    num_params: int
+    weight_bytes: int
