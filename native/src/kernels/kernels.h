@@ -1,0 +1,95 @@
+// What the program runner may call. One Kernels table per ISA level; kernels know shapes and formats, never the model.
+//
+// Exactness: every output element has one fixed order of operations that depends on its own inputs alone, not on how many
+// rows are computed together, which thread computes them, or where a range starts.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace octavo {
+
+// ---- activations -------------------------------------------------------------------------------------------------
+// Rows quantised per token and group of 32 values: x[t][k] ~ scale[t][k / 32] * q[t][k], q in -127..127.
+// sum16 holds the exact integer sums of q over each half group, for weights with a zero point or a minimum.
+struct QuantRows {
+  int8_t* q;        // [rows][k]
+  float* scale;     // [rows][k / 32]
+  int16_t* sum16;   // [rows][k / 16]
+};
+
+// ---- weights -----------------------------------------------------------------------------------------------------
+enum class PackedFormat : int32_t {
+  kF32 = 0,   // float32 activations and weights
+  kBF16 = 1,  // weights bfloat16, activations float32
+  kF16 = 2,   // weights float16, activations float32
+  kQ4 = 3, kQ5 = 4, kQ6 = 5, kQ8 = 6,  // packed codes, activations QuantRows; details in packing.h
+};
+
+struct PackedMatrix;  // packing.h: n (out_features) x k (in_features), rows interleaved by 16
+
+// ---- KV storage ----------------------------------------------------------------------------------------------------
+enum class KVType : int32_t { kF16 = 0, kBF16 = 1, kF32 = 2 };
+
+// One layer's pages. Inside a block: [kv_head][tile of 16 tokens] { K: [head_dim][16], V: [16][head_dim] }.
+struct KVLayerView {
+  uint8_t* base;            // block b starts at base + b * block_bytes
+  size_t block_bytes;
+  int kv_heads, head_dim, block_size;
+  KVType type;
+};
+
+struct AttentionParams {
+  int heads, kv_heads, head_dim;
+  float scale, softcap;  // softcap 0: off
+  int window;            // 0: off; position p sees p - window + 1 .. p
+};
+
+// One sequence of the step: rows are its new positions start .. start + rows - 1, KV of all of them already stored.
+struct AttentionSequence {
+  const float* q;        // [rows][q_stride], heads * head_dim used
+  float* out;            // [rows][out_stride]
+  int q_stride, out_stride;
+  int start, rows;
+  const int32_t* block_table;
+};
+
+struct Kernels {
+  const char* name;  // "portable", "avx2", "avx512"
+
+  // rmsnorm: out[i] = x[i] / sqrt(mean(x^2) + eps) * w[i] for one row (out may be x).
+  void (*rmsnorm)(const float* x, const float* w, float eps, int dim, float* out);
+  // Quantise one row of k values (k % 32 == 0) into row `row` of out.
+  void (*quantize)(const float* x, int k, QuantRows out, int row);
+  // out[i] = act(gate[i]) * up[i]; activation 0: silu, 1: gelu (tanh form).
+  void (*gated_act)(const float* gate, const float* up, int dim, int activation, float* out);
+  void (*add)(const float* a, const float* b, int dim, float* out);
+  void (*softcap)(const float* x, int dim, float cap, float* out);
+  // Rotate heads in place; cos_sin: [rotary_dim / 2][2] for this position.
+  void (*rope)(float* x, int heads, int head_dim, int rotary_dim, bool interleaved, const float* cos_sin);
+  // Store one token's k and v ([kv_heads * head_dim] each) at slot `offset` of block `block`.
+  void (*store_kv)(const KVLayerView& kv, int block, int offset, const float* k, const float* v);
+
+  // out[t][n] for rows t in 0..rows-1 and the 16-row blocks [block_begin, block_end) of the matrix.
+  // x: float rows [rows][k] for float formats, qx for quantised ones. bias may be null. accumulate: out += result.
+  void (*matmul)(const PackedMatrix& w, const float* x, const QuantRows& qx, int rows, int block_begin, int block_end,
+                 const float* bias, bool accumulate, float* out, int out_stride);
+
+  // Attention of kv_head's query heads for rows [row_begin, row_end) of one sequence, over positions of the fixed splits
+  // [split_begin, split_end). With partial == nullptr the splits must be all of them and `out` is written; otherwise each
+  // split's (m, l, acc) state is stored for attention_merge. One tile arithmetic for all (attention.h).
+  void (*attention)(const KVLayerView& kv, const AttentionParams& p, const AttentionSequence& s, int kv_head, int row_begin, int row_end,
+                    int split_begin, int split_end, float* partial, void* scratch);
+  // Merge the stored states of splits 0..splits-1 in order and write out (same arithmetic as the one-pass form).
+  void (*attention_merge)(const AttentionParams& p, const AttentionSequence& s, int kv_head, int row, int splits, const float* partial);
+  size_t (*attention_scratch_bytes)(const AttentionParams& p);
+  size_t (*attention_partial_floats)(const AttentionParams& p);  // per (row, kv_head, split)
+};
+
+constexpr int kSplitTokens = 256;  // fixed split points of attention, by position
+
+const Kernels* kernels_portable();
+const Kernels* kernels_avx2();    // null when not compiled in
+const Kernels* kernels_avx512();
+
+}  // namespace octavo

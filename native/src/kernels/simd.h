@@ -1,0 +1,186 @@
+// Sixteen-lane vectors over the ISA of the unit that includes this file.
+//
+// Kernels are written once against F32x16 / I32x16 / U8x64 and compiled once per ISA level into namespace OCTAVO_ISA_NS
+// (portable, avx2, avx512). Everything here is in that namespace, so no linker can merge the copies of two units:
+// an AVX-512 body must never be the one a plain machine runs. Lanes mean the same on every level; only FMA contraction
+// differs (portable rounds twice), so results are exact within one level.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#if defined(OCTAVO_AVX512) || defined(OCTAVO_AVX2)
+#include <immintrin.h>
+#endif
+
+#define OCTAVO_INLINE inline __attribute__((always_inline))
+
+namespace octavo {
+namespace OCTAVO_ISA_NS {
+
+#if defined(OCTAVO_AVX512)
+
+struct F32x16 { __m512 v; };
+struct I32x16 { __m512i v; };
+struct U8x64 { __m512i v; };  // 16 lanes of 4 consecutive k values
+
+OCTAVO_INLINE F32x16 f32_zero() { return {_mm512_setzero_ps()}; }
+OCTAVO_INLINE F32x16 f32_set(float x) { return {_mm512_set1_ps(x)}; }
+OCTAVO_INLINE F32x16 f32_load(const float* p) { return {_mm512_loadu_ps(p)}; }
+OCTAVO_INLINE void f32_store(float* p, F32x16 a) { _mm512_storeu_ps(p, a.v); }
+OCTAVO_INLINE F32x16 f32_load_n(const float* p, int n) { return {_mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p)}; }
+OCTAVO_INLINE void f32_store_n(float* p, F32x16 a, int n) { _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), a.v); }
+OCTAVO_INLINE F32x16 f32_load_f16(const uint16_t* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))}; }
+OCTAVO_INLINE void f32_store_f16(uint16_t* p, F32x16 a) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)); }
+OCTAVO_INLINE F32x16 f32_load_bf16(const uint16_t* p) { return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16))}; }
+OCTAVO_INLINE F32x16 operator+(F32x16 a, F32x16 b) { return {_mm512_add_ps(a.v, b.v)}; }
+OCTAVO_INLINE F32x16 operator-(F32x16 a, F32x16 b) { return {_mm512_sub_ps(a.v, b.v)}; }
+OCTAVO_INLINE F32x16 operator*(F32x16 a, F32x16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
+OCTAVO_INLINE F32x16 operator/(F32x16 a, F32x16 b) { return {_mm512_div_ps(a.v, b.v)}; }
+OCTAVO_INLINE F32x16 f32_fma(F32x16 a, F32x16 b, F32x16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }  // a * b + c
+OCTAVO_INLINE F32x16 f32_max(F32x16 a, F32x16 b) { return {_mm512_max_ps(a.v, b.v)}; }
+OCTAVO_INLINE F32x16 f32_min(F32x16 a, F32x16 b) { return {_mm512_min_ps(a.v, b.v)}; }
+OCTAVO_INLINE F32x16 f32_round(F32x16 a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
+// Lanes below n from a, the rest from b; n in 0..16.
+OCTAVO_INLINE F32x16 f32_first(int n, F32x16 a, F32x16 b) { return {_mm512_mask_blend_ps((__mmask16)((1u << n) - 1), b.v, a.v)}; }
+// 2^k for integral lanes of k in -126..127.
+OCTAVO_INLINE F32x16 f32_exp2i(F32x16 k) { return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(k.v), _mm512_set1_epi32(127)), 23))}; }
+OCTAVO_INLINE F32x16 f32_from_i32(I32x16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
+OCTAVO_INLINE I32x16 i32_from_f32(F32x16 a) { return {_mm512_cvtps_epi32(a.v)}; }
+OCTAVO_INLINE I32x16 i32_set(int32_t x) { return {_mm512_set1_epi32(x)}; }
+OCTAVO_INLINE I32x16 i32_zero() { return {_mm512_setzero_si512()}; }
+
+#elif defined(OCTAVO_AVX2)
+
+struct F32x16 { __m256 a, b; };
+struct I32x16 { __m256i a, b; };
+struct U8x64 { __m256i a, b; };
+
+OCTAVO_INLINE F32x16 f32_zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+OCTAVO_INLINE F32x16 f32_set(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+OCTAVO_INLINE F32x16 f32_load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+OCTAVO_INLINE void f32_store(float* p, F32x16 x) { _mm256_storeu_ps(p, x.a); _mm256_storeu_ps(p + 8, x.b); }
+OCTAVO_INLINE F32x16 f32_load_n(const float* p, int n) { float t[16] = {0}; std::memcpy(t, p, sizeof(float) * (size_t)n); return f32_load(t); }
+OCTAVO_INLINE void f32_store_n(float* p, F32x16 x, int n) { float t[16]; f32_store(t, x); std::memcpy(p, t, sizeof(float) * (size_t)n); }
+OCTAVO_INLINE F32x16 f32_load_f16(const uint16_t* p) { return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))}; }
+OCTAVO_INLINE void f32_store_f16(uint16_t* p, F32x16 x) { _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(x.a, _MM_FROUND_TO_NEAREST_INT)); _mm_storeu_si128((__m128i*)(p + 8), _mm256_cvtps_ph(x.b, _MM_FROUND_TO_NEAREST_INT)); }
+OCTAVO_INLINE F32x16 f32_load_bf16(const uint16_t* p) {
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16)),
+          _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)(p + 8))), 16))};
+}
+OCTAVO_INLINE F32x16 operator+(F32x16 x, F32x16 y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
+OCTAVO_INLINE F32x16 operator-(F32x16 x, F32x16 y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
+OCTAVO_INLINE F32x16 operator*(F32x16 x, F32x16 y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
+OCTAVO_INLINE F32x16 operator/(F32x16 x, F32x16 y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
+OCTAVO_INLINE F32x16 f32_fma(F32x16 x, F32x16 y, F32x16 z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
+OCTAVO_INLINE F32x16 f32_max(F32x16 x, F32x16 y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+OCTAVO_INLINE F32x16 f32_min(F32x16 x, F32x16 y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
+OCTAVO_INLINE F32x16 f32_round(F32x16 x) { return {_mm256_round_ps(x.a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), _mm256_round_ps(x.b, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
+OCTAVO_INLINE F32x16 f32_first(int n, F32x16 x, F32x16 y) {
+  const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), count = _mm256_set1_epi32(n);
+  const __m256 lo = _mm256_castsi256_ps(_mm256_cmpgt_epi32(count, lane)), hi = _mm256_castsi256_ps(_mm256_cmpgt_epi32(count, _mm256_add_epi32(lane, _mm256_set1_epi32(8))));
+  return {_mm256_blendv_ps(y.a, x.a, lo), _mm256_blendv_ps(y.b, x.b, hi)};
+}
+OCTAVO_INLINE F32x16 f32_exp2i(F32x16 k) {
+  const __m256i bias = _mm256_set1_epi32(127);
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(k.a), bias), 23)), _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(k.b), bias), 23))};
+}
+OCTAVO_INLINE F32x16 f32_from_i32(I32x16 x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
+OCTAVO_INLINE I32x16 i32_from_f32(F32x16 x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
+OCTAVO_INLINE I32x16 i32_set(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+OCTAVO_INLINE I32x16 i32_zero() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+
+#else  // portable C++: loops of 16 that a compiler may or may not vectorise
+
+struct F32x16 { float v[16]; };
+struct I32x16 { int32_t v[16]; };
+struct U8x64 { uint8_t v[64]; };
+
+// Scalar conversions of half formats, exact and round-to-nearest-even.
+OCTAVO_INLINE float f16_to_f32(uint16_t h) {
+  const uint32_t sign = (uint32_t)(h & 0x8000u) << 16, magnitude = h & 0x7fffu;
+  uint32_t bits;
+  if (magnitude >= 0x7c00u) bits = 0x7f800000u | ((magnitude & 0x3ffu) << 13);
+  else if (magnitude >= 0x400u) bits = (magnitude << 13) + 0x38000000u;
+  else { float f = (float)magnitude * 5.9604644775390625e-8f; std::memcpy(&bits, &f, 4); }
+  bits |= sign;
+  float out; std::memcpy(&out, &bits, 4); return out;
+}
+OCTAVO_INLINE uint16_t f32_to_f16(float x) {
+  uint32_t bits; std::memcpy(&bits, &x, 4);
+  const uint32_t sign = (bits >> 16) & 0x8000u; bits &= 0x7fffffffu;
+  if (bits >= 0x7f800000u) return (uint16_t)(sign | 0x7c00u | (bits > 0x7f800000u ? 0x200u | ((bits >> 13) & 0x3ffu) : 0));
+  if (bits >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u);
+  if (bits < 0x38800000u) {  // subnormal half: let float addition round
+    float f; std::memcpy(&f, &bits, 4); f += 0.5f;
+    uint32_t r; std::memcpy(&r, &f, 4); return (uint16_t)(sign | (r - 0x3f000000u));
+  }
+  const uint32_t odd = (bits >> 13) & 1u;
+  return (uint16_t)(sign | ((bits - 0x38000000u + 0xfffu + odd) >> 13));
+}
+
+#define OCTAVO_EACH for (int i = 0; i < 16; ++i)
+OCTAVO_INLINE F32x16 f32_zero() { F32x16 r; OCTAVO_EACH r.v[i] = 0.0f; return r; }
+OCTAVO_INLINE F32x16 f32_set(float x) { F32x16 r; OCTAVO_EACH r.v[i] = x; return r; }
+OCTAVO_INLINE F32x16 f32_load(const float* p) { F32x16 r; std::memcpy(r.v, p, 64); return r; }
+OCTAVO_INLINE void f32_store(float* p, const F32x16& a) { std::memcpy(p, a.v, 64); }
+OCTAVO_INLINE F32x16 f32_load_n(const float* p, int n) { F32x16 r = f32_zero(); std::memcpy(r.v, p, sizeof(float) * (size_t)n); return r; }
+OCTAVO_INLINE void f32_store_n(float* p, const F32x16& a, int n) { std::memcpy(p, a.v, sizeof(float) * (size_t)n); }
+OCTAVO_INLINE F32x16 f32_load_f16(const uint16_t* p) { F32x16 r; OCTAVO_EACH r.v[i] = f16_to_f32(p[i]); return r; }
+OCTAVO_INLINE void f32_store_f16(uint16_t* p, const F32x16& a) { OCTAVO_EACH p[i] = f32_to_f16(a.v[i]); }
+OCTAVO_INLINE F32x16 f32_load_bf16(const uint16_t* p) { F32x16 r; OCTAVO_EACH { uint32_t b = (uint32_t)p[i] << 16; std::memcpy(&r.v[i], &b, 4); } return r; }
+OCTAVO_INLINE F32x16 operator+(const F32x16& a, const F32x16& b) { F32x16 r; OCTAVO_EACH r.v[i] = a.v[i] + b.v[i]; return r; }
+OCTAVO_INLINE F32x16 operator-(const F32x16& a, const F32x16& b) { F32x16 r; OCTAVO_EACH r.v[i] = a.v[i] - b.v[i]; return r; }
+OCTAVO_INLINE F32x16 operator*(const F32x16& a, const F32x16& b) { F32x16 r; OCTAVO_EACH r.v[i] = a.v[i] * b.v[i]; return r; }
+OCTAVO_INLINE F32x16 operator/(const F32x16& a, const F32x16& b) { F32x16 r; OCTAVO_EACH r.v[i] = a.v[i] / b.v[i]; return r; }
+OCTAVO_INLINE F32x16 f32_fma(const F32x16& a, const F32x16& b, const F32x16& c) { F32x16 r; OCTAVO_EACH { const float t = a.v[i] * b.v[i]; r.v[i] = t + c.v[i]; } return r; }
+OCTAVO_INLINE F32x16 f32_max(const F32x16& a, const F32x16& b) { F32x16 r; OCTAVO_EACH r.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i]; return r; }
+OCTAVO_INLINE F32x16 f32_min(const F32x16& a, const F32x16& b) { F32x16 r; OCTAVO_EACH r.v[i] = a.v[i] < b.v[i] ? a.v[i] : b.v[i]; return r; }
+OCTAVO_INLINE F32x16 f32_round(const F32x16& a) { F32x16 r; OCTAVO_EACH r.v[i] = std::nearbyint(a.v[i]); return r; }
+OCTAVO_INLINE F32x16 f32_first(int n, const F32x16& a, const F32x16& b) { F32x16 r; OCTAVO_EACH r.v[i] = i < n ? a.v[i] : b.v[i]; return r; }
+OCTAVO_INLINE F32x16 f32_exp2i(const F32x16& k) { F32x16 r; OCTAVO_EACH { uint32_t b = (uint32_t)((int32_t)k.v[i] + 127) << 23; std::memcpy(&r.v[i], &b, 4); } return r; }
+OCTAVO_INLINE F32x16 f32_from_i32(const I32x16& a) { F32x16 r; OCTAVO_EACH r.v[i] = (float)a.v[i]; return r; }
+OCTAVO_INLINE I32x16 i32_from_f32(const F32x16& a) { I32x16 r; OCTAVO_EACH r.v[i] = (int32_t)std::nearbyint(a.v[i]); return r; }
+OCTAVO_INLINE I32x16 i32_set(int32_t x) { I32x16 r; OCTAVO_EACH r.v[i] = x; return r; }
+OCTAVO_INLINE I32x16 i32_zero() { return i32_set(0); }
+
+#endif
+
+// Horizontal reductions in one fixed order on every level: lanes i and i+8, then 4, 2, 1.
+OCTAVO_INLINE float f32_sum(F32x16 a) {
+  float t[16]; f32_store(t, a);
+  for (int w = 8; w >= 1; w /= 2) for (int i = 0; i < w; ++i) t[i] += t[i + w];
+  return t[0];
+}
+OCTAVO_INLINE float f32_max_lane(F32x16 a) {
+  float t[16]; f32_store(t, a);
+  for (int w = 8; w >= 1; w /= 2) for (int i = 0; i < w; ++i) t[i] = t[i] > t[i + w] ? t[i] : t[i + w];
+  return t[0];
+}
+
+// exp(x): Cody-Waite reduction and a degree-6 polynomial (Cephes expf, S. Moshier), about 1 ulp; 0 below -87.
+OCTAVO_INLINE F32x16 f32_exp(F32x16 x) {
+  const F32x16 lo = f32_set(-87.33654f), hi = f32_set(88.02f);
+  const F32x16 c = f32_min(f32_max(x, lo), hi);
+  const F32x16 k = f32_round(c * f32_set(1.44269504088896341f));
+  F32x16 r = f32_fma(k, f32_set(-0.693359375f), c);
+  r = f32_fma(k, f32_set(2.12194440e-4f), r);
+  F32x16 p = f32_set(1.9875691500e-4f);
+  p = f32_fma(p, r, f32_set(1.3981999507e-3f));
+  p = f32_fma(p, r, f32_set(8.3334519073e-3f));
+  p = f32_fma(p, r, f32_set(4.1665795894e-2f));
+  p = f32_fma(p, r, f32_set(1.6666665459e-1f));
+  p = f32_fma(p, r, f32_set(5.0000001201e-1f));
+  p = f32_fma(p, r * r, r + f32_set(1.0f));
+  return p * f32_exp2i(k);
+}
+
+// tanh(x) = 1 - 2 / (exp(2x) + 1); exp saturates well before float does, so the ends are exactly +-1.
+OCTAVO_INLINE F32x16 f32_tanh(F32x16 x) {
+  const F32x16 one = f32_set(1.0f), e = f32_exp(f32_min(f32_max(x, f32_set(-20.0f)), f32_set(20.0f)) * f32_set(2.0f));
+  return one - f32_set(2.0f) / (e + one);
+}
+
+}  // namespace OCTAVO_ISA_NS
+}  // namespace octavo
