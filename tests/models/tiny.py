@@ -7,9 +7,11 @@ then the 256 bytes, then merges learnt from ``CORPUS``, then unused fillers up t
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Mapping
+from typing import Any
 
 import gguf
 import numpy as np
@@ -61,7 +63,7 @@ def bpe_vocabulary(vocab: int) -> tuple[list[str], list[int], list[str]]:
     tokens = [*CONTROL_TOKENS, *alphabet]
     merges: list[str] = []
     while len(tokens) < vocab:
-        pairs = Counter(pair for word in words for pair in zip(word, word[1:]))
+        pairs = Counter(pair for word in words for pair in itertools.pairwise(word))
         if not pairs:
             break
         left, right = min(pairs, key=lambda pair: (-pairs[pair], pair))
