@@ -1,0 +1,392 @@
+"""Reads GGUF files, versions 2 and 3, by mmap: metadata and tensors, split models included. Computes nothing and imports no numpy.
+
+The file is untrusted. Every offset, count and length is compared with the bytes that are there before it is used, in Python's
+unbounded integers, so nothing can wrap around, and no allocation follows a number from the file. Array values are checked for size when the
+file is opened and parsed only when they are asked for. Format: ggml's docs/gguf.md; where it is silent, the rules of ggml's gguf.cpp
+(tensors lie in order without gaps, at most four dimensions, no arrays of arrays).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from octavo.models.loaded import WeightTensor
+from octavo.models.model_file import BLOCK_SIZES, ModelFileError, map_file, shown
+
+Scalar = int | float | bool | str
+Value = Scalar | tuple[Scalar, ...]
+
+# Names of ggml_type by number, from 0; those without an entry in BLOCK_SIZES are known by name only.
+_TYPE_NAMES = """
+f32 f16 q4_0 q4_1 q4_2 q4_3 q5_0 q5_1 q8_0 q8_1 q2_k q3_k q4_k q5_k q6_k q8_k iq2_xxs iq2_xs iq3_xxs iq1_s iq4_nl iq3_s iq2_s iq4_xs
+i8 i16 i32 i64 f64 iq1_m bf16 q4_0_4_4 q4_0_4_8 q4_0_8_8 tq1_0 tq2_0 iq4_nl_4_4 iq4_nl_4_8 iq4_nl_8_8 mxfp4 nvfp4 q1_0
+"""
+GGML_TYPES: dict[int, str] = dict(enumerate(_TYPE_NAMES.split()))
+_SCALAR_FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_UINT32, _BOOL, _STRING, _ARRAY = 4, 7, 8, 9
+_HEADER_BYTES = 24  # magic, version, number of tensors, number of metadata pairs
+_MIN_PAIR_BYTES = 8 + 1 + 4 + 1  # key length, key, value type, value
+_MIN_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8  # name length, name, number of dimensions, one dimension, type, offset
+_MAX_NAME_BYTES = 65535  # of a key or a tensor name
+_MAX_DIMS = 4
+_DEFAULT_ALIGNMENT, _MAX_ALIGNMENT = 32, 1 << 16
+_SPLIT_NAME = re.compile(r"(?P<prefix>.+)-(?P<no>\d{5})-of-(?P<count>\d{5})\.gguf")
+
+
+class GGUFError(ModelFileError):
+    """The file is not a GGUF file that can be read in full; the message names the file, the field, the value and the limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class _ArraySpan:
+    """Where an array that has not been parsed lies: ``count`` values of ``kind``, the first at ``start``, none past ``end``."""
+
+    kind: int
+    count: int
+    start: int
+    end: int
+
+
+class Metadata(Mapping[str, Value]):
+    """Key -> value; arrays are tuples, parsed when first asked for and then kept. Strings are text, checked as UTF-8."""
+
+    def __init__(self, reader: _Reader, values: dict[str, Scalar | _ArraySpan]) -> None:
+        self._reader = reader
+        self._spans = values
+        self._parsed: dict[str, tuple[Scalar, ...]] = {}
+
+    def __getitem__(self, key: str) -> Value:
+        value = self._spans[key]
+        if not isinstance(value, _ArraySpan):
+            return value
+        if key not in self._parsed:
+            self._parsed[key] = self._reader.array(value, key)
+        return self._parsed[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._spans)
+
+    def __len__(self) -> int:
+        return len(self._spans)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._spans
+
+    def array_length(self, key: str) -> int | None:
+        """Number of values of an array, which is not parsed for that; None when the key is absent or no array."""
+        value = self._spans.get(key)
+        return value.count if isinstance(value, _ArraySpan) else None
+
+
+class _Reader:
+    """A position that moves through the bytes of one file and never past their end."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.data = map_file(path, _HEADER_BYTES, GGUFError)
+        self.size = len(self.data)
+        self.pos = 0
+
+    def fail(self, message: str) -> GGUFError:
+        return GGUFError(f"{self.path}: {message}")
+
+    def need(self, num_bytes: int, field: str) -> None:
+        if num_bytes > self.size - self.pos:
+            raise self.fail(f"{field} takes {num_bytes} bytes at offset {self.pos}, but only {self.size - self.pos} are left in the file")
+
+    def number(self, fmt: str, field: str) -> int:
+        """One little-endian number of struct format ``fmt``."""
+        self.need(struct.calcsize(fmt), field)
+        (value,) = struct.unpack_from("<" + fmt, self.data, self.pos)
+        self.pos += struct.calcsize(fmt)
+        return value
+
+    def count(self, fmt: str, min_bytes_each: int, field: str) -> int:
+        """A count of things that take at least ``min_bytes_each`` in the rest of the file."""
+        count = self.number(fmt, field)
+        left = self.size - self.pos
+        if count > left // min_bytes_each:
+            raise self.fail(f"{field} is {count}, but the {left} bytes left in the file hold at most {left // min_bytes_each}")
+        return count
+
+    def string(self, field: str) -> str:
+        length = self.count("Q", 1, f"length of {field}")
+        self.pos += length
+        return self.text(self.pos - length, self.pos, field)
+
+    def name(self, field: str) -> str:
+        """A key or tensor name: 1 to 65535 bytes."""
+        start = self.pos + 8
+        name = self.string(field)
+        if not 1 <= self.pos - start <= _MAX_NAME_BYTES:
+            raise self.fail(f"length of {field} is {self.pos - start}; from 1 to {_MAX_NAME_BYTES} bytes are allowed")
+        return name
+
+    def text(self, start: int, end: int, field: str) -> str:
+        try:
+            return str(self.data[start:end], "utf-8")
+        except UnicodeDecodeError as exc:
+            raise self.fail(f"{field} at offset {start} is not valid UTF-8: {exc.reason}") from None
+
+    def value(self, key: str) -> Scalar | _ArraySpan:
+        """The value of metadata ``key``; an array is measured and left where it is."""
+        kind = self.number("I", f"type of {shown(key)}")
+        if kind == _STRING:
+            return self.string(f"value of {shown(key)}")
+        if kind == _ARRAY:
+            return self.span(key)
+        if kind == _BOOL:
+            return self.boolean(self.number("B", f"value of {shown(key)}"), key)
+        if kind not in _SCALAR_FORMATS:
+            raise self.fail(f"type of {shown(key)} is {kind}; GGUF knows value types 0 to 12")
+        return self.number(_SCALAR_FORMATS[kind], f"value of {shown(key)}")
+
+    def boolean(self, value: int, key: str) -> bool:
+        if value > 1:
+            raise self.fail(f"value of {shown(key)} is {value}; a boolean is 0 or 1")
+        return bool(value)
+
+    def span(self, key: str) -> _ArraySpan:
+        kind = self.number("I", f"element type of array {shown(key)}")
+        if kind == _ARRAY:
+            raise self.fail(f"{shown(key)} is an array of arrays; only arrays of numbers or strings can be read")
+        if kind != _STRING and kind not in _SCALAR_FORMATS:
+            raise self.fail(f"element type of array {shown(key)} is {kind}; GGUF knows value types 0 to 12")
+        each = 8 if kind == _STRING else struct.calcsize(_SCALAR_FORMATS[kind])
+        count = self.count("Q", each, f"length of array {shown(key)}")
+        start = self.pos
+        self.pos = self.end_of_strings(count, key) if kind == _STRING else start + count * each
+        return _ArraySpan(kind, count, start, self.pos)
+
+    def end_of_strings(self, count: int, key: str) -> int:
+        """Where the array of ``count`` strings at the position ends. Lengths stand between the strings, so each must be visited."""
+        unpack, data, pos, last = struct.Struct("<Q").unpack_from, self.data, self.pos, self.size - 8
+        for index in range(count):
+            if pos > last:
+                raise self.fail(f"{shown(key)} has {count} strings, but the file ends in number {index}, at offset {pos}")
+            pos += 8 + unpack(data, pos)[0]
+        if pos > self.size:
+            raise self.fail(f"{shown(key)}: its last string ends at offset {pos}, past the file's {self.size} bytes")
+        return pos
+
+    def array(self, span: _ArraySpan, key: str) -> tuple[Scalar, ...]:
+        """All values of a span that ``span`` has measured."""
+        if span.kind == _STRING:
+            return tuple(self.strings(span, key))
+        if span.kind == _BOOL:
+            return tuple(self.boolean(byte, key) for byte in self.data[span.start : span.end])
+        return struct.unpack_from(f"<{span.count}{_SCALAR_FORMATS[span.kind]}", self.data, span.start)
+
+    def strings(self, span: _ArraySpan, key: str) -> list[str]:
+        """All strings of a span: cut out of one copy of it, which is several times faster than out of a view."""
+        unpack, data, pos = struct.Struct("<Q").unpack_from, bytes(self.data[span.start : span.end]), 0
+        out: list[str] = []
+        append = out.append
+        try:
+            for _ in range(span.count):
+                start = pos + 8
+                pos = start + unpack(data, pos)[0]
+                append(data[start:pos].decode())
+        except UnicodeDecodeError as exc:
+            raise self.fail(f"string {len(out)} of {shown(key)} is not valid UTF-8: {exc.reason}") from None
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class GGUFFile:
+    """One model: metadata, and tensors by the file's names in file order.
+
+    ``paths`` are the parts it was read from, ``headers`` the bytes of each before its tensors.
+    """
+
+    path: Path
+    metadata: Metadata
+    tensors: Mapping[str, WeightTensor]
+    paths: tuple[Path, ...]
+    headers: tuple[memoryview, ...]
+    version: int
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> GGUFFile:
+        """Open a file, or the first part of a split model together with all others. Raises GGUFError.
+
+        Tensor data stays in the file; views of it keep the file mapped.
+        """
+        first = _open_part(Path(path))
+        count = _split_number(first, "split.count", 1)
+        return first if count == 1 else _join_parts(first, count)
+
+
+def _open_part(path: Path) -> GGUFFile:
+    reader = _Reader(path)
+    version = _check_version(reader)
+    num_tensors = reader.count("Q", _MIN_TENSOR_BYTES, "number of tensors")
+    num_pairs = reader.count("Q", _MIN_PAIR_BYTES, "number of metadata pairs")
+    metadata = Metadata(reader, _read_pairs(reader, num_pairs))
+    tensors = _read_tensors(reader, num_tensors, _alignment(reader, metadata))
+    return GGUFFile(path, metadata, tensors, (path,), (reader.data[: reader.pos],), version)
+
+
+def _check_version(reader: _Reader) -> int:
+    magic = bytes(reader.data[:4])
+    if magic != b"GGUF":
+        raise reader.fail(f"starts with {magic!r}; a GGUF file starts with b'GGUF'")
+    reader.pos = 4
+    version = reader.number("I", "version")
+    if version and version & 0xFFFF == 0:
+        raise reader.fail(f"version is {version:#x}: a big-endian file; only little-endian files can be read")
+    if version not in (2, 3):
+        raise reader.fail(f"version is {version}; versions 2 and 3 can be read")
+    return version
+
+
+def _read_pairs(reader: _Reader, num_pairs: int) -> dict[str, Scalar | _ArraySpan]:
+    pairs: dict[str, Scalar | _ArraySpan] = {}
+    for index in range(num_pairs):
+        key = reader.name(f"metadata key {index}")
+        if key in pairs:
+            raise reader.fail(f"metadata key {shown(key)} occurs twice")
+        pairs[key] = reader.value(key)
+    return pairs
+
+
+def _alignment(reader: _Reader, metadata: Metadata) -> int:
+    value = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+    if type(value) is not int or not 8 <= value <= _MAX_ALIGNMENT or value & (value - 1):
+        raise reader.fail(f"general.alignment is {value!r}; a power of two from 8 to {_MAX_ALIGNMENT} bytes is allowed")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class _TensorInfo:
+    """What the file says of one tensor; ``offset`` counts from the start of the data section."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    num_bytes: int
+    offset: int
+
+
+def _read_tensors(reader: _Reader, num_tensors: int, alignment: int) -> dict[str, WeightTensor]:
+    infos: dict[str, _TensorInfo] = {}
+    for index in range(num_tensors):
+        info = _read_tensor_info(reader, index)
+        if info.name in infos:
+            raise reader.fail(f"tensor name {shown(info.name)} occurs twice")
+        infos[info.name] = info
+    start = _aligned(reader.pos, alignment)
+    tensors: dict[str, WeightTensor] = {}
+    expected = 0
+    for info in infos.values():
+        if info.offset != expected:
+            raise reader.fail(_misplaced(info, expected, alignment))
+        end = start + info.offset + info.num_bytes
+        if end > reader.size:
+            what = f"tensor {shown(info.name)} of {info.num_bytes} bytes"
+            raise reader.fail(f"{what} ends at offset {end}, past the file's {reader.size} bytes")
+        tensors[info.name] = WeightTensor(info.name, info.dtype, info.shape, reader.data[end - info.num_bytes : end])
+        expected = _aligned(info.offset + info.num_bytes, alignment)
+    return tensors
+
+
+def _misplaced(info: _TensorInfo, expected: int, alignment: int) -> str:
+    """Why the offset of a tensor is refused: as in ggml, each must begin where the one before it ends, aligned."""
+    if info.offset % alignment:
+        why = f"not a multiple of the alignment {alignment}"
+    elif info.offset < expected:
+        why = "which overlaps the tensor before it"
+    else:
+        why = "which leaves a gap after the tensor before it"
+    return f"offset of tensor {shown(info.name)} is {info.offset}, {why}; expected {expected}"
+
+
+def _aligned(offset: int, alignment: int) -> int:
+    return -(-offset // alignment) * alignment
+
+
+def _read_tensor_info(reader: _Reader, index: int) -> _TensorInfo:
+    name = reader.name(f"name of tensor {index}")
+    what = f"tensor {shown(name)}"
+    num_dims = reader.number("I", f"number of dimensions of {what}")
+    if not 1 <= num_dims <= _MAX_DIMS:
+        raise reader.fail(f"number of dimensions of {what} is {num_dims}; from 1 to {_MAX_DIMS} are allowed")
+    dims = [reader.number("Q", f"dimension {i} of {what}") for i in range(num_dims)]
+    number = reader.number("I", f"type of {what}")
+    dtype = GGML_TYPES.get(number, "unknown")
+    if dtype not in BLOCK_SIZES:
+        known = ", ".join(known.upper() for known in GGML_TYPES.values() if known in BLOCK_SIZES)
+        raise reader.fail(f"type of {what} is {number} ({dtype.upper()}), which cannot be read; known: {known}")
+    num_bytes = _num_bytes(reader, what, dtype, dims)
+    offset = reader.number("Q", f"offset of {what}")
+    return _TensorInfo(name, dtype, tuple(reversed(dims)), num_bytes, offset)
+
+
+def _num_bytes(reader: _Reader, what: str, dtype: str, dims: list[int]) -> int:
+    """Bytes of a tensor whose fastest dimension is ``dims[0]``; at most what the file holds."""
+    block_values, block_bytes = BLOCK_SIZES[dtype]
+    num_values = 1
+    for i, dim in enumerate(dims):
+        if dim == 0:
+            raise reader.fail(f"dimension {i} of {what} is 0; at least 1 is needed")
+        num_values *= dim
+    if dims[0] % block_values:
+        raise reader.fail(f"dimension 0 of {what} is {dims[0]}; {dtype.upper()} needs a multiple of {block_values}")
+    num_bytes = num_values // block_values * block_bytes
+    if num_bytes > reader.size:
+        raise reader.fail(f"dimensions {dims} of {what} take {num_bytes} bytes, but the whole file has {reader.size}")
+    return num_bytes
+
+
+def _split_number(part: GGUFFile, key: str, default: int | None = None) -> int:
+    value = part.metadata.get(key, default)
+    if type(value) is not int or value < 0:
+        raise GGUFError(f"{part.path}: {key} is {value!r}; a split model needs a whole number there")
+    return value
+
+
+def _join_parts(first: GGUFFile, count: int) -> GGUFFile:
+    """The whole model of which ``first`` is the first of ``count`` parts: name-00001-of-0000N.gguf and so on in the same folder."""
+    match = _SPLIT_NAME.fullmatch(first.path.name)
+    if match is None or int(match["count"]) != count:
+        raise GGUFError(
+            f"{first.path}: split.count is {count}, so this file is one part of a model; "
+            f"its name must end in -00001-of-{count:05d}.gguf and the other parts must lie beside it"
+        )
+    names = [f"{match['prefix']}-{no:05d}-of-{count:05d}.gguf" for no in range(1, count + 1)]
+    if int(match["no"]) != 1 or _split_number(first, "split.no") != 0:
+        raise GGUFError(f"{first.path}: is not the first part of its model; open {names[0]}")
+    missing = [name for name in names if not (first.path.parent / name).exists()]
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise GGUFError(f"{first.path}: split.count is {count}, but {', '.join(missing[:3])}{more} is not there")
+    parts = [first] + [_open_part(first.path.parent / name) for name in names[1:]]
+    tensors: dict[str, WeightTensor] = {}
+    for no, part in enumerate(parts):
+        _check_part(first, part, no)
+        for name, tensor in part.tensors.items():
+            if name in tensors:
+                raise GGUFError(f"{part.path}: tensor {shown(name)} is in an earlier part too")
+            tensors[name] = tensor
+    total = _split_number(first, "split.tensors.count")
+    if len(tensors) != total:
+        raise GGUFError(f"{first.path}: split.tensors.count is {total}, but the {count} parts hold {len(tensors)} tensors")
+    headers = tuple(header for part in parts for header in part.headers)
+    return GGUFFile(first.path, first.metadata, tensors, tuple(part.path for part in parts), headers, first.version)
+
+
+def _check_part(first: GGUFFile, part: GGUFFile, no: int) -> None:
+    """Refuse a part that is out of place or says something else than the first about anything both speak of."""
+    if _split_number(part, "split.no") != no:
+        raise GGUFError(f"{part.path}: split.no is {part.metadata['split.no']}; a part with this name needs {no}")
+    for key in part.metadata:
+        if key != "split.no" and key in first.metadata and part.metadata[key] != first.metadata[key]:
+            raise GGUFError(f"{part.path}: belongs to another model than {first.path.name}: they differ in {key}")
+    for key in ("split.count", "split.tensors.count"):
+        if key not in part.metadata:
+            raise GGUFError(f"{part.path}: {key} is missing, so this is no part of {first.path.name}")
