@@ -97,11 +97,15 @@ class TokenLogprobs:
 
 @dataclass(slots=True)
 class SliceResult:
-    """For one slice: the drawn tokens (one per sample), their logprobs when asked, and prompt logprobs when asked."""
+    """For one slice: the drawn tokens (one per sample), their logprobs when asked, and prompt logprobs when asked.
+
+    ``error`` says why a row allowed no answer (a nan logit, every token forbidden); ``token_ids`` is then empty.
+    """
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
+    error: str | None = None
 
 
 @dataclass(slots=True)

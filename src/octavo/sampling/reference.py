@@ -159,8 +159,8 @@ class ReferenceSampler:
         allowed = None
         if p.allowed_token_ids is not None:
             allowed = _unpack_mask(mask_from_ids(p.allowed_token_ids, self.vocab_size), self.vocab_size)
-        output_ids = list(entry.output_token_ids)
-        self._slots[entry.slot] = _Slot(p, entry.seed, stop_ids, allowed, frozenset(entry.prompt_token_ids), Counter(output_ids), output_ids)
+        prompt_ids, output_ids = frozenset(entry.prompt_token_ids), list(entry.output_token_ids)
+        self._slots[entry.slot] = _Slot(p, entry.seed, stop_ids, allowed, prompt_ids, Counter(output_ids), output_ids)
 
     def fork(self, src: int, dst: int, seed: int) -> None:
         """Slot ``dst`` becomes a copy of ``src`` that draws with ``seed``."""
