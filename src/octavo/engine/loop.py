@@ -1,0 +1,134 @@
+"""The engine loop: begin_step makes a plan, finish_step turns its result into events with text. The only loop, real or simulated.
+
+Between the two the caller has the plan executed, by a backend or by a cost model. The loop owns the text of running requests and the
+token masks of constrained ones; queues, blocks and endings are the scheduler's. It reads no clock, runs no thread and does no I/O.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence as Seq
+from typing import TYPE_CHECKING
+
+from octavo.core.request import Request, Sequence
+from octavo.core.step import SequenceSlice, SliceResult, StepPlan, StepResult, TokenEvent
+from octavo.engine.outputs import OutputEvent
+from octavo.engine.text_output import TextOutput
+
+if TYPE_CHECKING:
+    from octavo.core.scheduler import Scheduler
+    from octavo.models.tokenizer import Tokenizer
+
+Key = tuple[str, int]  # (request id, choice)
+
+
+class EngineLoop:
+    """Scheduler plus text. ``tokenizer`` None: events carry no text (simulation) and stop strings cannot be used."""
+
+    def __init__(self, scheduler: "Scheduler", vocab_size: int, tokenizer: "Tokenizer | None" = None) -> None:
+        self.scheduler = scheduler
+        self._vocab_size = vocab_size
+        self._tokenizer = tokenizer
+        self._texts: dict[str, list[TextOutput]] = {}  # request id -> text of each choice
+        self._masks: dict[str, array] = {}  # request id -> packed bits, uint32
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    def add(self, request: Request) -> None:
+        """Queue a request whose parameters are resolved (``max_tokens`` a number, limits checked)."""
+        params = request.params
+        mask = None
+        if params.allowed_token_ids is not None:
+            from octavo.sampling.structured import mask_from_ids
+
+            mask = mask_from_ids(params.allowed_token_ids, self._vocab_size)
+        decoder = None
+        if self._tokenizer is not None:
+            decoder = self._tokenizer.stream(request.prompt_token_ids, params.skip_special_tokens)
+        first = TextOutput(decoder, params.stop, params.min_tokens, params.include_stop_str_in_output)
+        texts = [first, *(first.fork() for _ in range(params.n - 1))]
+        self.scheduler.add(request)
+        self._texts[request.request_id] = texts
+        if mask is not None:
+            self._masks[request.request_id] = mask
+
+    def abort(self, request_id: str) -> list[OutputEvent]:
+        """End a request; its blocks are free at the next plan. Unknown or finished ids do nothing."""
+        return self._finished_events(self.scheduler.abort(request_id))
+
+    def fail_all(self, message: str) -> list[OutputEvent]:
+        """End every request with an error event: a step could not be executed, so what the backend holds is unknown."""
+        return self._finished_events(self.scheduler.fail_all(message))
+
+    def begin_step(self, now_s: float) -> StepPlan | None:
+        """The next step's plan, or None when there is nothing to do now."""
+        plan = self.scheduler.plan(now_s)
+        if plan is not None and self._masks:
+            for piece in plan.slices:
+                if piece.num_samples:
+                    piece.mask = self._masks.get(self.scheduler.sequence(piece.seq_id).request.request_id)
+        return plan
+
+    def finish_step(self, plan: StepPlan, result: StepResult) -> list[OutputEvent]:
+        """Text first, so that nothing past a stop string is counted or published; then the scheduler takes the tokens."""
+        stops: dict[Key, tuple[int, str]] = {}
+        shown: dict[Key, str] = {}
+        for piece, drawn in zip(plan.slices, result.slices):
+            if piece.num_samples:
+                self._read_slice(piece, drawn, stops, shown)
+        return self._with_text(self.scheduler.apply(result, stops), stops, shown)
+
+    def _read_slice(self, piece: SequenceSlice, drawn: SliceResult, stops: dict[Key, tuple[int, str]], shown: dict[Key, str]) -> None:
+        seq = self.scheduler.sequence(piece.seq_id)
+        texts = self._texts[seq.request.request_id]
+        if piece.num_samples == 1:
+            choices: list[tuple[int, Seq[int]]] = [(seq.choice, drawn.token_ids)]
+        else:
+            choices = [(choice, (token,)) for choice, token in enumerate(drawn.token_ids)]
+        for choice, token_ids in choices:
+            key = (seq.request.request_id, choice)
+            shown[key], stop = _read_tokens(seq, texts[choice], token_ids)
+            if stop is not None:
+                stops[key] = stop
+
+    def _with_text(self, events: list[TokenEvent], stops: dict[Key, tuple[int, str]], shown: dict[Key, str]) -> list[OutputEvent]:
+        out = []
+        for event in events:
+            key = (event.request_id, event.choice)
+            text = shown.get(key, "")
+            if event.finish_reason is not None:
+                if key not in stops:
+                    text += self._texts[event.request_id][event.choice].finish()
+                self._close(event)
+            out.append(OutputEvent.of(event, text))
+        return out
+
+    def _finished_events(self, events: list[TokenEvent]) -> list[OutputEvent]:
+        return self._with_text(events, {}, {})
+
+    def _close(self, event: TokenEvent) -> None:
+        texts = self._texts[event.request_id]
+        texts[event.choice].finished = True
+        if all(text.finished for text in texts):
+            del self._texts[event.request_id]
+            self._masks.pop(event.request_id, None)
+
+
+def _read_tokens(seq: Sequence, text: TextOutput, token_ids: Seq[int]) -> tuple[str, tuple[int, str] | None]:
+    """Text of a step's tokens up to where the sequence ends; (tokens to keep, stop string) when one was completed."""
+    request, params = seq.request, seq.request.params
+    parts: list[str] = []
+    for count, token_id in enumerate(token_ids, 1):
+        ends = token_id in params.stop_token_ids or (token_id in request.eos_token_ids and not params.ignore_eos)
+        if ends and not params.include_stop_str_in_output:
+            text.skip()
+            break
+        part, stop = text.push(token_id)
+        parts.append(part)
+        if stop is not None:
+            return "".join(parts), (count, stop)
+        if ends or text.num_tokens == params.max_tokens:
+            break
+    return "".join(parts), None

@@ -1,0 +1,103 @@
+"""What leaves the engine: events step by step, and whole outputs gathered from them. Plain records; nothing here computes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from octavo.core.request import FinishReason
+from octavo.core.step import TokenEvent, TokenLogprobs
+
+
+class GenerationError(RuntimeError):
+    """The engine could not finish a request; the message says why."""
+
+
+@dataclass(slots=True)
+class OutputEvent:
+    """What one step gave one choice of a request: tokens and the text they completed.
+
+    ``text`` is empty while a character is incomplete or might begin a stop string. The last event of a choice has ``finish_reason``.
+    """
+
+    request_id: str
+    choice: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    num_cached_tokens: int = 0
+    error: str | None = None
+
+    @classmethod
+    def of(cls, event: TokenEvent, text: str) -> "OutputEvent":
+        return cls(
+            event.request_id,
+            event.choice,
+            text,
+            event.token_ids,
+            event.logprobs,
+            event.prompt_logprobs,
+            event.finish_reason,
+            event.stop_reason,
+            event.num_cached_tokens,
+            event.error,
+        )
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One continuation. ``logprobs`` has an entry per token when asked; ``cumulative_logprob`` is their sum (None when not asked).
+
+    ``text`` leaves out the end-of-sequence token and the stop string, ``token_ids`` has every token.
+    """
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] | None = None
+    cumulative_logprob: float | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """A prompt and its continuations, by choice.
+
+    ``prompt_logprobs`` has an entry per prompt token, the first None. ``num_cached_tokens`` counts the prompt tokens whose KV was
+    found in the prefix cache. ``warnings`` say what was changed about the request.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    num_cached_tokens: int = 0
+    seed: int = 0
+    warnings: list[str] = field(default_factory=list)
+    error: str | None = None
+
+    @property
+    def finished(self) -> bool:
+        return all(o.finish_reason is not None for o in self.outputs)
+
+    def apply(self, event: OutputEvent) -> None:
+        """Take in one event of this request."""
+        output = self.outputs[event.choice]
+        output.text += event.text
+        output.token_ids += event.token_ids
+        if event.logprobs is not None:
+            output.logprobs = (output.logprobs or []) + event.logprobs
+            output.cumulative_logprob = sum((entry.logprob for entry in event.logprobs), output.cumulative_logprob or 0.0)
+        if event.prompt_logprobs is not None:
+            self.prompt_logprobs = [None, *event.prompt_logprobs]
+        if event.num_cached_tokens:
+            self.num_cached_tokens = event.num_cached_tokens
+        if event.finish_reason is not None:
+            output.finish_reason = event.finish_reason.value
+            output.stop_reason = event.stop_reason
+        if event.error is not None:
+            self.error = event.error
