@@ -12,6 +12,7 @@ import math
 import reprlib
 from collections.abc import Collection, Mapping
 
+from octavo.models.model_file import ModelFileError
 from octavo.models.program import RopeScaling
 
 INT32_MAX = 2**31 - 1
@@ -31,7 +32,7 @@ SIZE_LIMITS = {
 }
 
 
-class FamilyError(ValueError):
+class FamilyError(ModelFileError):
     """A model's description is unknown, incomplete, out of range or asks for what is not implemented; the message names the key."""
 
 

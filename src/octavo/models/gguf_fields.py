@@ -163,10 +163,10 @@ class GGUFFields(Fields):
 
     def refuse_unread(self) -> None:
         """Every key under the architecture's prefix was asked for, is inert, or is switched off; else refuse it by name."""
-        for key, value in self.values.items():
+        for key in self.values:  # not items(): the values of arrays under other prefixes are parsed when read
             if not key.startswith(self.prefix) or key in self.asked:
                 continue
-            name = key[len(self.prefix) :]
+            name, value = key[len(self.prefix) :], self.values[key]
             if name in _INERT or value in _OFF + _NEUTRAL.get(name, ()):
                 continue
             raise FamilyError(f"{key}: {value!r:.80} asks for something that is not implemented for {self.prefix[:-1]}")

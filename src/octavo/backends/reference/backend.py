@@ -1,0 +1,227 @@
+"""The reference backend: interprets a Program op by op in NumPy float32, one row after another, slow and obvious.
+
+It is the oracle of the tests. A row is computed alone, always by calls of the same shapes, and its key and value are written
+before the next row reads them, so its logits depend on the tokens before it and on nothing else: not on chunking, batch mates,
+block size or the blocks' order. Owns float32 weights, KV blocks and sampling slots; never decides what to run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+import octavo.backends.reference.ops as ops
+from octavo.backends.base import BackendError, KVCapacity
+from octavo.backends.memory import available_memory_bytes
+from octavo.config import EngineConfig
+from octavo.core.request import MAX_N
+from octavo.core.step import SequenceSlice, SliceResult, StepPlan, StepResult
+from octavo.models.loaded import LoadedModel
+from octavo.models.program import Add, Attention, Embed, GatedAct, Linear, Norm, Op, Program, Rope, Softcap
+from octavo.sampling.reference import LogitsError, ReferenceSampler, raw_logprobs
+
+Floats = ops.Floats
+LogitsHook = Callable[[int, int, Floats], None]
+
+SHARE_OF_FREE_MEMORY = 0.25  # for the KV pool when no size is given
+
+
+class KVPool:
+    """Keys and values of all layers, float32, per layer [num_blocks, block_size, kv_heads, head_dim]."""
+
+    def __init__(self, program: Program, num_blocks: int, block_size: int) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        shapes = [(num_blocks, block_size, kv.kv_heads, kv.head_dim) for kv in program.kv_layers]
+        self._layers = [(np.zeros(shape, np.float32), np.zeros(shape, np.float32)) for shape in shapes]
+
+    def copy_block(self, src: int, dst: int) -> None:
+        for block in (src, dst):
+            if not 0 <= block < self.num_blocks:
+                raise BackendError(f"block copy {src} -> {dst}: block ids are 0 to {self.num_blocks - 1}")
+        for keys, values in self._layers:
+            keys[dst], values[dst] = keys[src], values[src]
+
+    def write(self, op: Attention, table: np.ndarray, position: int, k: Floats, v: Floats) -> None:
+        """Store k and v [kv_heads * head_dim] of one position."""
+        keys, values = self._layers[op.layer]
+        at = table[position // self.block_size], position % self.block_size
+        keys[at], values[at] = k.reshape(op.kv_heads, op.head_dim), v.reshape(op.kv_heads, op.head_dim)
+
+    def read(self, op: Attention, table: np.ndarray, position: int) -> tuple[Floats, Floats]:
+        """Keys and values [n, kv_heads, head_dim] of the n positions that ``position`` sees, oldest first, its own included."""
+        first = 0 if op.window is None else max(0, position - op.window + 1)
+        seen = np.arange(first, position + 1)
+        at = table[seen // self.block_size], seen % self.block_size
+        keys, values = self._layers[op.layer]
+        return keys[at], values[at]
+
+
+class ReferenceBackend:
+    """Runs one model; see ``backends.base.Backend``.
+
+    Computes in float32 with a float32 KV cache whatever ``compute`` is; refuses a 16-bit ``kv_cache_dtype`` and ``threads``, which it
+    cannot honour. ``logits_hook`` (sequence id, position, logits float32 [vocab_size]) sees the raw logits of every row for which they
+    are computed; ``all_logits`` makes that every row.
+    """
+
+    name = "reference"
+
+    def __init__(self, model: LoadedModel, config: EngineConfig) -> None:
+        if config.cache.kv_cache_dtype not in ("auto", "f32"):
+            raise BackendError(f"kv_cache_dtype: {config.cache.kv_cache_dtype!r}; the reference backend keeps KV in f32 (auto or f32)")
+        if config.backend.threads is not None:
+            raise BackendError(f"threads: {config.backend.threads}; the reference backend has none of its own, leave it out")
+        self.program = model.program
+        self.vocab_size = model.program.vocab_size
+        self.max_num_slots = config.scheduler.max_num_seqs + MAX_N
+        self.logits_hook: LogitsHook | None = None
+        self.all_logits = False
+        self._block_size = config.cache.block_size
+        self._fingerprint = model.fingerprint
+        self._weights = {name: tensor.float32() for name, tensor in model.weights.items()}
+        self._ropes = {op.out: ops.RopeTable(op) for op in self.program.ops if isinstance(op, Rope)}
+        self._last_attention = max(i for i, op in enumerate(self.program.ops) if isinstance(op, Attention))
+        self._sampler = ReferenceSampler(self.vocab_size, self.max_num_slots)
+        self._kv: KVPool | None = None
+
+    def kv_capacity(self, memory_bytes: int | None) -> KVCapacity:
+        """With None: a quarter of the memory that is free now."""
+        if memory_bytes is None:
+            memory_bytes = int(available_memory_bytes() * SHARE_OF_FREE_MEMORY)
+        bytes_per_block = self._block_size * self.program.kv_bytes_per_token(4)
+        return KVCapacity(bytes_per_block, memory_bytes // bytes_per_block, "f32")
+
+    def allocate_kv(self, num_blocks: int) -> None:
+        if self._kv is not None:
+            raise BackendError("the KV pool is already allocated")
+        try:
+            self._kv = KVPool(self.program, num_blocks, self._block_size)
+        except (MemoryError, ValueError) as exc:
+            raise BackendError(f"num_blocks: no memory for {num_blocks} KV blocks: {exc}") from exc
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        started = time.perf_counter()
+        kv = self._pool()
+        for slot in plan.slot_closes:
+            self._sampler.close(slot)
+        for entry in plan.slot_opens:
+            self._sampler.open(entry)
+        for src, dst, seed in plan.slot_forks:
+            self._sampler.fork(src, dst, seed)
+        for copy in plan.block_copies:
+            kv.copy_block(copy.src_block, copy.dst_block)
+        results = [self._run_slice(s, kv) for s in plan.slices]
+        return StepResult(plan.step_index, results, time.perf_counter() - started)
+
+    def fingerprint(self) -> str:
+        return f"{self._fingerprint}/reference/f32/kv-f32/layout-1/numpy-{np.__version__}"
+
+    def close(self) -> None:
+        self._kv = None
+        self._weights = {}
+
+    def _pool(self) -> KVPool:
+        if self._kv is None:
+            raise BackendError("there is no KV pool: allocate_kv comes before execute, and nothing after close")
+        return self._kv
+
+    def _run_slice(self, s: SequenceSlice, kv: KVPool) -> SliceResult:
+        """Forward all rows, then draw from the last one."""
+        table = self._check_slice(s, kv)
+        result = SliceResult()
+        if s.prompt_logprobs is not None:
+            result.prompt_logprobs = []
+        last: Floats | None = None
+        for row, logits in self._rows(s, table, kv):
+            if self.logits_hook is not None:
+                self.logits_hook(s.seq_id, s.start + row, logits.copy())
+            if s.prompt_logprobs is not None and row < len(s.next_token_ids):
+                try:
+                    entry = raw_logprobs(logits, s.next_token_ids[row], s.prompt_logprobs)
+                except LogitsError as error:
+                    result.error = f"position {s.start + row}: {error}"
+                    return result
+                result.prompt_logprobs.append(entry)  # type: ignore[union-attr]
+            last = logits
+        if s.num_samples and last is not None:
+            self._sample(s, last, result)
+        return result
+
+    def _rows(self, s: SequenceSlice, table: np.ndarray, kv: KVPool) -> Iterator[tuple[int, Floats]]:
+        """Compute the rows in order; yield (row, logits) of those whose logits somebody wants."""
+        for row, token in enumerate(s.token_ids):
+            wanted = self.all_logits or (s.num_samples > 0 and row == s.num_tokens - 1)
+            wanted = wanted or (s.prompt_logprobs is not None and row < len(s.next_token_ids))
+            logits = self._forward(token, s.start + row, table, kv, wanted)
+            if logits is not None:
+                yield row, logits
+
+    def _sample(self, s: SequenceSlice, logits: Floats, result: SliceResult) -> None:
+        """Draw ``num_samples`` tokens, each with its own slot; the first failure is the slice's error."""
+        if s.logprobs is not None:
+            result.logprobs = []
+        for slot in s.sample_slots:
+            outcome = self._sampler.sample(slot, logits, s.start + s.num_tokens, s.mask, s.logprobs)
+            if outcome.error is not None:
+                result.token_ids, result.error = [], outcome.error
+                return
+            result.token_ids.append(outcome.token_id)
+            if result.logprobs is not None and outcome.logprobs is not None:
+                result.logprobs.append(outcome.logprobs)
+
+    def _check_slice(self, s: SequenceSlice, kv: KVPool) -> np.ndarray:
+        """The block table as an array; BackendError when the slice names tokens, blocks or slots that cannot be."""
+        where = f"sequence {s.seq_id}"
+        if not s.token_ids or s.start < 0:
+            raise BackendError(f"{where}: {len(s.token_ids)} tokens from position {s.start}; at least one, from 0 on")
+        if s.num_drafts:
+            raise BackendError(f"{where}: num_drafts is {s.num_drafts}; the reference backend verifies no drafts")
+        if len(s.sample_slots) != s.num_samples or len(s.next_token_ids) > s.num_tokens:
+            raise BackendError(f"{where}: {s.num_samples} samples need as many slots, and {s.num_tokens} rows at most as many next tokens")
+        bad = [t for t in (*s.token_ids, *s.next_token_ids) if not 0 <= t < self.vocab_size]
+        if bad:
+            raise BackendError(f"{where}: token id {bad[0]} is not in 0 .. {self.vocab_size - 1}")
+        table = np.array(s.block_table, np.int64)
+        needed = -(-(s.start + s.num_tokens) // kv.block_size)
+        if len(table) < needed or not all(0 <= block < kv.num_blocks for block in table[:needed]):
+            ids = table[:needed].tolist()
+            raise BackendError(f"{where}: its block table must name {needed} blocks from 0 to {kv.num_blocks - 1}, not {ids}")
+        return table
+
+    def _forward(self, token: int, position: int, table: np.ndarray, kv: KVPool, wanted: bool) -> Floats | None:
+        """One row through the program. When its logits are not wanted it ends where its last key and value are written."""
+        values: dict[str, Floats] = {}
+        for index, op in enumerate(self.program.ops):
+            if isinstance(op, Attention):
+                kv.write(op, table, position, values[op.k], values[op.v])
+                if index == self._last_attention and not wanted:
+                    return None
+                keys, cached = kv.read(op, table, position)
+                values[op.out] = ops.attention(values[op.q], keys, cached, op)
+            elif isinstance(op, Embed):
+                values[op.out] = self._weights[op.weight][token] * np.float32(op.scale)
+            elif isinstance(op, Rope):
+                cos, sin = self._ropes[op.out].at(position)
+                values[op.out] = ops.rope(values[op.x], op, cos, sin)
+            else:
+                values[op.out] = self._elementwise(op, values)
+        return values[self.program.logits]
+
+    def _elementwise(self, op: Op, values: dict[str, Floats]) -> Floats:
+        """Ops that need neither position nor cache."""
+        w = self._weights
+        if isinstance(op, Norm):
+            return ops.rms_norm(values[op.x], w[op.weight], op.eps, op.groups)
+        if isinstance(op, Linear):
+            return ops.linear(values[op.x], w[op.weight], None if op.bias is None else w[op.bias])
+        if isinstance(op, GatedAct):
+            return ops.ACTIVATIONS[op.activation](values[op.gate]) * values[op.up]
+        if isinstance(op, Add):
+            return values[op.a] + values[op.b]
+        if isinstance(op, Softcap):
+            return ops.softcap(values[op.x], op.cap)
+        raise BackendError(f"the reference backend does not know the op {op!r}")
+
