@@ -1,0 +1,63 @@
+# Two commands matter: `make run` answers a prompt with the real default model, `make test` passes the tests.
+# Both set up everything they need in .venv and take seconds once that is done.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV   := .venv
+PY     := $(VENV)/bin/python
+NATIVE := CMakeLists.txt pyproject.toml $(shell find native/src -type f 2>/dev/null)
+PROMPT ?= What is the capital of France?
+
+.PHONY: run test soak lint bench native-test clean
+run: $(VENV)/.octavo
+	@$(VENV)/bin/octavo run "$(PROMPT)"
+
+test: $(VENV)/.test $(VENV)/.models native-test
+	@$(PY) -m pytest -q -m "not soak"
+
+soak: $(VENV)/.test $(VENV)/.models
+	@$(PY) -m pytest -q -m soak --timeout 7200 -rA
+
+lint: $(VENV)/.lint
+	@$(VENV)/bin/ruff check src tests scripts
+	@$(VENV)/bin/mypy
+
+bench: $(VENV)/.octavo
+	@$(VENV)/bin/octavo bench offline --model smollm2 --prompt 512 --output 128 --batch 1 --repeat 3
+	@$(VENV)/bin/octavo bench offline --model smollm2 --prompt 128 --output 64 --batch 16 --repeat 3
+
+# The kernel tests: plain executables beside the extension's own build.
+native-test: build/native/.built
+	@ctest --test-dir build/native --output-on-failure -j 2 | tail -n 3
+
+$(VENV)/bin/python:
+	@echo "setting up $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PY) -m pip install -q --upgrade pip
+
+$(VENV)/.octavo: $(VENV)/bin/python $(NATIVE)
+	@echo "building octavo"
+	@$(PY) -m pip install -q "scikit-build-core>=1.1" "nanobind>=3.1,<4"
+	@$(PY) -m pip install -q --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.octavo
+	@$(PY) -m pip install -q --no-build-isolation -e ".[test]"
+	@touch $@
+
+$(VENV)/.lint: $(VENV)/.test
+	@$(PY) -m pip install -q --no-build-isolation -e ".[lint]"
+	@touch $@
+
+# The real models of the tests; later runs find them in the model cache and download nothing.
+$(VENV)/.models: $(VENV)/.octavo
+	@$(VENV)/bin/octavo pull smollm2
+	@$(VENV)/bin/octavo pull gemma3-270m
+	@touch $@
+
+build/native/.built: $(NATIVE) $(wildcard native/tests/*.cc)
+	@mkdir -p build/native
+	@PATH="$(abspath $(VENV)/bin):$$PATH" cmake -S . -B build/native -DOCTAVO_PYTHON=OFF -DOCTAVO_NATIVE_TESTS=ON > build/native/configure.log
+	@PATH="$(abspath $(VENV)/bin):$$PATH" cmake --build build/native -j 2 > build/native/build.log || (cat build/native/build.log; false)
+	@touch $@
+
+clean:
+	rm -rf build $(VENV)

@@ -1,0 +1,41 @@
+// Paged KV memory: a pool of equal blocks, each holding `block_size` tokens of every layer. No allocation policy.
+//
+// A block is contiguous over all layers, so copying or exporting one is one memcpy. Pages come from anonymous mmap: memory
+// that was never written costs nothing.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "kernels/kernels.h"
+
+namespace octavo {
+
+struct KVLayerShape {
+  int kv_heads, head_dim;
+};
+
+class KVStore {
+ public:
+  // Throws std::invalid_argument for shapes it cannot hold, std::bad_alloc when the memory is not to be had.
+  KVStore(int num_blocks, int block_size, KVType type, const std::vector<KVLayerShape>& layers);
+  ~KVStore();
+  KVStore(const KVStore&) = delete;
+  KVStore& operator=(const KVStore&) = delete;
+
+  static size_t bytes_per_block(int block_size, KVType type, const std::vector<KVLayerShape>& layers);
+
+  const KVLayerView& layer(int i) const { return views_[(size_t)i]; }
+  int num_blocks() const { return num_blocks_; }
+  int block_size() const { return block_size_; }
+  void copy_block(int src, int dst);
+
+ private:
+  int num_blocks_, block_size_;
+  size_t block_bytes_, total_bytes_;
+  uint8_t* base_;
+  std::vector<KVLayerView> views_;
+};
+
+}  // namespace octavo

@@ -1,0 +1,190 @@
+// Runs a lowered program over a mixed batch: op table, activation buffers, weights. Knows ops, never families.
+//
+// A step is one pass of all pool threads through the same list of phases, with a barrier after each: a phase is either a run
+// of row ops (norms, rope, activations: any row on any thread), one group of matrix products (any 16-row block on any
+// thread), or attention. Work inside a phase is handed out by an atomic counter; which thread does what never changes a bit.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "kernels/kernels.h"
+#include "kernels/packing.h"
+#include "kv/kv_store.h"
+#include "runtime/aligned.h"
+#include "runtime/thread_pool.h"
+
+namespace octavo {
+
+enum class RowOpKind { kEmbed, kNorm, kRope, kStoreKV, kGatedAct, kAdd, kQuantize };
+
+// One op on one row. Columns are offsets into a buffer's row; `heads` repeats the op over consecutive groups of `dim` columns.
+struct RowOp {
+  RowOpKind kind;
+  int in = -1, in_col = 0;
+  int in2 = -1, in2_col = 0;
+  int out = -1, out_col = 0;
+  int dim = 0;
+  int heads = 1;
+  int weight = -1;       // norm weight vector, embedding or rope table
+  float eps = 0.0f;      // kNorm
+  float scale = 1.0f;    // kEmbed
+  int rotary_dim = 0;    // kRope
+  bool interleaved = false;
+  int activation = 0;    // kGatedAct
+  int layer = -1;        // kStoreKV
+};
+
+struct MatmulOp {
+  int in = -1;
+  int weight = -1;
+  int bias = -1;
+  int out = -1, out_col = 0;
+  bool accumulate = false;
+};
+
+struct AttentionOp {
+  int layer = -1;
+  int q = -1, q_col = 0;
+  int out = -1;
+  AttentionParams params{};
+};
+
+struct HeadOp {
+  int in = -1;
+  int weight = -1;
+  float softcap = 0.0f;
+};
+
+// Inputs of one step. Arrays stay the caller's. Sequences are in row order: sequence s owns seq_rows[s] consecutive rows.
+struct StepInput {
+  int num_rows = 0;
+  const int32_t* tokens = nullptr;  // [num_rows]
+  int num_seqs = 0;
+  const int32_t* seq_start = nullptr;     // [num_seqs] position of the first row
+  const int32_t* seq_rows = nullptr;      // [num_seqs]
+  const int32_t* table_offset = nullptr;  // [num_seqs] into tables
+  const int32_t* tables = nullptr;        // block ids
+  int num_logit_rows = 0;
+  const int32_t* logit_rows = nullptr;  // [num_logit_rows] ascending row indices
+  float* logits_out = nullptr;          // null, or [num_logit_rows][vocab]: a copy of the raw logits
+};
+
+// What is done with logits. Requests are in order of their logit row; several may share one.
+class LogitsConsumer {
+ public:
+  virtual ~LogitsConsumer() = default;
+  virtual int num_requests() const = 0;
+  virtual int logit_index(int request) const = 0;
+  virtual void consume(int request, const float* logits, int thread) = 0;
+};
+
+class Runner {
+ public:
+  Runner(const Kernels& kernels, int threads) : kernels_(kernels), pool_(threads) {}
+
+  // ---- building; indices returned are used in ops ----
+  int add_buffer(int width);
+  int add_vector(const float* values, int n);
+  int add_matrix(const char* dtype, const uint8_t* raw, int n, int k, bool widen);
+  // The raw rows must stay alive as long as the runner.
+  int add_embedding(const char* dtype, const uint8_t* raw, int n, int k);
+  int add_rope();
+  // cos_sin: [positions][rotary_dim / 2][2], copied. Must cover every position before it is used.
+  void set_rope(int index, const float* cos_sin, int positions, int half_dim);
+  void add_row_op(const RowOp& op);
+  void add_matmul(const MatmulOp& op);  // joins the open group unless `begin_group` was called since
+  void begin_group();
+  void add_attention(const AttentionOp& op);
+  // From here on only rows with logits go on; `buffers` are those still read.
+  void add_select(const std::vector<int>& buffers);
+  void set_head(const HeadOp& op);
+  void allocate_kv(int num_blocks, int block_size, KVType type, const std::vector<KVLayerShape>& layers);
+
+  // ---- running ----
+  void step(const StepInput& in, LogitsConsumer& consumer);
+
+  KVStore* kv() { return kv_.get(); }
+  ThreadPool& pool() { return pool_; }
+  const Kernels& kernels() const { return kernels_; }
+  int vocab() const { return head_.weight < 0 ? 0 : matrices_[(size_t)head_.weight]->n; }
+  size_t packed_bytes() const;
+
+ private:
+  enum class PhaseKind { kRows, kMatmul, kAttention, kSelect };
+  struct Phase {
+    PhaseKind kind;
+    std::vector<RowOp> rows;
+    std::vector<MatmulOp> matmuls;
+    AttentionOp attention;
+    std::vector<int> buffers;
+  };
+  struct Buffer {
+    int width = 0;
+    bool quantized = false;
+    AlignedArray<float> x;
+    AlignedArray<int8_t> q;
+    AlignedArray<float> scale;
+    AlignedArray<int16_t> sum16;
+    QuantRows rows() { return QuantRows{q.data(), scale.data(), sum16.data()}; }
+  };
+  struct Embedding {
+    std::vector<char> dtype;
+    const uint8_t* raw;
+    int n, k;
+    size_t row_bytes;
+  };
+  struct RopeTable {
+    AlignedArray<float> cos_sin;
+    int positions = 0, half_dim = 0;
+  };
+  struct RowPlace {  // where a row's token lives
+    int position, block, offset;
+  };
+  struct AttentionItem {
+    int seq, kv_head, row_begin, row_end, split_begin, split_end;
+    bool partial;
+  };
+
+  void prepare(const StepInput& in);
+  void plan_attention(const StepInput& in, int kv_heads);
+  void run_phases(const StepInput& in, LogitsConsumer& consumer, int thread);
+  void run_rows(const Phase& phase, const StepInput& in, int rows, std::atomic<int>& next);
+  void run_row_op(const RowOp& op, const StepInput& in, int row);
+  void run_matmuls(const std::vector<MatmulOp>& ops, int rows, std::atomic<int>& next);
+  void run_attention(const Phase& phase, const StepInput& in, int thread, std::atomic<int>& next);
+  void run_merge(const Phase& phase, const StepInput& in, std::atomic<int>& next);
+  void run_select(const Phase& phase, const StepInput& in);
+  void run_head(const StepInput& in, LogitsConsumer& consumer, int thread, size_t counter);
+  AttentionSequence sequence_view(const AttentionOp& op, const StepInput& in, int seq);
+  Phase& phase_of(PhaseKind kind);
+
+  const Kernels& kernels_;
+  ThreadPool pool_;
+  std::vector<Phase> phases_;
+  bool group_open_ = false;
+  std::vector<std::unique_ptr<Buffer>> buffers_;
+  std::vector<std::unique_ptr<AlignedArray<float>>> vectors_;
+  std::vector<std::unique_ptr<PackedMatrix>> matrices_;
+  std::vector<Embedding> embeddings_;
+  std::vector<std::unique_ptr<RopeTable>> ropes_;
+  HeadOp head_;
+  std::unique_ptr<KVStore> kv_;
+
+  // per step
+  std::vector<RowPlace> places_;
+  std::vector<int> seq_first_row_;
+  std::vector<AttentionItem> items_;
+  std::vector<size_t> partial_base_;  // per sequence, in floats
+  int items_kv_heads_ = -1;
+  bool any_partial_ = false;
+  AlignedArray<float> partials_;
+  std::vector<AlignedArray<uint8_t>> scratch_;  // per thread
+  AlignedArray<float> logits_;
+  int head_rows_ = 0;                                  // logit rows per chunk
+  std::vector<std::unique_ptr<std::atomic<int>>> counters_;
+};
+
+}  // namespace octavo

@@ -1,0 +1,52 @@
+// Octavo's own thread pool: pinned workers that spin briefly between phases of a step and sleep between steps.
+//
+// One step is one run(): every thread enters the same function with its index and meets the others at barriers. The calling
+// thread is thread 0, so a pool of one has no other thread and no synchronisation. Not reentrant; one caller at a time.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+namespace octavo {
+
+class ThreadPool {
+ public:
+  // threads >= 1. Workers are pinned to the CPUs of this process's affinity mask when it has at least that many.
+  explicit ThreadPool(int threads);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int size() const { return threads_; }
+
+  // Call fn(context, thread) on every thread; returns when all have. After a fork the child has no workers: then this throws.
+  void run(void (*fn)(void* context, int thread), void* context);
+
+  template <class F>
+  void each(F&& f) {
+    run([](void* c, int thread) { (*static_cast<std::remove_reference_t<F>*>(c))(thread); }, &f);
+  }
+
+  // Inside run(): wait until every thread is here.
+  void barrier();
+
+ private:
+  void work(int thread);
+  void wait_for(const std::atomic<uint32_t>& word, uint32_t old);
+
+  const int threads_;
+  int spin_;  // iterations of a busy wait before the futex
+  long owner_pid_;
+  std::vector<std::thread> workers_;
+  void (*fn_)(void*, int) = nullptr;
+  void* context_ = nullptr;
+  alignas(64) std::atomic<uint32_t> epoch_{0};    // a new run (or stop) has begun
+  alignas(64) std::atomic<uint32_t> arrived_{0};  // threads at the barrier
+  alignas(64) std::atomic<uint32_t> phase_{0};    // barrier generation
+  std::atomic<uint32_t> sleepers_{0};
+  std::atomic<bool> stop_{false};
+};
+
+}  // namespace octavo
