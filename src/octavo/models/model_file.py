@@ -1,14 +1,16 @@
-"""What every reader of model files shares: the base error, a read-only map of a file, and how many bytes a tensor takes.
+"""What every reader of model files shares: the base error, a read-only map of a file, strict JSON, and how many bytes a tensor takes.
 
 Standard library only, and no format is known here. A path is mapped only when it is a regular file: opening a FIFO would hang.
 """
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 
 class ModelFileError(ValueError):
@@ -65,3 +67,29 @@ def read_small_file(path: Path, limit_bytes: int, error: type[ModelFileError]) -
     if len(data) > limit_bytes:
         raise error(f"{path}: file of {len(data)} bytes; the limit is {limit_bytes}")
     return bytes(data)
+
+
+def parse_json(text: bytes, path: Path, what: str, error: type[ModelFileError]) -> dict[str, Any]:
+    """A JSON object in which no key occurs twice, at any depth. The decoder's recursion limit bounds the depth."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        result = dict(pairs)
+        if len(result) != len(pairs):
+            seen: set[str] = set()
+            for name, _ in pairs:
+                if name in seen:
+                    raise error(f"{path}: {shown(name)} occurs twice in the {what}")
+                seen.add(name)
+        return result
+
+    try:
+        parsed = json.loads(text.decode("utf-8"), object_pairs_hook=unique)
+    except RecursionError:
+        raise error(f"{path}: {what} is nested too deep") from None
+    except ModelFileError:
+        raise
+    except ValueError as exc:  # bad UTF-8, bad JSON, a number of thousands of digits
+        raise error(f"{path}: {what} is not valid JSON: {exc}") from None
+    if not isinstance(parsed, dict):
+        raise error(f"{path}: {what} is a JSON {type(parsed).__name__}, where an object is needed")
+    return parsed

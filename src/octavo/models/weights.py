@@ -1,4 +1,4 @@
-"""Widens tensors of every type to float32, exactly as GGML's reference dequantizers do. The only place that knows the block layouts in Python.
+"""Widens tensors of every type to float32, exactly as GGML's reference dequantizers do. Knows the block layouts; reads no files.
 
 Block formats follow ggml-common.h and dequantize_row_* of ggml-quants.c: the same float32 operations in the same order, so that the
 values are equal bit for bit. Nothing is rounded silently: f64 and integer tensors whose values float32 cannot hold are refused by name.
@@ -6,6 +6,7 @@ values are equal bit for bit. Nothing is rounded silently: f64 and integer tenso
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 
@@ -62,10 +63,10 @@ def _blocks(tensor: WeightTensor) -> Bytes:
     if tensor.dtype not in BLOCK_SIZES:
         raise WeightError(f"type of tensor {tensor.name!r} is {tensor.dtype!r}; known: {', '.join(BLOCK_SIZES)}")
     values, num_bytes = BLOCK_SIZES[tensor.dtype]
-    num_values = int(np.prod(tensor.shape, dtype=object)) if tensor.shape else 1
-    expected = num_values // values * num_bytes
-    if num_values % values or (tensor.shape and tensor.shape[-1] % values) or len(tensor.data) != expected:
-        raise WeightError(f"tensor {tensor.name!r} of type {tensor.dtype} and shape {tensor.shape} has {len(tensor.data)} bytes, not {expected}")
+    expected = math.prod(tensor.shape) // values * num_bytes
+    if tensor.shape and tensor.shape[-1] % values or len(tensor.data) != expected:
+        what = f"tensor {tensor.name!r} of type {tensor.dtype} and shape {tensor.shape}"
+        raise WeightError(f"{what} has {len(tensor.data)} bytes; {expected} are needed, in rows of a multiple of {values} values")
     return np.frombuffer(tensor.data, np.uint8).reshape(-1, num_bytes)
 
 
@@ -95,8 +96,8 @@ def _narrow(tensor: WeightTensor, values: np.ndarray, first: int) -> Floats:
         bad = np.flatnonzero((values > _MAX_EXACT_INT) | (values < -_MAX_EXACT_INT))
         if bad.size:
             raise WeightError(
-                f"tensor {tensor.name!r}: {tensor.dtype} value {values[bad[0]]} at flat index {first + bad[0]} does not fit float32 exactly; "
-                f"the limit is {_MAX_EXACT_INT}"
+                f"tensor {tensor.name!r}: {tensor.dtype} value {values[bad[0]]} at flat index {first + bad[0]} "
+                f"does not fit float32 exactly; the limit is {_MAX_EXACT_INT}"
             )
     if tensor.dtype != "f64":
         return values.astype(np.float32)
