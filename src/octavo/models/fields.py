@@ -12,7 +12,6 @@ import math
 import reprlib
 from collections.abc import Collection, Mapping
 
-from octavo.models.model_file import ModelFileError
 from octavo.models.program import RopeScaling
 
 INT32_MAX = 2**31 - 1
@@ -29,10 +28,11 @@ SIZE_LIMITS = {
     "context": INT32_MAX,
     "window": INT32_MAX,
     "window_pattern": 1 << 12,
+    "max_window_layers": INT32_MAX,
 }
 
 
-class FamilyError(ModelFileError):
+class FamilyError(ValueError):
     """A model's description is unknown, incomplete, out of range or asks for what is not implemented; the message names the key."""
 
 
