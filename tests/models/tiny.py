@@ -1,8 +1,8 @@
 """Writes tiny random GGUF models for tests, with the ``gguf`` package as the writer: real layouts, real tokenizer data, small sizes.
 
 Every tensor is drawn from ``numpy.random.default_rng(seed)``: matrices with standard deviation 1/sqrt(in_features), norm weights near 1.
-The same seed and sizes give the same file. The vocabulary is a working byte-level BPE: ids 0..2 are the control tokens of ``CONTROL_TOKENS``,
-then the 256 bytes, then merges learnt from ``CORPUS``, then unused fillers up to ``vocab``.
+The same seed and sizes give the same file. The vocabulary is a working byte-level BPE: ids 0..2 are the control tokens of
+``CONTROL_TOKENS``, then the 256 bytes, then merges learnt from ``CORPUS``, then unused fillers up to ``vocab``.
 """
 
 from __future__ import annotations
@@ -104,7 +104,8 @@ def tensor_shapes(
         layer["attn_output.weight"] = (hidden, heads * head_dim)
         if arch in _GEMMA:
             layer |= {"post_attention_norm.weight": (hidden,), "post_ffw_norm.weight": (hidden,)}
-        layer |= {"ffn_norm.weight": (hidden,), "ffn_gate.weight": (ffn, hidden), "ffn_up.weight": (ffn, hidden), "ffn_down.weight": (hidden, ffn)}
+        layer["ffn_norm.weight"] = (hidden,)
+        layer |= {"ffn_gate.weight": (ffn, hidden), "ffn_up.weight": (ffn, hidden), "ffn_down.weight": (hidden, ffn)}
         shapes |= {f"blk.{i}.{name}": shape for name, shape in layer.items()}
     return shapes
 
