@@ -54,6 +54,11 @@ struct AttentionSequence {
   const int32_t* block_table;
 };
 
+constexpr int kSplitTokens = 256;  // fixed split points of attention, by position
+
+// Splits that hold the sequence's positions, those of this step's rows included. Internal linkage: units differ in ISA.
+static inline int attention_num_splits(const AttentionSequence& s) { return (s.start + s.rows + kSplitTokens - 1) / kSplitTokens; }
+
 struct Kernels {
   const char* name;  // "portable", "avx2", "avx512"
 
@@ -76,17 +81,19 @@ struct Kernels {
                  const float* bias, bool accumulate, float* out, int out_stride);
 
   // Attention of kv_head's query heads for rows [row_begin, row_end) of one sequence, over positions of the fixed splits
-  // [split_begin, split_end). With partial == nullptr the splits must be all of them and `out` is written; otherwise each
-  // split's (m, l, acc) state is stored for attention_merge. One tile arithmetic for all (attention.h).
+  // [split_begin, split_end). With partial == nullptr the splits must be 0 .. attention_num_splits(s) and `out` is written;
+  // otherwise the state (m, l, acc) of (row, kv_head, split) is stored at
+  //   partial + ((row * kv_heads + kv_head) * attention_num_splits(s) + split) * attention_partial_floats(p).
+  // States of splits that a row sees nothing of are neither written nor read. One tile arithmetic for all (attention.inl).
+  // scratch: attention_scratch_bytes(p), aligned to 64 bytes, one per thread.
   void (*attention)(const KVLayerView& kv, const AttentionParams& p, const AttentionSequence& s, int kv_head, int row_begin, int row_end,
                     int split_begin, int split_end, float* partial, void* scratch);
-  // Merge the stored states of splits 0..splits-1 in order and write out (same arithmetic as the one-pass form).
+  // Merge the stored states of splits 0 .. splits - 1 in order and write out (same arithmetic as the one-pass form);
+  // splits == attention_num_splits(s), partial as above.
   void (*attention_merge)(const AttentionParams& p, const AttentionSequence& s, int kv_head, int row, int splits, const float* partial);
   size_t (*attention_scratch_bytes)(const AttentionParams& p);
   size_t (*attention_partial_floats)(const AttentionParams& p);  // per (row, kv_head, split)
 };
-
-constexpr int kSplitTokens = 256;  // fixed split points of attention, by position
 
 const Kernels* kernels_portable();
 const Kernels* kernels_avx2();    // null when not compiled in

@@ -11,7 +11,12 @@
 #include <cstring>
 
 #if defined(OCTAVO_AVX512) || defined(OCTAVO_AVX2)
+// GCC 12 takes the undefined pass-through operand of its own AVX-512 intrinsics for a mistake (GCC bug 105593).
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
 #include <immintrin.h>
+#pragma GCC diagnostic pop
 #endif
 
 #define OCTAVO_INLINE inline __attribute__((always_inline))
@@ -146,6 +151,36 @@ OCTAVO_INLINE I32x16 i32_set(int32_t x) { I32x16 r; OCTAVO_EACH r.v[i] = x; retu
 OCTAVO_INLINE I32x16 i32_zero() { return i32_set(0); }
 
 #endif
+
+// bfloat16, rounded to nearest even; a NaN stays a quiet NaN.
+OCTAVO_INLINE void f32_store_bf16(uint16_t* p, F32x16 a) {
+  uint32_t bits[16];
+  std::memcpy(bits, &a, sizeof(bits));
+  for (int i = 0; i < 16; ++i) {
+    const uint32_t rounded = bits[i] + 0x7fffu + ((bits[i] >> 16) & 1u);
+    p[i] = (uint16_t)(((bits[i] & 0x7fffffffu) > 0x7f800000u ? bits[i] | 0x400000u : rounded) >> 16);
+  }
+}
+// Lanes must fit int8.
+OCTAVO_INLINE void i32_store_i8(int8_t* p, I32x16 a) {
+#if defined(OCTAVO_AVX512)
+  _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(a.v));
+#else
+  int32_t t[16];
+  std::memcpy(t, &a, sizeof(t));
+  for (int i = 0; i < 16; ++i) p[i] = (int8_t)t[i];
+#endif
+}
+OCTAVO_INLINE int32_t i32_sum(I32x16 a) {
+#if defined(OCTAVO_AVX512)
+  return _mm512_reduce_add_epi32(a.v);
+#else
+  int32_t t[16], sum = 0;
+  std::memcpy(t, &a, sizeof(t));
+  for (int i = 0; i < 16; ++i) sum += t[i];
+  return sum;
+#endif
+}
 
 // Horizontal reductions in one fixed order on every level: lanes i and i+8, then 4, 2, 1.
 OCTAVO_INLINE float f32_sum(F32x16 a) {

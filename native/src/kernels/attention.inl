@@ -1,0 +1,437 @@
+// Attention over paged KV with one tile arithmetic for every number of rows.
+//
+// A query is one (row, head) pair. What its result is made of depends on its position and on the KV it sees alone:
+//   - positions are cut into fixed splits of kSplitTokens and those into fixed tiles of 64; a tile or split of which the
+//     query sees nothing is skipped, any other contributes in ascending order;
+//   - within a tile, lanes are tokens: s[t] = sum over d = 0.. of (q[d] * scale) * K[d][t], one float32 chain per token;
+//     softcap; lanes the query does not see are replaced before they reach a maximum, an exp or a sum;
+//   - running maximum m, sixteen lane sums l, acc[d] = acc[d] * exp(m_old - m_new) + sum over visible t, ascending, of p[t] * V[t][d];
+//   - the state (m, l, acc) of each split is merged into the running total in order of splits (merge_state), in the one-pass
+//     form as in the partial form; at the end out = acc / l.
+// Only loop nests differ: queries are taken up to kChunk at a time (the heads that share a kv_head, then further rows), and when
+// several chunks need a tile it is first widened to float32, which is exact. See FlashAttention-2 (Dao, 2023) for the recurrence.
+//
+// Slots a query does not see are never touched by its arithmetic beyond its own dead lane of QK, so unwritten KV memory may
+// hold anything, NaN included.
+
+namespace octavo {
+namespace OCTAVO_ISA_NS {
+
+constexpr int kSubtile = 16;              // tokens per vector and per KV tile of the block layout
+constexpr int kTile = 64;                 // tokens per step of the running maximum
+constexpr int kSubtiles = kTile / kSubtile;
+constexpr int kQueries = 96;              // queries per pass over the KV: bounds the scratch
+#if defined(OCTAVO_AVX512)
+constexpr int kChunk = 6, kAccumulators = 24;  // queries, and vectors, held in registers
+#elif defined(OCTAVO_AVX2)
+constexpr int kChunk = 6, kAccumulators = 6;
+#else
+constexpr int kChunk = 2, kAccumulators = 2;
+#endif
+// Vectors beside each other for R queries: the power of two that fills the accumulators.
+constexpr int block_vectors(int queries) { return kAccumulators / queries >= 4 ? 4 : kAccumulators / queries >= 2 ? 2 : 1; }
+
+struct LoadF16 { using Element = uint16_t; static OCTAVO_INLINE F32x16 load(const uint16_t* p) { return f32_load_f16(p); } };
+struct LoadBF16 { using Element = uint16_t; static OCTAVO_INLINE F32x16 load(const uint16_t* p) { return f32_load_bf16(p); } };
+struct LoadF32 { using Element = float; static OCTAVO_INLINE F32x16 load(const float* p) { return f32_load(p); } };
+
+// Where the subtiles of one tile lie: k[u]: [head_dim][16], v[u]: [16][v_stride].
+template <class Load>
+struct TileView {
+  const typename Load::Element* k[kSubtiles];
+  const typename Load::Element* v[kSubtiles];
+  int v_stride;
+};
+
+// One pass over the KV for `count` queries of one kv_head; query j is (row, head) number first + j, heads innermost.
+struct Pass {
+  const KVLayerView& kv;
+  const AttentionParams& p;
+  const AttentionSequence& s;
+  int kv_head, group, stride;         // stride: head_dim rounded up to 16
+  int first = 0, count = 0;
+  int *begin = nullptr, *end = nullptr;  // [kQueries] positions a query sees
+  float* q = nullptr;                 // [kQueries][stride], scaled; zero beyond head_dim
+  float* acc = nullptr;               // [kQueries][stride] of the current split
+  float *m = nullptr, *l = nullptr;   // [kQueries], [kQueries][16] of the current split
+  float *total_m = nullptr, *total_l = nullptr;  // [kQueries] of the splits merged so far; their acc is in out
+  float* scores = nullptr;            // [kChunk][kTile]
+  float *wide_k = nullptr, *wide_v = nullptr;    // [kSubtiles][head_dim][16], [kTile][stride]
+
+  int row(int j) const { return (first + j) / group; }
+  int head(int j) const { return kv_head * group + (first + j) % group; }
+  float* out(int j) const { return s.out + (size_t)row(j) * s.out_stride + (size_t)head(j) * p.head_dim; }
+};
+
+OCTAVO_INLINE int round_up_16(int n) { return (n + 15) & ~15; }
+OCTAVO_INLINE int int_min(int a, int b) { return a < b ? a : b; }
+OCTAVO_INLINE int int_max(int a, int b) { return a > b ? a : b; }
+
+// Positions seen from `position`: [begin, position + 1).
+OCTAVO_INLINE int visible_begin(const AttentionParams& p, int position) { return p.window > 0 ? int_max(0, position - p.window + 1) : 0; }
+
+OCTAVO_INLINE bool sees_split(const AttentionParams& p, int position, int split) {
+  return position >= split * kSplitTokens && visible_begin(p, position) < (split + 1) * kSplitTokens;
+}
+
+// ---- products ------------------------------------------------------------------------------------------------------
+
+// scores[r][16 v + lane] = sum over d of q[r][d] * k[v][d][lane], one chain per element.
+template <class Load, int R, int NV>
+OCTAVO_INLINE void dot_block(const float* q, int q_stride, const typename Load::Element* const* k, int head_dim, float* scores) {
+  F32x16 sum[R][NV];
+  for (int r = 0; r < R; ++r) for (int v = 0; v < NV; ++v) sum[r][v] = f32_zero();
+  for (int d = 0; d < head_dim; ++d) {
+    F32x16 b[NV];
+    for (int v = 0; v < NV; ++v) b[v] = Load::load(k[v] + (size_t)d * kSubtile);
+    for (int r = 0; r < R; ++r) {
+      const F32x16 a = f32_set(q[(size_t)r * q_stride + d]);
+      for (int v = 0; v < NV; ++v) sum[r][v] = f32_fma(a, b[v], sum[r][v]);
+    }
+  }
+  for (int r = 0; r < R; ++r) for (int v = 0; v < NV; ++v) f32_store(scores + r * kTile + v * kSubtile, sum[r][v]);
+}
+
+// Scores of R queries against subtiles [begin, end).
+template <class Load, int R>
+OCTAVO_INLINE void dot_tile(const float* q, int q_stride, const TileView<Load>& tile, int begin, int end, int head_dim, float* scores) {
+  constexpr int NV = block_vectors(R);
+  int u = begin;
+  for (; u + NV <= end; u += NV) dot_block<Load, R, NV>(q, q_stride, tile.k + u, head_dim, scores + u * kSubtile);
+  if (NV > 2 && u + 2 <= end) { dot_block<Load, R, 2>(q, q_stride, tile.k + u, head_dim, scores + u * kSubtile); u += 2; }
+  if (NV > 1 && u < end) dot_block<Load, R, 1>(q, q_stride, tile.k + u, head_dim, scores + u * kSubtile);
+}
+
+// acc[r][16 v + lane] = acc * alpha[r] + sum over t in [begin, end) of p[r][t] * v[t][column + 16 v + lane], t ascending.
+template <class Load, int R, int NV>
+OCTAVO_INLINE void accumulate_block(const float* p, const float* alpha, const TileView<Load>& tile, int begin, int end, int column,
+                                    float* acc, int stride) {
+  F32x16 sum[R][NV];
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < NV; ++v) sum[r][v] = f32_load(acc + (size_t)r * stride + column + 16 * v) * f32_set(alpha[r]);
+  for (int t = begin; t < end;) {
+    const int stop = int_min(end, (t / kSubtile + 1) * kSubtile);
+    const typename Load::Element* row = tile.v[t / kSubtile] + (size_t)(t % kSubtile) * tile.v_stride + column;
+    for (; t < stop; ++t, row += tile.v_stride) {
+      F32x16 b[NV];
+      for (int v = 0; v < NV; ++v) b[v] = Load::load(row + 16 * v);
+      for (int r = 0; r < R; ++r) {
+        const F32x16 a = f32_set(p[r * kTile + t]);
+        for (int v = 0; v < NV; ++v) sum[r][v] = f32_fma(a, b[v], sum[r][v]);
+      }
+    }
+  }
+  for (int r = 0; r < R; ++r) for (int v = 0; v < NV; ++v) f32_store(acc + (size_t)r * stride + column + 16 * v, sum[r][v]);
+}
+
+template <class Load, int R>
+OCTAVO_INLINE void accumulate_tile(const float* p, const float* alpha, const TileView<Load>& tile, int begin, int end, float* acc, int stride) {
+  constexpr int NV = block_vectors(R);
+  int c = 0;
+  for (; c + 16 * NV <= stride; c += 16 * NV) accumulate_block<Load, R, NV>(p, alpha, tile, begin, end, c, acc, stride);
+  if (NV > 2 && c + 32 <= stride) { accumulate_block<Load, R, 2>(p, alpha, tile, begin, end, c, acc, stride); c += 32; }
+  if (NV > 1 && c < stride) accumulate_block<Load, R, 1>(p, alpha, tile, begin, end, c, acc, stride);
+}
+
+// ---- softmax over one tile -----------------------------------------------------------------------------------------
+
+// Lanes of subtile u that lie in [begin, end) of the tile from a, the rest `fill`.
+OCTAVO_INLINE F32x16 keep_lanes(F32x16 a, float fill, int u, int begin, int end) {
+  const int from = begin - u * kSubtile, to = end - u * kSubtile;
+  if (to < kSubtile) a = f32_first(to, a, f32_set(fill));
+  if (from > 0) a = f32_first(from, f32_set(fill), a);
+  return a;
+}
+
+// Applies softcap and mask to one query's scores in place; returns their maximum, at least m.
+OCTAVO_INLINE float finish_scores(float* scores, float cap, int begin, int end, float m) {
+  F32x16 max = f32_set(m);
+  for (int u = begin / kSubtile; u * kSubtile < end; ++u) {
+    F32x16 s = f32_load(scores + u * kSubtile);
+    if (cap > 0.0f) s = f32_tanh(s * f32_set(1.0f / cap)) * f32_set(cap);
+    s = keep_lanes(s, -__builtin_inff(), u, begin, end);
+    max = f32_max(max, s);
+    f32_store(scores + u * kSubtile, s);
+  }
+  return f32_max_lane(max);
+}
+
+// scores -> exp(scores - m), exactly zero where masked; l = l * alpha + their sum, lane by lane.
+OCTAVO_INLINE void finish_weights(float* scores, int begin, int end, float m, float alpha, float* l) {
+  F32x16 sum = f32_load(l) * f32_set(alpha);
+  for (int u = begin / kSubtile; u * kSubtile < end; ++u) {
+    const F32x16 w = keep_lanes(f32_exp(f32_load(scores + u * kSubtile) - f32_set(m)), 0.0f, u, begin, end);
+    sum = sum + w;
+    f32_store(scores + u * kSubtile, w);
+  }
+  f32_store(l, sum);
+}
+
+// ---- tiles ---------------------------------------------------------------------------------------------------------
+
+// What R queries see of one tile, as offsets into it; both ascend with the query.
+struct Seen { int begin[kChunk], end[kChunk]; };
+
+// PV of R queries. The tokens that all of them see go together; those only some see go query by query, in the same order,
+// because a weight of zero would not keep out an infinite or NaN value of a later row.
+template <class Load, int R>
+OCTAVO_INLINE void accumulate_seen(const Seen& seen, const TileView<Load>& tile, float* scores, float* alpha, float* acc, int stride) {
+  const int common_begin = seen.begin[R - 1], common_end = seen.end[0];
+  const float one = 1.0f;
+  const bool common = common_begin < common_end;
+  bool before[R];
+  for (int r = 0; r < R; ++r) {
+    const int stop = common ? common_begin : seen.end[r];
+    before[r] = seen.begin[r] < stop;
+    if (!before[r]) continue;
+    accumulate_tile<Load, 1>(scores + r * kTile, alpha + r, tile, seen.begin[r], stop, acc + (size_t)r * stride, stride);
+    alpha[r] = 1.0f;
+  }
+  if (!common) return;
+  accumulate_tile<Load, R>(scores, alpha, tile, common_begin, common_end, acc, stride);
+  for (int r = 0; r < R; ++r)
+    if (common_end < seen.end[r])
+      accumulate_tile<Load, 1>(scores + r * kTile, &one, tile, common_end, seen.end[r], acc + (size_t)r * stride, stride);
+}
+
+// One tile for the R queries from j on, each of which sees some of it.
+template <class Load, int R>
+void attend_chunk(const Pass& pass, const TileView<Load>& tile, int tile_begin, int j) {
+  Seen seen;
+  for (int r = 0; r < R; ++r) {
+    seen.begin[r] = int_max(pass.begin[j + r] - tile_begin, 0);
+    seen.end[r] = int_min(pass.end[j + r] - tile_begin, kTile);
+  }
+  const int stride = pass.stride;
+  dot_tile<Load, R>(pass.q + (size_t)j * stride, stride, tile, seen.begin[0] / kSubtile, (seen.end[R - 1] + kSubtile - 1) / kSubtile,
+                    pass.p.head_dim, pass.scores);
+  float alpha[16] = {0};
+  for (int r = 0; r < R; ++r) {
+    const float m = finish_scores(pass.scores + r * kTile, pass.p.softcap, seen.begin[r], seen.end[r], pass.m[j + r]);
+    alpha[r] = pass.m[j + r] - m;
+    pass.m[j + r] = m;
+  }
+  f32_store(alpha, f32_exp(f32_load(alpha)));
+  for (int r = 0; r < R; ++r)
+    finish_weights(pass.scores + r * kTile, seen.begin[r], seen.end[r], pass.m[j + r], alpha[r], pass.l + (size_t)(j + r) * 16);
+  accumulate_seen<Load, R>(seen, tile, pass.scores, alpha, pass.acc + (size_t)j * stride, stride);
+}
+
+template <class Load, int R>
+OCTAVO_INLINE void attend_chunk_of(int n, const Pass& pass, const TileView<Load>& tile, int tile_begin, int j) {
+  if (n == R) return attend_chunk<Load, R>(pass, tile, tile_begin, j);
+  if constexpr (R > 1) attend_chunk_of<Load, R - 1>(n, pass, tile, tile_begin, j);
+}
+
+// Queries [a, b) in chunks as even as possible.
+template <class Load>
+void attend_queries(const Pass& pass, const TileView<Load>& tile, int tile_begin, int a, int b) {
+  for (int chunks = (b - a + kChunk - 1) / kChunk; chunks > 0; --chunks) {
+    const int n = (b - a + chunks - 1) / chunks;
+    attend_chunk_of<Load, kChunk>(n, pass, tile, tile_begin, a);
+    a += n;
+  }
+}
+
+// Subtiles [begin, end) as float32 in scratch, V rows padded to a multiple of sixteen.
+template <class Load>
+void widen_tile(const Pass& pass, const TileView<Load>& from, int begin, int end, TileView<LoadF32>* to) {
+  const int head_dim = pass.p.head_dim, stride = pass.stride;
+  to->v_stride = stride;
+  for (int u = begin; u < end; ++u) {
+    float* k = pass.wide_k + (size_t)u * head_dim * kSubtile;
+    float* v = pass.wide_v + (size_t)u * kSubtile * stride;
+    to->k[u] = k;
+    to->v[u] = v;
+    for (int d = 0; d < head_dim; ++d) f32_store(k + d * kSubtile, Load::load(from.k[u] + d * kSubtile));
+    for (int t = 0; t < kSubtile; ++t) {
+      const typename Load::Element* row = from.v[u] + (size_t)t * from.v_stride;
+      int d = 0;
+      for (; d + 16 <= head_dim; d += 16) f32_store(v + (size_t)t * stride + d, Load::load(row + d));
+      if (d == head_dim) continue;
+      typename Load::Element rest[16] = {0};
+      std::memcpy(rest, row + d, sizeof(rest[0]) * (size_t)(head_dim - d));
+      f32_store(v + (size_t)t * stride + d, Load::load(rest));
+    }
+  }
+}
+
+// One tile for every query of the pass that sees some of it: a contiguous run, since what is seen ascends with the row.
+template <class Load>
+void attend_tile(const Pass& pass, int tile_begin) {
+  int a = 0, b = pass.count;
+  while (a < b && pass.end[a] <= tile_begin) ++a;
+  while (b > a && pass.begin[b - 1] >= tile_begin + kTile) --b;
+  if (a == b) return;
+  const int begin = int_max(pass.begin[a] - tile_begin, 0) / kSubtile;
+  const int end = (int_min(pass.end[b - 1] - tile_begin, kTile) + kSubtile - 1) / kSubtile;
+  TileView<Load> tile;
+  tile.v_stride = pass.p.head_dim;
+  for (int u = begin; u < end; ++u) {
+    const int position = tile_begin + u * kSubtile, block_size = pass.kv.block_size;
+    tile.k[u] = (const typename Load::Element*)kv_tile(pass.kv, pass.s.block_table[position / block_size], position % block_size, pass.kv_head);
+    tile.v[u] = tile.k[u] + (size_t)pass.p.head_dim * kSubtile;
+  }
+  const bool padded = pass.stride != pass.p.head_dim;
+  if (!padded && (b - a <= kChunk || pass.kv.type == KVType::kF32)) return attend_queries(pass, tile, tile_begin, a, b);
+  TileView<LoadF32> wide;
+  widen_tile(pass, tile, begin, end, &wide);
+  attend_queries(pass, wide, tile_begin, a, b);
+}
+
+// ---- splits --------------------------------------------------------------------------------------------------------
+
+// Folds a split's (m, l, acc) into the running total, whose accumulator is the query's place in out.
+OCTAVO_INLINE void merge_state(float m, float l, const float* acc, int head_dim, float* total_m, float* total_l, float* out) {
+  const float new_m = *total_m > m ? *total_m : m;
+  float factors[16] = {*total_m - new_m, m - new_m};
+  f32_store(factors, f32_exp(f32_load(factors)));
+  const F32x16 keep = f32_set(factors[0]), take = f32_set(factors[1]);
+  for (int d = 0; d < head_dim; d += 16) {
+    const int n = lanes_left(head_dim, d);
+    f32_store_n(out + d, f32_fma(f32_load_n(out + d, n), keep, f32_load_n(acc + d, n) * take), n);
+  }
+  *total_l = *total_l * factors[0] + l * factors[1];
+  *total_m = new_m;
+}
+
+OCTAVO_INLINE void begin_total(int head_dim, float* total_m, float* total_l, float* out) {
+  *total_m = -__builtin_inff();
+  *total_l = 0.0f;
+  for (int d = 0; d < head_dim; ++d) out[d] = 0.0f;
+}
+
+OCTAVO_INLINE void finish_total(int head_dim, float total_l, float* out) {
+  for (int d = 0; d < head_dim; d += 16) {
+    const int n = lanes_left(head_dim, d);
+    f32_store_n(out + d, f32_load_n(out + d, n) / f32_set(total_l), n);
+  }
+}
+
+// A stored state: m [group], l [group], padding to sixteen floats, acc [group][stride].
+OCTAVO_INLINE size_t partial_acc_offset(int group) { return (size_t)round_up_16(2 * group); }
+OCTAVO_INLINE size_t partial_floats(int group, int stride) { return partial_acc_offset(group) + (size_t)group * stride; }
+
+// Runs one split for the whole pass; afterwards acc, m, l of every query that sees some of it are its state.
+void attend_split(const Pass& pass, int split) {
+  const int begin = int_max(split * kSplitTokens, pass.begin[0] / kTile * kTile);
+  const int end = int_min((split + 1) * kSplitTokens, pass.end[pass.count - 1]);
+  if (begin >= end) return;
+  for (int j = 0; j < pass.count; ++j) pass.m[j] = -__builtin_inff();
+  std::memset(pass.l, 0, sizeof(float) * 16 * (size_t)pass.count);
+  std::memset(pass.acc, 0, sizeof(float) * (size_t)pass.stride * pass.count);
+  for (int tile_begin = begin; tile_begin < end; tile_begin += kTile) {
+    if (pass.kv.type == KVType::kF16) attend_tile<LoadF16>(pass, tile_begin);
+    else if (pass.kv.type == KVType::kBF16) attend_tile<LoadBF16>(pass, tile_begin);
+    else attend_tile<LoadF32>(pass, tile_begin);
+  }
+}
+
+// Merges the split's states into the totals, or stores them when partial states are asked for.
+void finish_split(const Pass& pass, int split, float* partial) {
+  const int num_splits = attention_num_splits(pass.s);
+  for (int j = 0; j < pass.count; ++j) {
+    if (!sees_split(pass.p, pass.end[j] - 1, split)) continue;
+    const float l = f32_sum(f32_load(pass.l + (size_t)j * 16));
+    const float* acc = pass.acc + (size_t)j * pass.stride;
+    if (partial == nullptr) {
+      merge_state(pass.m[j], l, acc, pass.p.head_dim, pass.total_m + j, pass.total_l + j, pass.out(j));
+      continue;
+    }
+    const size_t index = ((size_t)pass.row(j) * pass.p.kv_heads + pass.kv_head) * num_splits + split;
+    float* state = partial + index * partial_floats(pass.group, pass.stride);
+    const int g = (pass.first + j) % pass.group;
+    state[g] = pass.m[j];
+    state[pass.group + g] = l;
+    std::memcpy(state + partial_acc_offset(pass.group) + (size_t)g * pass.stride, acc, sizeof(float) * (size_t)pass.stride);
+  }
+}
+
+// ---- scratch and entry points --------------------------------------------------------------------------------------
+
+// Hands out 64-byte aligned arrays; with base null it only counts.
+struct ScratchCursor {
+  uint8_t* base;
+  size_t used;
+  template <class T>
+  T* take(size_t count) {
+    T* p = base ? (T*)(base + used) : nullptr;
+    used += (count * sizeof(T) + 63) / 64 * 64;
+    return p;
+  }
+};
+
+OCTAVO_INLINE size_t place_scratch(Pass* pass, void* scratch) {
+  ScratchCursor cursor = {(uint8_t*)scratch, 0};
+  const size_t stride = (size_t)pass->stride;
+  pass->begin = cursor.take<int>(kQueries);
+  pass->end = cursor.take<int>(kQueries);
+  pass->q = cursor.take<float>(kQueries * stride);
+  pass->acc = cursor.take<float>(kQueries * stride);
+  pass->m = cursor.take<float>(kQueries);
+  pass->l = cursor.take<float>(kQueries * 16);
+  pass->total_m = cursor.take<float>(kQueries);
+  pass->total_l = cursor.take<float>(kQueries);
+  pass->scores = cursor.take<float>(kChunk * kTile);
+  pass->wide_k = cursor.take<float>((size_t)kTile * pass->p.head_dim);
+  pass->wide_v = cursor.take<float>(kTile * stride);
+  return cursor.used;
+}
+
+// Scaled queries and what each sees.
+void load_queries(const Pass& pass, bool totals) {
+  const int head_dim = pass.p.head_dim;
+  for (int j = 0; j < pass.count; ++j) {
+    const int position = pass.s.start + pass.row(j);
+    pass.begin[j] = visible_begin(pass.p, position);
+    pass.end[j] = position + 1;
+    const float* q = pass.s.q + (size_t)pass.row(j) * pass.s.q_stride + (size_t)pass.head(j) * head_dim;
+    for (int d = 0; d < head_dim; d += 16)
+      f32_store(pass.q + (size_t)j * pass.stride + d, f32_load_n(q + d, lanes_left(head_dim, d)) * f32_set(pass.p.scale));
+    if (totals) begin_total(head_dim, pass.total_m + j, pass.total_l + j, pass.out(j));
+  }
+}
+
+void attention(const KVLayerView& kv, const AttentionParams& p, const AttentionSequence& s, int kv_head, int row_begin, int row_end,
+               int split_begin, int split_end, float* partial, void* scratch) {
+  const int group = p.heads / p.kv_heads, end = row_end * group;
+  Pass pass = {kv, p, s, kv_head, group, round_up_16(p.head_dim)};
+  place_scratch(&pass, scratch);
+  for (pass.first = row_begin * group; pass.first < end; pass.first += pass.count) {
+    pass.count = int_min(end - pass.first, kQueries);
+    load_queries(pass, partial == nullptr);
+    for (int split = split_begin; split < split_end; ++split) {
+      attend_split(pass, split);
+      finish_split(pass, split, partial);
+    }
+    if (partial != nullptr) continue;
+    for (int j = 0; j < pass.count; ++j) finish_total(p.head_dim, pass.total_l[j], pass.out(j));
+  }
+}
+
+void attention_merge(const AttentionParams& p, const AttentionSequence& s, int kv_head, int row, int splits, const float* partial) {
+  const int group = p.heads / p.kv_heads, stride = round_up_16(p.head_dim);
+  for (int g = 0; g < group; ++g) {
+    float* out = s.out + (size_t)row * s.out_stride + (size_t)(kv_head * group + g) * p.head_dim;
+    float total_m, total_l;
+    begin_total(p.head_dim, &total_m, &total_l, out);
+    for (int split = 0; split < splits; ++split) {
+      if (!sees_split(p, s.start + row, split)) continue;
+      const float* state = partial + (((size_t)row * p.kv_heads + kv_head) * splits + split) * partial_floats(group, stride);
+      merge_state(state[g], state[group + g], state + partial_acc_offset(group) + (size_t)g * stride, p.head_dim, &total_m, &total_l, out);
+    }
+    finish_total(p.head_dim, total_l, out);
+  }
+}
+
+size_t attention_scratch_bytes(const AttentionParams& p) {
+  const KVLayerView kv = {};
+  const AttentionSequence s = {};
+  Pass pass = {kv, p, s, 0, 1, round_up_16(p.head_dim)};
+  return place_scratch(&pass, nullptr);
+}
+
+size_t attention_partial_floats(const AttentionParams& p) { return partial_floats(p.heads / p.kv_heads, round_up_16(p.head_dim)); }
+
+}  // namespace OCTAVO_ISA_NS
+}  // namespace octavo

@@ -1,0 +1,174 @@
+// Per-row operations around the matrix products: norm, activation quantisation, gated activations, rotary embedding, KV store.
+//
+// Included by kernels_isa.cc inside no namespace; everything lands in the unit's ISA namespace. Rows may have any length:
+// a last vector of fewer than sixteen values is loaded and stored by count, so nothing beyond a row is read or written.
+// Sums run over fixed lanes in fixed order and therefore depend on the row alone.
+
+namespace octavo {
+namespace OCTAVO_ISA_NS {
+
+OCTAVO_INLINE int lanes_left(int dim, int i) { return dim - i < 16 ? dim - i : 16; }
+
+// Sum of squares in four chains of sixteen lanes; vector j of the row always belongs to chain j % 4.
+OCTAVO_INLINE float sum_of_squares(const float* x, int dim) {
+  F32x16 sum[4] = {f32_zero(), f32_zero(), f32_zero(), f32_zero()};
+  int i = 0;
+  for (; i + 64 <= dim; i += 64) {
+    for (int c = 0; c < 4; ++c) {
+      const F32x16 a = f32_load(x + i + 16 * c);
+      sum[c] = f32_fma(a, a, sum[c]);
+    }
+  }
+  for (int c = 0; i < dim; i += 16, ++c) {
+    const F32x16 a = f32_load_n(x + i, lanes_left(dim, i));
+    sum[c] = f32_fma(a, a, sum[c]);
+  }
+  return f32_sum((sum[0] + sum[1]) + (sum[2] + sum[3]));
+}
+
+void rmsnorm(const float* x, const float* w, float eps, int dim, float* out) {
+  const F32x16 inverse = f32_set(1.0f / __builtin_sqrtf(sum_of_squares(x, dim) / (float)dim + eps));
+  int i = 0;
+  for (; i + 16 <= dim; i += 16) f32_store(out + i, f32_load(x + i) * inverse * f32_load(w + i));
+  if (i < dim) f32_store_n(out + i, f32_load_n(x + i, dim - i) * inverse * f32_load_n(w + i, dim - i), dim - i);
+}
+
+// A group whose largest magnitude is zero, or so small (< 4e-37) that 127 / max overflows, becomes exactly zero.
+// Clamping before the conversion keeps NaN and infinities inside int8: their group is garbage, its neighbours are not.
+void quantize(const float* x, int k, QuantRows out, int row) {
+  int8_t* q = out.q + (size_t)row * k;
+  float* scale = out.scale + (size_t)row * (k / 32);
+  int16_t* sum16 = out.sum16 + (size_t)row * (k / 16);
+  const F32x16 low = f32_set(-127.0f), high = f32_set(127.0f);
+  for (int i = 0; i < k; i += 32) {
+    const F32x16 a = f32_load(x + i), b = f32_load(x + i + 16);
+    const float max = f32_max_lane(f32_max(f32_max(a, f32_zero() - a), f32_max(b, f32_zero() - b)));
+    const float inverse = 127.0f / max;
+    const bool finite = inverse <= 3.4028234664e38f;
+    scale[i / 32] = finite ? max / 127.0f : 0.0f;
+    const F32x16 multiplier = f32_set(finite ? inverse : 0.0f);
+    const I32x16 qa = i32_from_f32(f32_min(f32_max(a * multiplier, low), high));
+    const I32x16 qb = i32_from_f32(f32_min(f32_max(b * multiplier, low), high));
+    i32_store_i8(q + i, qa);
+    i32_store_i8(q + i + 16, qb);
+    sum16[i / 16] = (int16_t)i32_sum(qa);
+    sum16[i / 16 + 1] = (int16_t)i32_sum(qb);
+  }
+}
+
+// Both activations are g / (1 + exp(-z)): silu with z = g; the tanh form of gelu with z = 2 sqrt(2 / pi) (g + 0.044715 g^3),
+// because (1 + tanh(u)) / 2 = 1 / (1 + exp(-2u)), which unlike the tanh keeps its relative precision for negative g.
+template <bool gelu>
+OCTAVO_INLINE F32x16 activate(F32x16 g) {
+  F32x16 z = g;
+  if (gelu) z = f32_fma(g * g * g, f32_set(0.044715f), g) * f32_set(1.5957691216057308f);
+  return g / (f32_set(1.0f) + f32_exp(f32_zero() - z));
+}
+
+template <bool gelu>
+OCTAVO_INLINE void gated_act_row(const float* gate, const float* up, int dim, float* out) {
+  int i = 0;
+  for (; i + 16 <= dim; i += 16) f32_store(out + i, activate<gelu>(f32_load(gate + i)) * f32_load(up + i));
+  if (i < dim) f32_store_n(out + i, activate<gelu>(f32_load_n(gate + i, dim - i)) * f32_load_n(up + i, dim - i), dim - i);
+}
+
+void gated_act(const float* gate, const float* up, int dim, int activation, float* out) {
+  if (activation == 0) gated_act_row<false>(gate, up, dim, out);
+  else gated_act_row<true>(gate, up, dim, out);
+}
+
+void add(const float* a, const float* b, int dim, float* out) {
+  int i = 0;
+  for (; i + 16 <= dim; i += 16) f32_store(out + i, f32_load(a + i) + f32_load(b + i));
+  if (i < dim) f32_store_n(out + i, f32_load_n(a + i, dim - i) + f32_load_n(b + i, dim - i), dim - i);
+}
+
+void softcap(const float* x, int dim, float cap, float* out) {
+  const F32x16 c = f32_set(cap);
+  int i = 0;
+  for (; i + 16 <= dim; i += 16) f32_store(out + i, f32_tanh(f32_load(x + i) / c) * c);
+  if (i < dim) f32_store_n(out + i, f32_tanh(f32_load_n(x + i, dim - i) / c) * c, dim - i);
+}
+
+// (a, b) rotated by the angle whose cosine and sine are c and s.
+OCTAVO_INLINE void rotate(F32x16* a, F32x16* b, F32x16 c, F32x16 s) {
+  const F32x16 first = f32_fma(f32_zero() - *b, s, *a * c);
+  *b = f32_fma(*a, s, *b * c);
+  *a = first;
+}
+
+// Pairs [i, i + n) of one head, n <= 16; both layouts go through the same rotation of sixteen pairs.
+OCTAVO_INLINE void rope_pairs(float* x, int half, bool interleaved, int i, int n, F32x16 c, F32x16 s) {
+  if (!interleaved) {
+    F32x16 a = f32_load_n(x + i, n), b = f32_load_n(x + half + i, n);
+    rotate(&a, &b, c, s);
+    f32_store_n(x + i, a, n);
+    f32_store_n(x + half + i, b, n);
+    return;
+  }
+  float even[16] = {0}, odd[16] = {0};
+  for (int j = 0; j < n; ++j) { even[j] = x[2 * (i + j)]; odd[j] = x[2 * (i + j) + 1]; }
+  F32x16 a = f32_load(even), b = f32_load(odd);
+  rotate(&a, &b, c, s);
+  f32_store(even, a);
+  f32_store(odd, b);
+  for (int j = 0; j < n; ++j) { x[2 * (i + j)] = even[j]; x[2 * (i + j) + 1] = odd[j]; }
+}
+
+void rope(float* x, int heads, int head_dim, int rotary_dim, bool interleaved, const float* cos_sin) {
+  const int half = rotary_dim / 2;
+  for (int i = 0; i < half; i += 16) {
+    const int n = lanes_left(half, i);
+    float c[16] = {0}, s[16] = {0};
+    for (int j = 0; j < n; ++j) { c[j] = cos_sin[2 * (i + j)]; s[j] = cos_sin[2 * (i + j) + 1]; }
+    const F32x16 cv = f32_load(c), sv = f32_load(s);
+    for (int h = 0; h < heads; ++h) rope_pairs(x + (size_t)h * head_dim, half, interleaved, i, n, cv, sv);
+  }
+}
+
+// ---- KV store ------------------------------------------------------------------------------------------------------
+
+OCTAVO_INLINE void convert_16(F32x16 a, KVType type, uint16_t* out) {
+  if (type == KVType::kF16) f32_store_f16(out, a);
+  else f32_store_bf16(out, a);
+}
+
+// K goes down a column (stride 16), V along a row. Only this token's elements are written, one by one or by exact count:
+// threads storing neighbouring tokens of a tile must not overwrite each other.
+OCTAVO_INLINE void store_head_16(uint16_t* k_out, uint16_t* v_out, KVType type, int head_dim, const float* k, const float* v) {
+  for (int d = 0; d < head_dim; d += 16) {
+    const int n = lanes_left(head_dim, d);
+    uint16_t t[16];
+    convert_16(f32_load_n(k + d, n), type, t);
+    for (int j = 0; j < n; ++j) k_out[(d + j) * 16] = t[j];
+    convert_16(f32_load_n(v + d, n), type, t);
+    std::memcpy(v_out + d, t, sizeof(uint16_t) * (size_t)n);
+  }
+}
+
+OCTAVO_INLINE void store_head_32(float* k_out, float* v_out, int head_dim, const float* k, const float* v) {
+  for (int d = 0; d < head_dim; ++d) k_out[d * 16] = k[d];
+  std::memcpy(v_out, v, sizeof(float) * (size_t)head_dim);
+}
+
+OCTAVO_INLINE size_t kv_element_bytes(KVType type) { return type == KVType::kF32 ? 4 : 2; }
+
+// The tile of kv_head that holds token `offset` of `block`: K [head_dim][16], then V [16][head_dim].
+OCTAVO_INLINE uint8_t* kv_tile(const KVLayerView& kv, int block, int offset, int kv_head) {
+  const size_t tile_bytes = 2 * 16 * (size_t)kv.head_dim * kv_element_bytes(kv.type);
+  return kv.base + (size_t)block * kv.block_bytes + ((size_t)kv_head * (kv.block_size / 16) + offset / 16) * tile_bytes;
+}
+
+void store_kv(const KVLayerView& kv, int block, int offset, const float* k, const float* v) {
+  const int head_dim = kv.head_dim, token = offset % 16;
+  for (int h = 0; h < kv.kv_heads; ++h) {
+    uint8_t* tile = kv_tile(kv, block, offset, h);
+    const float *k_head = k + (size_t)h * head_dim, *v_head = v + (size_t)h * head_dim;
+    const size_t v_start = 16 * (size_t)head_dim + (size_t)token * head_dim;
+    if (kv.type == KVType::kF32) store_head_32((float*)tile + token, (float*)tile + v_start, head_dim, k_head, v_head);
+    else store_head_16((uint16_t*)tile + token, (uint16_t*)tile + v_start, kv.type, head_dim, k_head, v_head);
+  }
+}
+
+}  // namespace OCTAVO_ISA_NS
+}  // namespace octavo

@@ -1,0 +1,258 @@
+// Attention against a plain double loop, and its exactness: one query's bits do not depend on what is computed around it.
+#include <cstdlib>
+
+#include "testing.h"
+
+using namespace octavo;
+using namespace octavo_test;
+
+namespace {
+
+struct Shape { int heads, kv_heads, head_dim, window; float softcap; KVType type; };
+
+const char* type_name(KVType type) { return type == KVType::kF16 ? "f16" : type == KVType::kBF16 ? "bf16" : "f32"; }
+
+// Slow, obvious conversions of the stored formats.
+float from_bf16(uint16_t h) { uint32_t b = (uint32_t)h << 16; float f; std::memcpy(&f, &b, 4); return f; }
+float from_f16(uint16_t h) {
+  const int exponent = (h >> 10) & 31, fraction = h & 1023;
+  if (exponent == 31) return fraction ? NAN : (h >> 15 ? -INFINITY : INFINITY);
+  const float value = exponent ? std::ldexp((float)(1024 + fraction), exponent - 25) : std::ldexp((float)fraction, -24);
+  return h >> 15 ? -value : value;
+}
+
+// KV memory of one sequence in shuffled blocks. Every byte starts as 0xff, a NaN in each format.
+struct Cache {
+  KVLayerView view;
+  std::vector<uint8_t> memory;
+  std::vector<int32_t> table;
+
+  Cache(const Shape& shape, int block_size, int tokens, Rng& rng) {
+    const size_t element = shape.type == KVType::kF32 ? 4 : 2;
+    const int blocks = (tokens + block_size - 1) / block_size;
+    const size_t used = 2 * (size_t)shape.kv_heads * shape.head_dim * block_size * element;
+    view = {nullptr, used + 192, shape.kv_heads, shape.head_dim, block_size, shape.type};
+    memory.assign(view.block_bytes * blocks, 0xff);
+    view.base = memory.data();
+    for (int b = 0; b < blocks; ++b) table.push_back(b);
+    for (int b = blocks - 1; b > 0; --b) std::swap(table[b], table[rng.below(b + 1)]);
+  }
+
+  // K or V element of a token, through the documented layout.
+  float get(int token, int kv_head, int d, bool value) const {
+    const size_t tile = (size_t)kv_head * (view.block_size / 16) + token % view.block_size / 16, lane = token % 16;
+    const size_t index = tile * 32 * view.head_dim + (value ? 16 * (size_t)view.head_dim + lane * view.head_dim + d : 16 * (size_t)d + lane);
+    const uint8_t* block = view.base + table[token / view.block_size] * view.block_bytes;
+    if (view.type == KVType::kF32) return ((const float*)block)[index];
+    const uint16_t h = ((const uint16_t*)block)[index];
+    return view.type == KVType::kF16 ? from_f16(h) : from_bf16(h);
+  }
+};
+
+struct Problem {
+  Shape shape;
+  AttentionParams params;
+  int tokens, width, kv_width;
+  std::vector<float> q, k, v;  // [tokens][heads * head_dim], [tokens][kv_heads * head_dim]
+
+  Problem(const Shape& s, int tokens, uint64_t seed) : shape(s), tokens(tokens), width(s.heads * s.head_dim), kv_width(s.kv_heads * s.head_dim) {
+    Rng rng{seed};
+    params = {s.heads, s.kv_heads, s.head_dim, 1.0f / std::sqrt((float)s.head_dim), s.softcap, s.window};
+    q = rng.uniform_values((size_t)tokens * width, 4.0f);
+    k = rng.uniform_values((size_t)tokens * kv_width, 2.0f);
+    v = rng.uniform_values((size_t)tokens * kv_width, 2.0f);
+  }
+  void store(const Kernels& kernels, Cache& cache, int from, int to) const {
+    for (int t = from; t < to; ++t)
+      kernels.store_kv(cache.view, cache.table[t / cache.view.block_size], t % cache.view.block_size, &k[(size_t)t * kv_width], &v[(size_t)t * kv_width]);
+  }
+  // Rows start .. start + rows - 1, out at their place in a [tokens][width] array.
+  AttentionSequence sequence(const Cache& cache, int start, int rows, std::vector<float>& out) const {
+    return {&q[(size_t)start * width], &out[(size_t)start * width], width, width, start, rows, cache.table.data()};
+  }
+};
+
+struct Scratch {
+  std::vector<uint8_t> bytes;
+  void* at;
+  Scratch(const Kernels& kernels, const AttentionParams& p) : bytes(kernels.attention_scratch_bytes(p) + 64, 0xff) {
+    at = (void*)(((uintptr_t)bytes.data() + 63) & ~(uintptr_t)63);
+  }
+};
+
+void run_rows(const Kernels& kernels, const Problem& problem, const Cache& cache, int start, int rows, std::vector<float>& out) {
+  Scratch scratch(kernels, problem.params);
+  const AttentionSequence s = problem.sequence(cache, start, rows, out);
+  for (int h = 0; h < problem.shape.kv_heads; ++h)
+    kernels.attention(cache.view, problem.params, s, h, 0, rows, 0, attention_num_splits(s), nullptr, scratch.at);
+}
+
+// Rows and splits cut at random into items, states stored and merged.
+void run_partial(const Kernels& kernels, const Problem& problem, const Cache& cache, int start, int rows, Rng& rng, std::vector<float>& out) {
+  Scratch scratch(kernels, problem.params);
+  const AttentionSequence s = problem.sequence(cache, start, rows, out);
+  const int splits = attention_num_splits(s);
+  std::vector<float> partial((size_t)rows * problem.shape.kv_heads * splits * kernels.attention_partial_floats(problem.params), NAN);
+  for (int h = 0; h < problem.shape.kv_heads; ++h) {
+    for (int row = 0, row_end; row < rows; row = row_end) {
+      row_end = row + 1 + rng.below(rows - row);
+      for (int split = 0, split_end; split < splits; split = split_end) {
+        split_end = split + 1 + rng.below(splits - split);
+        kernels.attention(cache.view, problem.params, s, h, row, row_end, split, split_end, partial.data(), scratch.at);
+      }
+    }
+    for (int row = 0; row < rows; ++row) kernels.attention_merge(problem.params, s, h, row, splits, partial.data());
+  }
+}
+
+// One query in double, from the stored K and V. Returns the error bound that float32 arithmetic allows per unit of max |v|.
+double reference_query(const Problem& problem, const Cache& cache, int row, int head, std::vector<double>& out) {
+  const Shape& s = problem.shape;
+  const int kv_head = head / (s.heads / s.kv_heads), from = s.window ? std::max(0, row - s.window + 1) : 0;
+  std::vector<double> score(row + 1);
+  double max = -INFINITY, magnitude = 0, sum = 0;
+  for (int t = from; t <= row; ++t) {
+    double dot = 0, absolute = 0;
+    for (int d = 0; d < s.head_dim; ++d) {
+      const double x = (double)problem.q[(size_t)row * problem.width + head * s.head_dim + d] * problem.params.scale * cache.get(t, kv_head, d, false);
+      dot += x;
+      absolute += std::fabs(x);
+    }
+    score[t] = s.softcap > 0 ? s.softcap * std::tanh(dot / s.softcap) : dot;
+    max = std::max(max, score[t]);
+    magnitude = std::max(magnitude, absolute);
+  }
+  out.assign(s.head_dim, 0.0);
+  double max_v = 0;
+  for (int t = from; t <= row; ++t) {
+    const double w = std::exp(score[t] - max);
+    sum += w;
+    for (int d = 0; d < s.head_dim; ++d) {
+      const double value = cache.get(t, kv_head, d, true);
+      out[d] += w * value;
+      max_v = std::max(max_v, std::fabs(value));
+    }
+  }
+  for (double& x : out) x /= sum;
+  // A score's rounding errors (chain over head_dim, softcap, subtraction and exp) act twice, in numerator and denominator;
+  // then come the chain of up to one split of weights and one rounding per tile and split. eps covers two roundings per
+  // portable multiply-add.
+  const double eps = 1.2e-7, score_error = eps * ((s.head_dim + 2) * magnitude + 4 * s.softcap + std::fabs(max) + 8);
+  return max_v * (2 * score_error + eps * (2 * std::min(row + 1, kSplitTokens) + row / 64 + 8));
+}
+
+void check_against_reference(const char* level, const Problem& problem, const Cache& cache, int row, const std::vector<float>& got) {
+  std::vector<double> want;
+  for (int h = 0; h < problem.shape.heads; ++h) {
+    const double bound = reference_query(problem, cache, row, h, want);
+    for (int d = 0; d < problem.shape.head_dim; ++d) {
+      const float x = got[(size_t)row * problem.width + h * problem.shape.head_dim + d];
+      if (!check(std::fabs(x - want[d]) <= bound, "%s %s head_dim %d window %d row %d head %d d %d: %.9g, expected %.9g +- %.2g", level,
+                 type_name(problem.shape.type), problem.shape.head_dim, problem.shape.window, row, h, d, x, want[d], bound)) return;
+    }
+  }
+}
+
+void check_same(const char* level, const char* form, const Problem& problem, const std::vector<float>& a, const std::vector<float>& b, int from, int to) {
+  for (int row = from; row < to; ++row)
+    if (!check(same_bits(&a[(size_t)row * problem.width], &b[(size_t)row * problem.width], problem.width), "%s %s: %s head_dim %d heads %d/%d window %d row %d of %d differs",
+               level, form, type_name(problem.shape.type), problem.shape.head_dim, problem.shape.heads, problem.shape.kv_heads, problem.shape.window, row, problem.tokens)) return;
+}
+
+// Every form of computing the same rows: whole, row by row as decode does, chunks of 7, partial and merged, blocks of 32.
+void check_forms(const Kernels& kernels, const Shape& shape, int tokens, uint64_t seed) {
+  Rng rng{seed};
+  const Problem problem(shape, tokens, seed + 1);
+  const std::vector<float> empty((size_t)tokens * problem.width, NAN);
+  std::vector<float> whole = empty, out = empty;
+  Cache cache(shape, 16, tokens, rng), growing(shape, 16, tokens, rng), wide(shape, 32, tokens, rng);
+  problem.store(kernels, cache, 0, tokens);
+  problem.store(kernels, wide, 0, tokens);
+  run_rows(kernels, problem, cache, 0, tokens, whole);
+  for (int row : {0, 1, 15, 16, 30, 31, 32, 63, 64, 65, tokens / 2, tokens - 2, tokens - 1})
+    if (row >= 0 && row < tokens) check_against_reference(kernels.name, problem, cache, row, whole);
+
+  for (int row = 0; row < tokens; ++row) {
+    problem.store(kernels, growing, row, row + 1);
+    run_rows(kernels, problem, growing, row, 1, out);
+  }
+  check_same(kernels.name, "row by row", problem, whole, out, 0, tokens);
+  out = empty;
+  for (int row = 0; row < tokens; row += 7) run_rows(kernels, problem, cache, row, std::min(7, tokens - row), out);
+  check_same(kernels.name, "chunks of 7", problem, whole, out, 0, tokens);
+  out = empty;
+  run_rows(kernels, problem, wide, 0, tokens, out);
+  check_same(kernels.name, "block size 32", problem, whole, out, 0, tokens);
+  for (int i = 0; i < 3; ++i) {
+    out = empty;
+    run_partial(kernels, problem, cache, 0, tokens, rng, out);
+    check_same(kernels.name, "partial and merged", problem, whole, out, 0, tokens);
+  }
+}
+
+// Later rows whose K and V are infinite or NaN leave earlier rows' bits alone.
+void check_later_rows(const Kernels& kernels, const Shape& shape, int tokens) {
+  Rng rng{7};
+  Problem problem(shape, tokens, 8);
+  std::vector<float> clean((size_t)tokens * problem.width), poisoned = clean;
+  Cache cache(shape, 16, tokens, rng);
+  problem.store(kernels, cache, 0, tokens);
+  run_rows(kernels, problem, cache, 0, tokens, clean);
+  const int first_bad = tokens - 3;
+  for (int i = first_bad * problem.kv_width; i < tokens * problem.kv_width; ++i) problem.k[i] = problem.v[i] = i % 3 ? (i % 2 ? INFINITY : -INFINITY) : NAN;
+  problem.store(kernels, cache, first_bad, tokens);
+  run_rows(kernels, problem, cache, 0, tokens, poisoned);
+  check_same(kernels.name, "non-finite later rows", problem, clean, poisoned, 0, first_bad);
+}
+
+// A prompt's end and decode steps behind a long context, KV before the window never written.
+void check_long(const Kernels& kernels, const Shape& shape, int start, int rows) {
+  Rng rng{(uint64_t)start};
+  const int tokens = start + rows;
+  const Problem problem(shape, tokens, 99);
+  const std::vector<float> empty((size_t)tokens * problem.width, NAN);
+  std::vector<float> whole = empty, out = empty;
+  Cache cache(shape, 16, tokens, rng);
+  problem.store(kernels, cache, shape.window ? std::max(0, start - shape.window + 1) : 0, tokens);
+  run_rows(kernels, problem, cache, start, rows, whole);
+  check_against_reference(kernels.name, problem, cache, start, whole);
+  check_against_reference(kernels.name, problem, cache, tokens - 1, whole);
+  for (int row = start; row < tokens; ++row) run_rows(kernels, problem, cache, row, 1, out);
+  check_same(kernels.name, "long, row by row", problem, whole, out, start, tokens);
+  out = empty;
+  run_partial(kernels, problem, cache, start, rows, rng, out);
+  check_same(kernels.name, "long, partial and merged", problem, whole, out, start, tokens);
+}
+
+void check_level(const Kernels& kernels) {
+  const KVType types[] = {KVType::kF16, KVType::kBF16, KVType::kF32};
+  const int heads[][2] = {{1, 1}, {2, 2}, {3, 1}, {9, 3}, {4, 1}, {7, 1}, {16, 1}, {20, 1}};
+  const int head_dims[] = {2, 8, 16, 24, 48, 64, 80, 112, 128};
+  const int lengths[] = {1, 15, 16, 17, 31, 32, 33, 34, 63, 64, 65, 129};
+  int i = 0;
+  for (int head_dim : head_dims)
+    for (const int* h : heads) {
+      const Shape shape = {h[0], h[1], head_dim, i % 3 == 1 ? 32 : i % 3 == 2 ? 5 : 0, i % 4 == 3 ? 20.0f : 0.0f, types[i % 3 == 0 ? i / 3 % 3 : i % 3]};
+      check_forms(kernels, shape, lengths[i % 12], (uint64_t)i);
+      ++i;
+    }
+  for (KVType type : types) {
+    for (int tokens : {31, 32, 33, 34, 63, 64, 65, 200}) check_forms(kernels, {2, 1, 16, 32, 0.0f, type}, tokens, 500);
+    for (int tokens : {255, 256, 257, 300}) check_forms(kernels, {3, 1, 16, 0, tokens == 300 ? 15.0f : 0.0f, type}, tokens, 600);
+    check_forms(kernels, {1, 1, 16, 250, 0.0f, type}, 520, 700);
+    check_later_rows(kernels, {3, 1, 32, 0, 0.0f, type}, 70);
+    check_later_rows(kernels, {1, 1, 16, 20, 0.0f, type}, 80);
+    check_long(kernels, {3, 1, 64, 0, 0.0f, type}, 2040, 12);
+    check_long(kernels, {4, 1, 64, 512, 30.0f, type}, 2300, 40);
+  }
+  check_long(kernels, {4, 1, 256, 512, 0.0f, KVType::kF16}, 1020, 8);
+  check_long(kernels, {2, 1, 512, 0, 0.0f, KVType::kF16}, 250, 8);
+  check_long(kernels, {40, 1, 16, 0, 0.0f, KVType::kF16}, 500, 30);
+}
+
+}  // namespace
+
+int main() {
+  for (const Kernels* kernels : levels()) check_level(*kernels);
+  return finish("test_attention");
+}
