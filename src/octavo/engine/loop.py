@@ -10,8 +10,9 @@ from array import array
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING
 
-from octavo.core.request import Request, Sequence
-from octavo.core.step import SequenceSlice, SliceResult, StepPlan, StepResult, TokenEvent
+from octavo.core.limits import StopRule
+from octavo.core.request import FinishReason, Request, Sequence, SequenceStatus
+from octavo.core.step import SliceResult, StepPlan, StepResult, TokenEvent
 from octavo.engine.outputs import OutputEvent
 from octavo.engine.text_output import TextOutput
 
@@ -25,12 +26,12 @@ Key = tuple[str, int]  # (request id, choice)
 class EngineLoop:
     """Scheduler plus text. ``tokenizer`` None: events carry no text (simulation) and stop strings cannot be used."""
 
-    def __init__(self, scheduler: "Scheduler", vocab_size: int, tokenizer: "Tokenizer | None" = None) -> None:
+    def __init__(self, scheduler: Scheduler, vocab_size: int, tokenizer: Tokenizer | None = None) -> None:
         self.scheduler = scheduler
         self._vocab_size = vocab_size
         self._tokenizer = tokenizer
         self._texts: dict[str, list[TextOutput]] = {}  # request id -> text of each choice
-        self._masks: dict[str, array] = {}  # request id -> packed bits, uint32
+        self._masks: dict[str, array[int]] = {}  # request id -> packed bits, uint32
 
     @property
     def has_work(self) -> bool:
@@ -66,30 +67,30 @@ class EngineLoop:
         """The next step's plan, or None when there is nothing to do now."""
         plan = self.scheduler.plan(now_s)
         if plan is not None and self._masks:
-            for piece in plan.slices:
+            for piece, seq in zip(plan.slices, self.scheduler.in_flight_sequences, strict=True):
                 if piece.num_samples:
-                    piece.mask = self._masks.get(self.scheduler.sequence(piece.seq_id).request.request_id)
+                    piece.mask = self._masks.get(seq.request.request_id)
         return plan
 
     def finish_step(self, plan: StepPlan, result: StepResult) -> list[OutputEvent]:
         """Text first, so that nothing past a stop string is counted or published; then the scheduler takes the tokens."""
         stops: dict[Key, tuple[int, str]] = {}
         shown: dict[Key, str] = {}
-        for piece, drawn in zip(plan.slices, result.slices):
-            if piece.num_samples:
-                self._read_slice(piece, drawn, stops, shown)
+        for seq, drawn in zip(self.scheduler.in_flight_sequences, result.slices, strict=False):
+            if drawn.token_ids and seq.status is not SequenceStatus.FINISHED:  # finished: aborted since the plan was made
+                self._read_slice(seq, drawn, stops, shown)
         return self._with_text(self.scheduler.apply(result, stops), stops, shown)
 
-    def _read_slice(self, piece: SequenceSlice, drawn: SliceResult, stops: dict[Key, tuple[int, str]], shown: dict[Key, str]) -> None:
-        seq = self.scheduler.sequence(piece.seq_id)
-        texts = self._texts[seq.request.request_id]
-        if piece.num_samples == 1:
+    def _read_slice(self, seq: Sequence, drawn: SliceResult, stops: dict[Key, tuple[int, str]], shown: dict[Key, str]) -> None:
+        request = seq.request
+        texts = self._texts[request.request_id]
+        if seq.num_choices == 1:
             choices: list[tuple[int, Seq[int]]] = [(seq.choice, drawn.token_ids)]
-        else:
-            choices = [(choice, (token,)) for choice, token in enumerate(drawn.token_ids)]
+        else:  # the prompt's end: a first token for each choice
+            choices = [(seq.choice + i, (token,)) for i, token in enumerate(drawn.token_ids)]
         for choice, token_ids in choices:
-            key = (seq.request.request_id, choice)
-            shown[key], stop = _read_tokens(seq, texts[choice], token_ids)
+            key = (request.request_id, choice)
+            shown[key], stop = _read_tokens(request, texts[choice], token_ids)
             if stop is not None:
                 stops[key] = stop
 
@@ -116,19 +117,24 @@ class EngineLoop:
             self._masks.pop(event.request_id, None)
 
 
-def _read_tokens(seq: Sequence, text: TextOutput, token_ids: Seq[int]) -> tuple[str, tuple[int, str] | None]:
-    """Text of a step's tokens up to where the sequence ends; (tokens to keep, stop string) when one was completed."""
-    request, params = seq.request, seq.request.params
+def _read_tokens(request: Request, text: TextOutput, token_ids: Seq[int]) -> tuple[str, tuple[int, str] | None]:
+    """Text of a step's tokens up to where the sequence ends; (tokens to keep, stop string) when one was completed.
+
+    A token that ends the sequence by itself has no text, unless the request includes stops in the output.
+    """
+    params = request.params
+    assert params.max_tokens is not None, "parameters are resolved before a request is queued"
+    rule = StopRule.of(request, params.max_tokens)
     parts: list[str] = []
     for count, token_id in enumerate(token_ids, 1):
-        ends = token_id in params.stop_token_ids or (token_id in request.eos_token_ids and not params.ignore_eos)
-        if ends and not params.include_stop_str_in_output:
+        ending = rule.test(token_id, text.num_tokens + 1)
+        if ending is not None and ending[0] is FinishReason.STOP and not params.include_stop_str_in_output:
             text.skip()
             break
         part, stop = text.push(token_id)
         parts.append(part)
         if stop is not None:
             return "".join(parts), (count, stop)
-        if ends or text.num_tokens == params.max_tokens:
+        if ending is not None:
             break
     return "".join(parts), None

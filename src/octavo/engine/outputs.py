@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from octavo.core.request import FinishReason
+from octavo.core.request import FinishReason, Request
 from octavo.core.step import TokenEvent, TokenLogprobs
 
 
@@ -31,7 +31,7 @@ class OutputEvent:
     error: str | None = None
 
     @classmethod
-    def of(cls, event: TokenEvent, text: str) -> "OutputEvent":
+    def of(cls, event: TokenEvent, text: str) -> OutputEvent:
         return cls(
             event.request_id,
             event.choice,
@@ -80,6 +80,13 @@ class RequestOutput:
     warnings: list[str] = field(default_factory=list)
     error: str | None = None
 
+    @classmethod
+    def start(cls, request: Request, prompt: str | None, warnings: list[str]) -> RequestOutput:
+        """The output of a request that has just been queued."""
+        outputs = [CompletionOutput(choice) for choice in range(request.params.n)]
+        prompt_logprobs: list[TokenLogprobs | None] | None = None if request.params.prompt_logprobs is None else [None]
+        return cls(request.request_id, prompt, request.prompt_token_ids, outputs, prompt_logprobs, seed=request.seed, warnings=warnings)
+
     @property
     def finished(self) -> bool:
         return all(o.finish_reason is not None for o in self.outputs)
@@ -93,7 +100,7 @@ class RequestOutput:
             output.logprobs = (output.logprobs or []) + event.logprobs
             output.cumulative_logprob = sum((entry.logprob for entry in event.logprobs), output.cumulative_logprob or 0.0)
         if event.prompt_logprobs is not None:
-            self.prompt_logprobs = [None, *event.prompt_logprobs]
+            self.prompt_logprobs = [*(self.prompt_logprobs or [None]), *event.prompt_logprobs]
         if event.num_cached_tokens:
             self.num_cached_tokens = event.num_cached_tokens
         if event.finish_reason is not None:

@@ -1,6 +1,6 @@
 """From what a user asked to what the scheduler runs: limits, seeds, bad words, room for the output.
 
-Owns the checks that need the vocabulary, the tokenizer or the size of the KV pool. It never schedules and keeps no state.
+Owns the checks that need the vocabulary, the tokenizer or the size of the KV pool. It never schedules and keeps no state between requests.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from octavo.core.request import ParameterError, SamplingParams
+from octavo.core.limits import LengthLimits
+from octavo.core.request import ParameterError, Request, SamplingParams
 
 if TYPE_CHECKING:
     from octavo.models.tokenizer import Tokenizer
@@ -19,87 +20,66 @@ MAX_STOPS = 64
 MAX_STOP_CHARS = 4096
 
 
-class ContextLengthError(ParameterError):
-    """The prompt leaves no room for the output. ``limit_tokens`` is the true limit, ``num_prompt_tokens`` the true count."""
-
-    def __init__(self, param: str, num_prompt_tokens: int, limit_tokens: int, what: str) -> None:
-        super().__init__(param, num_prompt_tokens, "", "context_length_exceeded")
-        self.num_prompt_tokens = num_prompt_tokens
-        self.limit_tokens = limit_tokens
-        self.args = (f"{param}: the prompt has {num_prompt_tokens} tokens; {what}",)
-
-
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What a request must fit: ``max_model_len`` prompt and output tokens together, ``kv_tokens`` positions in the whole KV pool."""
+class PreparedRequest:
+    """A request that the scheduler will take; ``warnings`` name what was changed about it and why."""
 
-    vocab_size: int
-    max_model_len: int
-    kv_tokens: int
-
-    def room(self, num_prompt_tokens: int) -> int:
-        """Output tokens that a prompt leaves room for. The last token drawn is never computed, so it needs no KV."""
-        return min(self.max_model_len, self.kv_tokens + 1) - num_prompt_tokens
-
-
-@dataclass(frozen=True, slots=True)
-class ResolvedParams:
-    """``params`` with ``max_tokens`` a number and bad words as token ids; ``warnings`` name what was changed and why."""
-
-    params: SamplingParams
-    seed: int
+    request: Request
     warnings: list[str]
 
 
-def check_prompt(token_ids: Sequence[int], limits: Limits, max_tokens: int | None, param: str = "prompt") -> None:
-    """Raise ParameterError unless the prompt is token ids of this vocabulary and leaves room for its output."""
-    if not token_ids:
-        raise ParameterError(param, [], "at least one token is needed")
-    try:
-        low, high = min(token_ids), max(token_ids)
-    except TypeError:
-        low, high = -1, -1
-    if low < 0 or high >= limits.vocab_size or not all(type(t) is int for t in token_ids):
-        bad = next(t for t in token_ids if type(t) is not int or not 0 <= t < limits.vocab_size)
-        raise ParameterError(param, bad, f"token ids are integers from 0 to {limits.vocab_size - 1}")
-    num, needed = len(token_ids), 0 if max_tokens == 0 else 1
-    if num + needed > limits.max_model_len:
-        raise ContextLengthError(
-            param, num, limits.max_model_len, f"the model's context of {limits.max_model_len} tokens must hold them and at least {needed} more"
-        )
-    if num > limits.kv_tokens:
-        raise ContextLengthError(param, num, limits.kv_tokens, f"the KV cache holds {limits.kv_tokens} tokens in all, so it can never run")
+@dataclass(frozen=True, slots=True)
+class RequestPreparer:
+    """What the checks of a request need. ``tokenizer`` None: token ids only (simulation)."""
+
+    vocab_size: int
+    limits: LengthLimits
+    max_n: int  # choices that can run together
+    eos_token_ids: frozenset[int]
+    tokenizer: Tokenizer | None = None
+
+    def prepare(self, request: Request) -> PreparedRequest:
+        """Check ``request`` and resolve its parameters. Raises ParameterError for the first field outside its limits.
+
+        ``max_tokens`` becomes a number: what is left of the context when absent, and at most that, with a warning. An absent seed is drawn.
+        """
+        params = request.params
+        params.validate(self.vocab_size)
+        if params.n > self.max_n:
+            raise ParameterError("n", params.n, f"at most max_num_seqs ({self.max_n}), since all choices run together")
+        _check_stops(params)
+        _check_token_ids("prompt", request.prompt_token_ids, self.vocab_size)
+        self.limits.check_prompt(request)
+        max_tokens = self.limits.max_output_tokens(request)
+        warnings: list[str] = []
+        if self.limits.clamped_max_tokens(request) is not None:
+            what = "context" if self.limits.max_model_len <= self.limits.num_pool_tokens else "KV cache"
+            num_prompt = len(request.prompt_token_ids)
+            reason = f"all that the {what} leaves after {num_prompt} prompt tokens"
+            warnings.append(f"max_tokens: {params.max_tokens} was reduced to {max_tokens}, {reason}")
+        if params.min_tokens > max_tokens:
+            warnings.append(f"min_tokens: {params.min_tokens} was reduced to {max_tokens}, as max_tokens")
+        bad_words = params.bad_words_token_ids + bad_words_token_ids(params.bad_words, self.tokenizer)
+        resolved = replace(params, max_tokens=max_tokens, min_tokens=min(params.min_tokens, max_tokens), bad_words_token_ids=bad_words)
+        seed = secrets.randbits(63) if params.seed is None else params.seed & 0xFFFFFFFFFFFFFFFF
+        return PreparedRequest(replace(request, params=resolved, seed=seed, eos_token_ids=self.eos_token_ids), warnings)
 
 
-def resolve_params(params: SamplingParams, num_prompt_tokens: int, limits: Limits, tokenizer: "Tokenizer | None") -> ResolvedParams:
-    """Check ``params`` and fill in what is left open. Raises ParameterError.
-
-    ``max_tokens`` absent means what is left of the context; above that it is clamped with a warning.
-    """
-    params.validate(limits.vocab_size)
+def _check_stops(params: SamplingParams) -> None:
     if len(params.stop) > MAX_STOPS:
-        raise ParameterError("stop", len(params.stop), f"at most {MAX_STOPS} stop strings")
+        raise ParameterError("stop", f"{len(params.stop)} entries", f"at most {MAX_STOPS} stop strings")
     for stop in params.stop:
         if len(stop) > MAX_STOP_CHARS:
-            raise ParameterError("stop", f"{len(stop)} characters", f"a stop string has at most {MAX_STOP_CHARS}")
-    warnings: list[str] = []
-    room = limits.room(num_prompt_tokens)
-    max_tokens = room if params.max_tokens is None else params.max_tokens
-    if max_tokens > room:
-        limit = "the context" if limits.max_model_len <= limits.kv_tokens else "the KV cache"
-        warnings.append(f"max_tokens: {max_tokens} was reduced to {room}, all that {limit} leaves after a prompt of {num_prompt_tokens} tokens")
-        max_tokens = room
-    min_tokens = params.min_tokens
-    if min_tokens > max_tokens:
-        warnings.append(f"min_tokens: {min_tokens} was reduced to {max_tokens}, as max_tokens")
-        min_tokens = max_tokens
-    seed = secrets.randbits(63) if params.seed is None else params.seed & 0xFFFFFFFFFFFFFFFF
-    bad_ids = params.bad_words_token_ids + bad_words_token_ids(params.bad_words, tokenizer)
-    resolved = replace(params, max_tokens=max_tokens, min_tokens=min_tokens, bad_words_token_ids=bad_ids, seed=seed)
-    return ResolvedParams(resolved, seed, warnings)
+            raise ParameterError("stop", f"a string of {len(stop)} characters", f"at most {MAX_STOP_CHARS} characters each")
 
 
-def bad_words_token_ids(words: Sequence[str], tokenizer: "Tokenizer | None") -> tuple[tuple[int, ...], ...]:
+def _check_token_ids(param: str, token_ids: Sequence[int], vocab_size: int) -> None:
+    for token in token_ids:
+        if type(token) is not int or not 0 <= token < vocab_size:
+            raise ParameterError(param, token, f"token ids are integers from 0 to {vocab_size - 1}")
+
+
+def bad_words_token_ids(words: Sequence[str], tokenizer: Tokenizer | None) -> tuple[tuple[int, ...], ...]:
     """Token ids of each word at the start of a text and after a blank (when that is a single other first token, as in vLLM)."""
     if not words:
         return ()

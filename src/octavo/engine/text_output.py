@@ -17,7 +17,7 @@ class DecodeStream(Protocol):
 
     def flush(self) -> str: ...
 
-    def fork(self) -> "DecodeStream": ...
+    def fork(self) -> DecodeStream: ...
 
 
 class StopMatcher:
@@ -90,7 +90,7 @@ class TextOutput:
         self.num_tokens = 0  # output tokens seen
         self.finished = False  # set by the loop with the sequence's last event
 
-    def fork(self) -> "TextOutput":
+    def fork(self) -> TextOutput:
         """A second output in the same state; only before any token was pushed."""
         assert self.num_tokens == 0
         stops = self._matcher.stops if self._matcher is not None else ()

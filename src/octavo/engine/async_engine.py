@@ -1,0 +1,277 @@
+"""The engine behind an asyncio program: one thread runs steps, the event loop's thread adds requests and reads their events.
+
+Owns the loop thread, one stream of events per request, aborting and draining. One ``call_soon_threadsafe`` per step carries all of its
+events across. An idle loop thread waits on a condition and takes no CPU.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from octavo.core.request import FinishReason, SamplingParams
+from octavo.engine.engine import Engine
+from octavo.engine.outputs import GenerationError, OutputEvent
+from octavo.engine.params import PreparedRequest
+
+logger = logging.getLogger("octavo.engine")
+
+SWITCH_INTERVAL_S = 0.0005  # so that a busy event loop hands the interpreter to the loop thread soon
+STALLED_PLAN_WAIT_S = 0.001
+MAX_FAILURES_IN_A_ROW = 3
+_EVENT_BYTES = 400  # what a waiting event takes, about, apart from its text, tokens and log-probabilities
+_TOP_ENTRY_BYTES = 80
+
+
+class EngineUnavailable(RuntimeError):
+    """No request is taken: the engine is shutting down or its loop thread has died."""
+
+
+class StreamOverflow(GenerationError):
+    """A reader left more events waiting than its stream may hold; the request was aborted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """``live``: the process can serve again; ``ready``: it takes requests now. ``detail`` says what is wrong."""
+
+    live: bool
+    ready: bool
+    detail: str
+
+
+class RequestStream:
+    """Events of one request for one reader on the event loop. Not thread-safe: put and read on the event loop's thread."""
+
+    def __init__(self, request_id: str, num_choices: int, limit_bytes: int) -> None:
+        self.request_id = request_id
+        self.on_overflow: Callable[[], None] | None = None
+        self.open_choices = set(range(num_choices))  # choices whose last event has not come
+        self._limit_bytes = limit_bytes
+        self._events: list[OutputEvent] = []
+        self._num_bytes = 0
+        self._overflowed = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Every choice's last event has been read."""
+        return not self.open_choices and not self._events
+
+    def put(self, event: OutputEvent) -> bool:
+        """Add an event; False when the reader is too far behind and the stream is given up."""
+        if self._overflowed:
+            return False
+        self._events.append(event)
+        self._num_bytes += _size_bytes(event)
+        if event.finish_reason is not None:
+            self.open_choices.discard(event.choice)
+        if self._num_bytes > self._limit_bytes:
+            self._overflowed = True
+            self._events.clear()
+            if self.on_overflow is not None:
+                self.on_overflow()
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+        return not self._overflowed
+
+    async def read(self) -> list[OutputEvent]:
+        """All events that wait, at least one; an empty list when the request has ended. Raises StreamOverflow."""
+        while not self._events and self.open_choices and not self._overflowed:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        if self._overflowed:
+            raise StreamOverflow(f"more than {self._limit_bytes} bytes of output waited for their reader")
+        events, self._events, self._num_bytes = self._events, [], 0
+        return events
+
+
+def _size_bytes(event: OutputEvent) -> int:
+    num_top = sum(1 + len(entry.top_ids) for entry in (*(event.logprobs or ()), *(event.prompt_logprobs or ())))
+    return _EVENT_BYTES + 4 * len(event.text) + 8 * len(event.token_ids) + _TOP_ENTRY_BYTES * num_top
+
+
+class AsyncEngine:
+    """Life: ``start`` on the event loop, ``submit`` and ``abort`` on the same loop, ``stop`` once."""
+
+    def __init__(self, engine: Engine, stream_limit_bytes: int = 8 << 20, stall_s: float = 60.0) -> None:
+        """``stream_limit_bytes`` of events may wait for a reader; ``stall_s`` without progress makes the engine unhealthy."""
+        self.engine = engine
+        self.stream_limit_bytes = stream_limit_bytes
+        self.stall_s = stall_s
+        self._streams: dict[str, RequestStream] = {}
+        self._inbox: deque[Callable[[], list[OutputEvent] | None]] = deque()  # run by the loop thread between steps
+        self._wake = threading.Condition()
+        self._stopping = False
+        self._draining = False
+        self._died: str | None = None
+        self._beat_s = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="octavo-loop", daemon=True)
+        self._aio: asyncio.AbstractEventLoop | None = None
+        self._idle = asyncio.Event()
+        self._old_switch_interval_s = sys.getswitchinterval()
+
+    def start(self) -> None:
+        self._aio = asyncio.get_running_loop()
+        self._idle.set()
+        self._old_switch_interval_s = sys.getswitchinterval()
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        self._thread.start()
+
+    def prepare(
+        self, prompt_token_ids: list[int], params: SamplingParams, request_id: str | None = None, cache_salt: str | None = None
+    ) -> PreparedRequest:
+        """Check a request; raises ParameterError, EngineUnavailable. Queues nothing."""
+        self._check_available()
+        return self.engine.prepare(prompt_token_ids, params, request_id, cache_salt)
+
+    def submit(self, prepared: PreparedRequest) -> RequestStream:
+        """Queue a prepared request; its events come on the stream. Raises EngineUnavailable."""
+        self._check_available()
+        request = prepared.request
+        stream = RequestStream(request.request_id, request.params.n, self.stream_limit_bytes)
+        self._streams[request.request_id] = stream
+        self._idle.clear()
+        self._post(lambda: self._add(prepared))
+        return stream
+
+    def abort(self, request_id: str) -> None:
+        """End a request whose reader has gone. Unknown and finished ids do nothing."""
+        if self._streams.pop(request_id, None) is not None:
+            self._post(lambda: self.engine.abort(request_id))
+            self._check_idle()
+
+    @property
+    def num_open_requests(self) -> int:
+        return len(self._streams)
+
+    def health(self) -> Health:
+        """Whether the loop makes progress, and whether requests are taken."""
+        engine = self.engine
+        if self._died is not None:
+            return Health(False, False, f"the engine loop has died: {self._died}")
+        if not self._thread.is_alive():
+            return Health(False, False, "the engine loop is not running")
+        silent_s = time.monotonic() - self._beat_s
+        if (engine.has_work or self._inbox) and silent_s > self.stall_s:
+            return Health(False, False, f"no step has finished for {silent_s:.0f} s")
+        if engine.num_failures_in_a_row >= MAX_FAILURES_IN_A_ROW:
+            return Health(False, False, f"the last {engine.num_failures_in_a_row} steps failed")
+        if self._draining:
+            return Health(True, False, "the server is shutting down")
+        return Health(True, True, "ok")
+
+    def drain(self) -> None:
+        """Take no new requests from now on; those taken go on."""
+        self._draining = True
+
+    async def stop(self, drain_s: float = 0.0) -> None:
+        """Drain for at most ``drain_s``, end what is left with error events, join the thread and close the engine. Idempotent."""
+        self.drain()
+        if self._aio is None or self._stopping:
+            return
+        if not self._idle.is_set() and drain_s > 0:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), drain_s)
+        self._post(lambda: self.engine.fail_all("the server is shutting down"))
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        await asyncio.to_thread(self._thread.join)
+        await asyncio.sleep(0)  # events posted by the thread's last round are delivered
+        self.engine.close()
+        sys.setswitchinterval(self._old_switch_interval_s)
+
+    def _check_available(self) -> None:
+        if self._died is not None:
+            raise EngineUnavailable(f"the engine loop has died: {self._died}")
+        if self._draining:
+            raise EngineUnavailable("the server is shutting down")
+
+    def _post(self, action: Callable[[], list[OutputEvent] | None]) -> None:
+        with self._wake:
+            self._inbox.append(action)
+            self._wake.notify()
+
+    # --- the loop thread ---
+
+    def _run(self) -> None:
+        try:
+            while self._wait_for_work():
+                self._beat_s = time.monotonic()
+                events: list[OutputEvent] = []
+                while self._inbox:
+                    events += self._inbox.popleft()() or ()
+                num_steps = self.engine.scheduler.stats.num_steps
+                events += self.engine.step()
+                if events:
+                    self._publish(events)
+                elif self.engine.has_work and self.engine.scheduler.stats.num_steps == num_steps:
+                    with self._wake:  # nothing can be planned until a message comes; do not spin
+                        self._wake.wait(STALLED_PLAN_WAIT_S)
+        except BaseException as error:
+            logger.critical("the engine loop has died", exc_info=error)
+            self._died = f"{type(error).__name__}: {error}"
+            self._publish([])
+
+    def _add(self, prepared: PreparedRequest) -> list[OutputEvent]:
+        try:
+            self.engine.add(prepared)
+        except Exception as error:  # a request that passed every check and still cannot be queued ends alone
+            request = prepared.request
+            logger.error("request %s could not be queued", request.request_id, exc_info=error)
+            return [_error_event(request.request_id, choice, f"{type(error).__name__}: {error}") for choice in range(request.params.n)]
+        return []
+
+    def _wait_for_work(self) -> bool:
+        """Wait until there is something to do; False when the thread is to end."""
+        if self.engine.has_work and not self._stopping:
+            return True
+        with self._wake:
+            while not (self._inbox or self._stopping or self.engine.has_work):
+                self._wake.wait()
+        return bool(self._inbox) or not self._stopping
+
+    def _publish(self, events: list[OutputEvent]) -> None:
+        assert self._aio is not None
+        try:
+            self._aio.call_soon_threadsafe(self._deliver, events)
+        except RuntimeError:  # the event loop has been closed: nobody reads any more
+            self._stopping = True
+
+    # --- back on the event loop ---
+
+    def _deliver(self, events: list[OutputEvent]) -> None:
+        for event in events:
+            stream = self._streams.get(event.request_id)
+            if stream is None:
+                continue
+            if not stream.put(event):
+                self.abort(event.request_id)
+            elif not stream.open_choices:
+                del self._streams[event.request_id]
+        if self._died is not None:
+            self._fail_streams(self._died)
+        self._check_idle()
+
+    def _fail_streams(self, message: str) -> None:
+        """The loop has died: nothing else will end these streams."""
+        for stream in list(self._streams.values()):
+            for choice in sorted(stream.open_choices):
+                stream.put(_error_event(stream.request_id, choice, message))
+        self._streams.clear()
+
+    def _check_idle(self) -> None:
+        if not self._streams:
+            self._idle.set()
+
+
+def _error_event(request_id: str, choice: int, message: str) -> OutputEvent:
+    return OutputEvent(request_id, choice, "", [], finish_reason=FinishReason.ERROR, error=message)

@@ -1,0 +1,151 @@
+"""One model on one backend with one scheduler: the engine, driven step by step by whoever owns the thread.
+
+Owns the making of these parts from a configuration, the size of the KV pool, and what happens when a step fails.
+It starts no thread (``async_engine`` and ``llm`` drive it) and knows nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from typing import TYPE_CHECKING
+
+from octavo.backends.base import Backend
+from octavo.config import ConfigError, EngineConfig
+from octavo.core.clock import Clock, WallClock
+from octavo.core.request import Request, SamplingParams
+from octavo.core.scheduler import Scheduler
+from octavo.core.step import StepPlan
+from octavo.engine.loop import EngineLoop
+from octavo.engine.metrics import EngineMetrics
+from octavo.engine.outputs import OutputEvent
+from octavo.engine.params import PreparedRequest, RequestPreparer
+
+if TYPE_CHECKING:
+    from octavo.models.loaded import LoadedModel
+
+logger = logging.getLogger("octavo.engine")
+
+MAX_DEFAULT_KV_BYTES = 4 << 30
+DEFAULT_KV_SHARE = 0.25  # of the memory that is available when the engine starts
+
+
+class Engine:
+    """Not thread-safe: one thread adds, aborts and steps."""
+
+    def __init__(self, model: LoadedModel, config: EngineConfig, backend: Backend, clock: Clock | None = None) -> None:
+        """Allocates the KV pool. Raises ConfigError for sizes the model cannot have, BackendError when memory is not to be had."""
+        self.model = model
+        self.config = config
+        self.backend = backend
+        self.clock = clock or WallClock()
+        self.metrics = EngineMetrics()
+        self.num_failures_in_a_row = 0
+        self.max_model_len = resolve_max_model_len(config, model.program.context)
+        self.num_kv_blocks = resolve_num_kv_blocks(config, backend, self.max_model_len)
+        backend.allocate_kv(self.num_kv_blocks)
+        fingerprint = f"{model.fingerprint}/{backend.fingerprint()}"
+        self.scheduler = Scheduler(config.scheduler, config.cache, self.num_kv_blocks, self.max_model_len, fingerprint)
+        self.loop = EngineLoop(self.scheduler, backend.vocab_size, model.tokenizer)
+        max_n = config.scheduler.max_num_seqs
+        self._preparer = RequestPreparer(backend.vocab_size, self.scheduler.limits, max_n, model.eos_token_ids, model.tokenizer)
+        self._request_numbers = itertools.count()
+
+    @classmethod
+    def load(cls, config: EngineConfig) -> Engine:
+        """Open the model that ``config`` names and start its backend."""
+        from octavo.backends.registry import create_backend
+        from octavo.models.catalog import resolve
+        from octavo.models.loading import load_model
+
+        config.validate()
+        model = load_model(resolve(config.model.model))
+        return cls(model, config, create_backend(model, config))
+
+    def new_request_id(self) -> str:
+        return f"request-{next(self._request_numbers)}"
+
+    def prepare(
+        self, prompt_token_ids: list[int], params: SamplingParams, request_id: str | None = None, cache_salt: str | None = None
+    ) -> PreparedRequest:
+        """Check a request and resolve its parameters; raises ParameterError. Queues nothing, and may be called from any thread."""
+        request_id = request_id or self.new_request_id()
+        arrival_s = self.clock.now()
+        return self._preparer.prepare(Request(request_id, prompt_token_ids, params, seed=0, cache_salt=cache_salt, arrival_s=arrival_s))
+
+    def add(self, prepared: PreparedRequest) -> None:
+        self.loop.add(prepared.request)
+        self.metrics.request_added(prepared.request)
+
+    def abort(self, request_id: str) -> list[OutputEvent]:
+        """End a request; no further token of it is computed. Unknown and finished ids do nothing."""
+        return self._made(self.loop.abort(request_id))
+
+    def fail_all(self, message: str) -> list[OutputEvent]:
+        """End every request with an error event."""
+        return self._made(self.loop.fail_all(message))
+
+    @property
+    def has_work(self) -> bool:
+        return self.loop.has_work
+
+    def step(self) -> list[OutputEvent]:
+        """Plan, execute and apply one step. When the backend fails, every request ends with an error event and the engine goes on."""
+        plan = self.loop.begin_step(self.clock.now())
+        if plan is None:
+            return []
+        started_s = self.clock.now()
+        try:
+            result = self.backend.execute(plan)
+            events = self.loop.finish_step(plan, result)
+        except Exception as error:  # whatever a backend raises or returns, the engine must outlive it
+            return self._failed(plan, error)
+        self.num_failures_in_a_row = 0
+        self.metrics.step_done(plan, self.clock.now() - started_s)
+        return self._made(events)
+
+    def close(self) -> None:
+        self.backend.close()
+
+    def _made(self, events: list[OutputEvent]) -> list[OutputEvent]:
+        if events:
+            self.metrics.events_made(events, self.clock.now())
+        return events
+
+    def _failed(self, plan: StepPlan, error: Exception) -> list[OutputEvent]:
+        self.num_failures_in_a_row += 1
+        self.metrics.num_failed_steps += 1
+        logger.error("step %d with %d tokens failed", plan.step_index, plan.num_tokens, exc_info=error)
+        return self.fail_all(f"the step could not be computed: {type(error).__name__}: {error}")
+
+
+def resolve_max_model_len(config: EngineConfig, trained_context: int) -> int:
+    """The context limit: as configured, at most what the model was trained for."""
+    asked = config.model.max_model_len
+    if asked is not None and asked > trained_context:
+        raise ConfigError(f"max_model_len: {asked} is not allowed; the model was trained for {trained_context} tokens")
+    return asked if asked is not None else trained_context
+
+
+def resolve_num_kv_blocks(config: EngineConfig, backend: Backend, max_model_len: int) -> int:
+    """Blocks of the KV pool.
+
+    As configured in blocks or bytes; else what ``max_num_seqs`` sequences of full length can use, within a quarter of the
+    available memory and 4 GiB. Raises ConfigError when the memory holds no block.
+    """
+    cache = config.cache
+    if cache.num_kv_blocks is not None:
+        return cache.num_kv_blocks
+    if cache.kv_cache_memory_bytes is not None:
+        memory_bytes = cache.kv_cache_memory_bytes
+        useful = None
+    else:
+        from octavo.backends.memory import available_memory_bytes
+
+        memory_bytes = min(int(available_memory_bytes() * DEFAULT_KV_SHARE), MAX_DEFAULT_KV_BYTES)
+        useful = config.scheduler.max_num_seqs * -(-max_model_len // cache.block_size)
+    capacity = backend.kv_capacity(memory_bytes)
+    num_blocks = capacity.num_blocks if useful is None else min(capacity.num_blocks, useful)
+    if num_blocks < 1:
+        raise ConfigError(f"kv_cache_memory: {memory_bytes} bytes hold no block; one takes {capacity.bytes_per_block}")
+    return num_blocks

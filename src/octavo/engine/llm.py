@@ -1,0 +1,225 @@
+"""The Python API: generate, chat and stream from the caller's own thread.
+
+    with LLM("smollm2") as llm:
+        print(llm.generate("The capital of France is")[0].outputs[0].text)
+
+Owns an Engine and drives it while a call waits; there is no background thread. Calls from several threads are batched together:
+whoever waits makes the next step for all.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from octavo.config import BackendConfig, CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from octavo.core.request import ParameterError, SamplingParams
+from octavo.engine.engine import Engine
+from octavo.engine.outputs import GenerationError, OutputEvent, RequestOutput
+from octavo.engine.progress import ProgressBar
+
+if TYPE_CHECKING:
+    from octavo.backends.base import Backend
+    from octavo.models.loaded import LoadedModel
+
+Prompt = str | Sequence[int] | Mapping[str, Any]  # text, token ids, {"prompt": text} or {"prompt_token_ids": ids}
+Message = Mapping[str, Any]
+_SECTIONS: dict[str, type] = {"model": ModelConfig, "cache": CacheConfig, "scheduler": SchedulerConfig, "backend": BackendConfig}
+
+
+def make_config(model: str, **options: Any) -> EngineConfig:
+    """EngineConfig from flat names, as on the command line with underscores. Raises TypeError for a name that is no option."""
+    fields: dict[str, dict[str, Any]] = {section: {} for section in _SECTIONS}
+    fields["model"]["model"] = model
+    for name, value in options.items():
+        section = next((s for s, cls in _SECTIONS.items() if name in cls.__dataclass_fields__), None)  # type: ignore[attr-defined]
+        if section is None:
+            known = sorted(f for cls in _SECTIONS.values() for f in cls.__dataclass_fields__ if f != "model")  # type: ignore[attr-defined]
+            raise TypeError(f"{name} is no engine option; there are: {', '.join(known)}")
+        fields[section][name] = value
+    return EngineConfig(**{section: cls(**fields[section]) for section, cls in _SECTIONS.items()}).validate()
+
+
+class LLM:
+    """A model ready to answer. ``options`` are the fields of EngineConfig's sections, e.g. ``max_num_seqs=16, compute="f32"``."""
+
+    def __init__(self, model: str = "smollm2", **options: Any) -> None:
+        """Open ``model`` (a catalogue name, a .gguf file, a folder, hf:owner/repo). Raises ConfigError, ModelFileError, BackendError."""
+        self._start(Engine.load(make_config(model, **options)))
+
+    @classmethod
+    def from_engine(cls, engine: Engine) -> LLM:
+        """Drive an engine that is already there; ``close`` closes it."""
+        self = cls.__new__(cls)
+        self._start(engine)
+        return self
+
+    @classmethod
+    def from_loaded(cls, model: LoadedModel, config: EngineConfig, backend: Backend | None = None) -> LLM:
+        """From a model that is already open, on a backend of its own unless one is given."""
+        if backend is None:
+            from octavo.backends.registry import create_backend
+
+            backend = create_backend(model, config)
+        return cls.from_engine(Engine(model, config, backend))
+
+    def _start(self, engine: Engine) -> None:
+        self.engine = engine
+        self.tokenizer = engine.model.tokenizer
+        self._lock = threading.Lock()  # held for one step, or to add and abort
+        self._inboxes: dict[str, list[OutputEvent]] = {}
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release threads and memory. Idempotent."""
+        self.engine.close()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_progress_bar: bool | None = None,
+    ) -> list[RequestOutput]:
+        """Complete one prompt or many (batched by the scheduler); outputs are in the order of the prompts.
+
+        A prompt is text, token ids, or a dict with ``prompt`` or ``prompt_token_ids`` and perhaps ``cache_salt``. One SamplingParams
+        serves all prompts, or give one each; without ``max_tokens`` an output may fill the context. A progress bar on stderr shows for
+        more than one prompt on a terminal; ``use_progress_bar`` overrides.
+        Raises ParameterError before anything runs, GenerationError when the engine fails.
+        """
+        batch = _as_batch(prompts)
+        return self._run([self._prompt(p) for p in batch], _params_for(sampling_params, len(batch)), use_progress_bar)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        use_progress_bar: bool | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or many, through the model's chat template. Raises TemplateError for what the template refuses."""
+        conversations: list[Sequence[Message]] = [messages] if not messages or isinstance(messages[0], Mapping) else list(messages)  # type: ignore[list-item, arg-type]
+        prompts = [self.render_chat(c, add_generation_prompt, continue_final_message) for c in conversations]
+        return self._run(prompts, _params_for(sampling_params, len(prompts)), use_progress_bar)
+
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[OutputEvent]:
+        """Events of one prompt as steps make them: ``text`` and ``token_ids`` are what is new. Closing the iterator aborts the request."""
+        return self._stream(self._prompt(prompt), sampling_params or SamplingParams())
+
+    def stream_chat(self, messages: Sequence[Message], sampling_params: SamplingParams | None = None) -> Iterator[OutputEvent]:
+        """As ``stream``, for a conversation."""
+        return self._stream(self.render_chat(messages), sampling_params or SamplingParams())
+
+    def render_chat(
+        self, messages: Sequence[Message], add_generation_prompt: bool = True, continue_final_message: bool = False
+    ) -> dict[str, Any]:
+        """The conversation as a prompt: its text by the chat template, and its token ids (the template writes all special tokens)."""
+        template = self.engine.model.chat_template
+        if template is None:
+            raise ParameterError("messages", f"{len(messages)} messages", f"model {self.engine.model.name!r} has no chat template")
+        if continue_final_message:
+            add_generation_prompt = False
+        text = template.render([dict(m) for m in messages], add_generation_prompt, continue_final_message)
+        return {"prompt": text, "prompt_token_ids": self.tokenizer.encode(text, add_special_tokens=False)}
+
+    def _prompt(self, prompt: Prompt) -> dict[str, Any]:
+        if isinstance(prompt, str):
+            return {"prompt": prompt, "prompt_token_ids": self.tokenizer.encode(prompt)}
+        if isinstance(prompt, Mapping):
+            if "prompt_token_ids" in prompt:
+                return dict(prompt)
+            if "prompt" in prompt:
+                return {**prompt, **self._prompt(prompt["prompt"])}
+            raise ParameterError("prompt", sorted(prompt), "a dict needs prompt or prompt_token_ids")
+        return {"prompt": None, "prompt_token_ids": list(prompt)}
+
+    def _submit(self, prompt: dict[str, Any], params: SamplingParams, inbox: list[OutputEvent]) -> RequestOutput:
+        """Queue a prompt whose events shall go to ``inbox``."""
+        engine = self.engine
+        prepared = engine.prepare(prompt["prompt_token_ids"], params, cache_salt=prompt.get("cache_salt"))
+        with self._lock:
+            engine.add(prepared)
+            self._inboxes[prepared.request.request_id] = inbox
+        return RequestOutput.start(prepared.request, prompt.get("prompt"), prepared.warnings)
+
+    def _take(self, inbox: list[OutputEvent]) -> list[OutputEvent]:
+        """New events of an inbox; runs one step when there are none."""
+        with self._lock:
+            if not inbox:
+                for event in self.engine.step():
+                    if event.request_id in self._inboxes:
+                        self._inboxes[event.request_id].append(event)
+            events = inbox[:]
+            inbox.clear()
+        return events
+
+    def _drop(self, outputs: Iterable[RequestOutput]) -> None:
+        """Forget requests; those that have not finished are aborted."""
+        with self._lock:
+            for output in outputs:
+                del self._inboxes[output.request_id]
+                if not output.finished:
+                    self.engine.abort(output.request_id)
+
+    def _run(
+        self, prompts: Sequence[dict[str, Any]], params: Sequence[SamplingParams], use_progress_bar: bool | None
+    ) -> list[RequestOutput]:
+        outputs: dict[str, RequestOutput] = {}
+        inbox: list[OutputEvent] = []
+        show = use_progress_bar if use_progress_bar is not None else len(prompts) > 1 and sys.stderr.isatty()
+        try:
+            for prompt, one_params in zip(prompts, params, strict=True):
+                output = self._submit(prompt, one_params, inbox)
+                outputs[output.request_id] = output
+            bar = ProgressBar(len(outputs)) if show else None
+            num_done = 0
+            while num_done < len(outputs):
+                events = self._take(inbox)
+                for event in events:
+                    output = outputs[event.request_id]
+                    output.apply(event)
+                    num_done += event.finish_reason is not None and output.finished
+                if bar is not None:
+                    bar.update(num_done, sum(len(event.token_ids) for event in events))
+        finally:
+            self._drop(outputs.values())
+        for output in outputs.values():
+            if output.error is not None:
+                raise GenerationError(output.error)
+        return list(outputs.values())
+
+    def _stream(self, prompt: dict[str, Any], params: SamplingParams) -> Iterator[OutputEvent]:
+        inbox: list[OutputEvent] = []
+        output = self._submit(prompt, params, inbox)
+        try:
+            while not output.finished:
+                for event in self._take(inbox):
+                    output.apply(event)
+                    if event.error is not None:
+                        raise GenerationError(event.error)
+                    yield event
+        finally:
+            self._drop([output])
+
+
+def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt as a batch of one: text, a dict, or a list that begins with a number."""
+    if isinstance(prompts, (str, Mapping)) or (len(prompts) > 0 and isinstance(prompts[0], int)):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _params_for(sampling_params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int) -> list[SamplingParams]:
+    if sampling_params is None or isinstance(sampling_params, SamplingParams):
+        return [sampling_params or SamplingParams()] * num_prompts
+    if len(sampling_params) != num_prompts:
+        raise ParameterError("sampling_params", len(sampling_params), f"one, or as many as there are prompts ({num_prompts})")
+    return list(sampling_params)
