@@ -11,7 +11,7 @@ import tracemalloc
 from collections.abc import Callable
 
 import pytest
-from tests.models.gguf_bytes import ARRAY, F32, STRING, U32, GGUFBytes, Tensor, array, scalar, string
+from gguf_bytes import ARRAY, F32, STRING, U32, GGUFBytes, Tensor, array, scalar, string
 
 from octavo.models.gguf import GGUFError, GGUFFile
 
