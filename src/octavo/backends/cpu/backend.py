@@ -1,0 +1,198 @@
+"""The cpu backend: weights packed once, then one native call per step.
+
+Owns the native model, its KV pool and sampling slots; turns a StepPlan into flat arrays and their answers into a StepResult.
+No policy, and no arithmetic of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from array import array
+from typing import TYPE_CHECKING, Callable
+
+from octavo.backends.base import BackendError, KVCapacity
+from octavo.backends.cpu.lowering import Handles, lower
+from octavo.backends.cpu.step_arrays import StepArrays, read_results
+from octavo.backends.memory import available_memory_bytes
+from octavo.core.step import StepPlan, StepResult
+from octavo.models.program import Rope, RopeScaling
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from octavo.config import EngineConfig
+    from octavo.models.loaded import LoadedModel, WeightTensor
+
+# Bump when the packed layout or any kernel's arithmetic changes: fingerprints must not match across it.
+LAYOUT_VERSION = 1
+PACKABLE = frozenset("f32 f16 bf16 q4_0 q4_1 q5_0 q5_1 q8_0 q2_k q3_k q4_k q5_k q6_k".split())
+KV_SHARE_OF_FREE_MEMORY = 0.25  # of what is available when no size is given
+
+
+def isa_level() -> str:
+    """The kernel path: $OCTAVO_ISA when set, else the best this machine has. Raises BackendError for one it lacks."""
+    from octavo.backends.cpu import _native
+
+    wanted = os.environ.get("OCTAVO_ISA")
+    levels = _native.isa_levels()
+    if not wanted:
+        return levels[-1]
+    if wanted not in levels:
+        raise BackendError(f"OCTAVO_ISA: {wanted!r} is not available here; this machine has {', '.join(levels)}")
+    return wanted
+
+
+class CpuBackend:
+    """``Backend`` over the native module. ``logits_hook(seq_id, position, logits)`` sees a float32 copy of every row of raw logits."""
+
+    name = "cpu"
+
+    def __init__(self, model: LoadedModel, config: EngineConfig) -> None:
+        from octavo.backends.cpu import _native
+
+        self.vocab_size = model.program.vocab_size
+        self.max_num_slots = config.scheduler.max_num_seqs + 64
+        self.block_size = config.cache.block_size
+        self.logits_hook: Callable[[int, int, np.ndarray], None] | None = None
+        self._program = model.program
+        self._exact = config.backend.compute == "f32"
+        self._kv_dtype = _kv_dtype(config)
+        self.isa = isa_level()
+        self.threads = config.backend.threads or len(os.sched_getaffinity(0))
+        self._native = _native.Model(self.isa, self.threads, self.max_num_slots)
+        self._weights = model.weights
+        self._ropes: list[tuple[int, Rope]] = []
+        self._rope_positions = 0
+        self._keep: list[object] = []  # buffers the native side reads in place
+        self._fingerprint = f"{model.fingerprint}:{config.backend.compute}:kv-{self._kv_dtype}:layout-{LAYOUT_VERSION}:{self.isa}"
+        self._load()
+
+    # ---- loading ----
+
+    def _load(self) -> None:
+        from functools import cache
+
+        lower(
+            self._program,
+            self._native,
+            Handles(matrix=cache(self._matrix), vector=cache(self._vector), embedding=cache(self._embedding), rope_table=cache(self._rope_table)),
+        )
+
+    def _matrix(self, name: str) -> tuple[int, bool]:
+        tensor = self._weights[name]
+        dtype, data = _packable(tensor)
+        rows, columns = tensor.shape
+        try:
+            return self._native.add_matrix(dtype, data, rows, columns, self._exact)
+        except ValueError as e:
+            raise BackendError(f"tensor {tensor.name!r}: {e}") from e
+
+    def _vector(self, name: str) -> int:
+        import numpy as np
+
+        return self._native.add_vector(np.ascontiguousarray(self._weights[name].float32().reshape(-1)))
+
+    def _embedding(self, name: str) -> int:
+        tensor = self._weights[name]
+        dtype, data = _packable(tensor)
+        self._keep.append(data)
+        return self._native.add_embedding(dtype, data, *tensor.shape)
+
+    def _rope_table(self, rotary_dim: int, base: float, scaling: RopeScaling) -> int:
+        index = self._native.add_rope()
+        self._ropes.append((index, Rope("", "", 1, rotary_dim, rotary_dim, base, False, scaling)))
+        return index
+
+    def _cover_positions(self, positions: int) -> None:
+        """Rotary tables for positions below ``positions``: made on demand, doubled, so that a long context costs nothing at start."""
+        if positions <= self._rope_positions:
+            return
+        from octavo.backends.cpu.rope_table import cos_sin
+
+        self._rope_positions = max(positions, 1024, 2 * self._rope_positions)
+        for index, rope in self._ropes:
+            self._native.set_rope(index, cos_sin(rope, self._rope_positions))
+
+    # ---- KV ----
+
+    def kv_capacity(self, memory_bytes: int | None) -> KVCapacity:
+        """Default memory: a quarter of what is available."""
+        if memory_bytes is None:
+            memory_bytes = int(available_memory_bytes() * KV_SHARE_OF_FREE_MEMORY)
+        per_block = self._native.bytes_per_block(self.block_size, self._kv_dtype, self._kv_layers())
+        return KVCapacity(per_block, memory_bytes // per_block, self._kv_dtype)
+
+    def allocate_kv(self, num_blocks: int) -> None:
+        """Address space now, memory as blocks are first written. Raises BackendError when it is refused."""
+        try:
+            self._native.allocate_kv(num_blocks, self.block_size, self._kv_dtype, self._kv_layers())
+        except MemoryError as e:
+            raise BackendError(f"num_kv_blocks: {num_blocks} blocks cannot be allocated") from e
+
+    def _kv_layers(self) -> list[tuple[int, int]]:
+        return [(kv.kv_heads, kv.head_dim) for kv in self._program.kv_layers]
+
+    # ---- steps ----
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run one step; see StepPlan for the order of effects."""
+        started = time.perf_counter()
+        native = self._native
+        for slot in plan.slot_closes:
+            native.close_slot(slot)
+        for opened in plan.slot_opens:
+            native.open_slot(opened)
+        for source, target, seed in plan.slot_forks:
+            native.fork_slot(source, target, seed)
+        for copy in plan.block_copies:
+            native.copy_block(copy.src_block, copy.dst_block)
+        if not plan.slices:
+            return StepResult(plan.step_index, [], time.perf_counter() - started)
+        arrays = StepArrays(plan)
+        self._cover_positions(arrays.num_positions)
+        hook = self.logits_hook
+        logits = self._run(arrays, hook is not None)
+        if hook is not None:
+            for (seq_id, position), row in zip(arrays.logit_positions(plan), logits):
+                hook(seq_id, position, row)
+        return StepResult(plan.step_index, read_results(plan, arrays), time.perf_counter() - started)
+
+    def _run(self, a: StepArrays, want_logits: bool) -> "np.ndarray | None":
+        logits = None
+        if want_logits:
+            import numpy as np
+
+            logits = np.empty((len(a.logit_rows), self.vocab_size), np.float32)
+        self._native.step(
+            a.tokens, a.seq_start, a.seq_rows, a.table_offset, a.tables, a.logit_rows, a.requests, a.masks, a.mask_offset,
+            a.out_token, a.out_status, a.out_rank, a.out_logprob, a.max_top, a.out_top_ids, a.out_top_logprobs, logits,
+        )  # fmt: skip
+        return logits
+
+    def fingerprint(self) -> str:
+        return self._fingerprint
+
+    def weight_bytes(self) -> int:
+        """Bytes of packed weights."""
+        return self._native.packed_bytes()
+
+    def close(self) -> None:
+        self._native = None  # type: ignore[assignment]
+        self._keep.clear()
+
+
+def _kv_dtype(config: EngineConfig) -> str:
+    if config.cache.kv_cache_dtype != "auto":
+        return config.cache.kv_cache_dtype
+    return "f32" if config.backend.compute == "f32" else "f16"
+
+
+def _packable(tensor: WeightTensor) -> tuple[str, object]:
+    """(dtype, bytes) the packer takes; types without a packed form are widened to float32 first."""
+    if tensor.dtype in PACKABLE and not tensor.add:
+        return tensor.dtype, tensor.data
+    import numpy as np
+
+    wide = np.ascontiguousarray(tensor.float32())
+    return "f32", memoryview(wide.reshape(-1)).cast("B")

@@ -1,0 +1,14 @@
+"""Cosines and sines of a rotary embedding for all positions below a bound, as the native kernels read them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from octavo.models.program import Rope
+from octavo.models.rope import inverse_frequencies
+
+
+def cos_sin(rope: Rope, positions: int) -> np.ndarray:
+    """float32 [positions, rotary_dim / 2, 2]; angles in float64, rounded once."""
+    angles = np.arange(positions, dtype=np.float64)[:, None] * np.array(inverse_frequencies(rope), np.float64)[None, :]
+    return np.ascontiguousarray(np.stack([np.cos(angles), np.sin(angles)], axis=-1).astype(np.float32))

@@ -1,0 +1,118 @@
+"""A StepPlan as flat arrays for the native call, and its output arrays as SliceResults.
+
+Rows are the plan's tokens in slice order. A *request* is one thing wanted of one row's logits: a drawn token (slot >= 0) or
+the log-probability of a known token.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Iterator
+
+from octavo.backends.base import BackendError
+from octavo.core.step import SliceResult, StepPlan, TokenLogprobs
+
+REQUEST_FIELDS = 5  # logit index, slot, position of the token, known token, number of logprobs (-1: none)
+_ERRORS = {1: "the logits hold a NaN", 2: "every token is forbidden"}
+
+
+class StepArrays:
+    """Inputs and outputs of one native step. All int32 unless said otherwise."""
+
+    __slots__ = (
+        "tokens", "seq_start", "seq_rows", "table_offset", "tables", "logit_rows", "requests", "masks", "mask_offset", "num_requests",
+        "num_positions", "max_top", "out_token", "out_status", "out_rank", "out_logprob", "out_top_ids", "out_top_logprobs",
+    )  # fmt: skip
+
+    def __init__(self, plan: StepPlan) -> None:
+        self.tokens = array("i")
+        self.seq_start = array("i")
+        self.seq_rows = array("i")
+        self.table_offset = array("i")
+        self.tables = array("i")
+        self.logit_rows = array("i")
+        self.requests = array("i")
+        self.masks = array("I")
+        self.mask_offset = array("i")
+        self.max_top = 0
+        self.num_positions = 0
+        for s in plan.slices:
+            self._add(s)
+        n = self.num_requests = len(self.mask_offset)
+        self.out_token = _zeros("i", n)
+        self.out_status = _zeros("i", n)
+        self.out_rank = _zeros("i", n)
+        self.out_logprob = _zeros("f", n)
+        self.out_top_ids = _zeros("i", n * self.max_top)
+        self.out_top_logprobs = _zeros("f", n * self.max_top)
+
+    def _add(self, s) -> None:  # SequenceSlice
+        first, count = len(self.tokens), len(s.token_ids)
+        self.tokens.extend(s.token_ids)
+        self.seq_start.append(s.start)
+        self.seq_rows.append(count)
+        self.table_offset.append(len(self.tables))
+        self.tables.extend(s.block_table)
+        end = s.start + count
+        self.num_positions = max(self.num_positions, end)
+        if s.prompt_logprobs is not None:
+            for i, token in enumerate(s.next_token_ids):
+                self._request(first + i, -1, s.start + i + 1, token, s.prompt_logprobs, -1)
+        if s.num_samples:
+            mask = -1
+            if s.mask is not None:
+                mask = len(self.masks)
+                self.masks.extend(s.mask)
+            logprobs = -1 if s.logprobs is None else s.logprobs
+            for slot in s.sample_slots:
+                self._request(first + count - 1, slot, end, -1, logprobs, mask)
+
+    def _request(self, row: int, slot: int, position: int, token: int, logprobs: int, mask: int) -> None:
+        if not self.logit_rows or self.logit_rows[-1] != row:
+            self.logit_rows.append(row)
+        self.requests.extend((len(self.logit_rows) - 1, slot, position, token, logprobs))
+        self.mask_offset.append(mask)
+        self.max_top = max(self.max_top, logprobs)
+
+    def logit_positions(self, plan: StepPlan) -> Iterator[tuple[int, int]]:
+        """(sequence id, position of the row) of each logit row, in order."""
+        rows = iter(self.logit_rows)
+        row, first = next(rows, None), 0
+        for s in plan.slices:
+            while row is not None and row < first + len(s.token_ids):
+                yield s.seq_id, s.start + row - first
+                row = next(rows, None)
+            first += len(s.token_ids)
+
+
+def read_results(plan: StepPlan, a: StepArrays) -> list[SliceResult]:
+    """One SliceResult per slice. Raises BackendError when a row's draw failed."""
+    results, r = [], 0
+    for s in plan.slices:
+        result = SliceResult()
+        if s.prompt_logprobs is not None:
+            count = len(s.next_token_ids)
+            result.prompt_logprobs = [_logprobs(a, i, s.prompt_logprobs) for i in range(r, r + count)]
+            r += count
+        for _ in range(s.num_samples):
+            if a.out_status[r]:
+                raise BackendError(f"sequence {s.seq_id}: {_ERRORS.get(a.out_status[r], 'sampling failed')} at position {s.start + len(s.token_ids)}")
+            result.token_ids.append(a.out_token[r])
+            if s.logprobs is not None:
+                if result.logprobs is None:
+                    result.logprobs = []
+                result.logprobs.append(_logprobs(a, r, s.logprobs))
+            r += 1
+        results.append(result)
+    return results
+
+
+def _logprobs(a: StepArrays, i: int, k: int) -> TokenLogprobs:
+    begin = i * a.max_top
+    return TokenLogprobs(
+        a.out_token[i], a.out_logprob[i], a.out_rank[i], list(a.out_top_ids[begin : begin + k]), list(a.out_top_logprobs[begin : begin + k])
+    )
+
+
+def _zeros(code: str, n: int) -> array:
+    return array(code, bytes(4 * n))
