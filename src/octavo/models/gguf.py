@@ -18,7 +18,7 @@ from pathlib import Path
 from octavo.models.loaded import WeightTensor
 from octavo.models.model_file import BLOCK_SIZES, ModelFileError, map_file, shown
 
-Scalar = int | float | bool | str
+Scalar = int | float | bool | str | bytes
 Value = Scalar | tuple[Scalar, ...]
 
 # Names of ggml_type by number, from 0; those without an entry in BLOCK_SIZES are known by name only.
@@ -53,7 +53,10 @@ class _ArraySpan:
 
 
 class Metadata(Mapping[str, Value]):
-    """Key -> value; arrays are tuples, parsed when first asked for and then kept. Strings are text, checked as UTF-8."""
+    """Key -> value; arrays are tuples, parsed when first asked for and then kept.
+
+    Strings are text and must be UTF-8; only a string in an array may be something else (tokens may) and then stays ``bytes``.
+    """
 
     def __init__(self, reader: _Reader, values: dict[str, Scalar | _ArraySpan]) -> None:
         self._reader = reader
@@ -177,23 +180,23 @@ class _Reader:
     def array(self, span: _ArraySpan, key: str) -> tuple[Scalar, ...]:
         """All values of a span that ``span`` has measured."""
         if span.kind == _STRING:
-            return tuple(self.strings(span, key))
+            return tuple(self.strings(span))
         if span.kind == _BOOL:
             return tuple(self.boolean(byte, key) for byte in self.data[span.start : span.end])
         return struct.unpack_from(f"<{span.count}{_SCALAR_FORMATS[span.kind]}", self.data, span.start)
 
-    def strings(self, span: _ArraySpan, key: str) -> list[str]:
+    def strings(self, span: _ArraySpan) -> list[str | bytes]:
         """All strings of a span: cut out of one copy of it, which is several times faster than out of a view."""
         unpack, data, pos = struct.Struct("<Q").unpack_from, bytes(self.data[span.start : span.end]), 0
-        out: list[str] = []
+        out: list[str | bytes] = []
         append = out.append
-        try:
-            for _ in range(span.count):
-                start = pos + 8
-                pos = start + unpack(data, pos)[0]
+        for _ in range(span.count):
+            start = pos + 8
+            pos = start + unpack(data, pos)[0]
+            try:
                 append(data[start:pos].decode())
-        except UnicodeDecodeError as exc:
-            raise self.fail(f"string {len(out)} of {shown(key)} is not valid UTF-8: {exc.reason}") from None
+            except UnicodeDecodeError:
+                append(data[start:pos])
         return out
 
 
