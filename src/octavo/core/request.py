@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
-from typing import Mapping, Sequence as Seq
 
 
 class ParameterError(ValueError):
@@ -195,7 +196,7 @@ class Sequence:
     num_preemptions: int = 0
     status: SequenceStatus = SequenceStatus.WAITING
     finish_reason: FinishReason | None = None
-    block_table: array = field(default_factory=lambda: array("i"))
+    block_table: array[int] = field(default_factory=lambda: array("i"))
     slot: int = -1
 
     @property

@@ -14,7 +14,10 @@ from octavo.core.request import FinishReason, SamplingParams
 
 @dataclass(slots=True)
 class BlockCopy:
-    """Copy one whole KV block (all layers) before the forward pass: copy-on-write."""
+    """Copy one whole KV block (all layers) before the forward pass: copy-on-write.
+
+    The copies of a plan take effect in their order: a block that was copied from may be the destination of a later one.
+    """
 
     src_block: int
     dst_block: int
@@ -47,13 +50,13 @@ class SequenceSlice:
     seq_id: int
     start: int
     token_ids: list[int]  # [num_tokens]
-    block_table: array  # int32 block ids, position p lives in block_table[p // block_size]
+    block_table: array[int]  # int32 block ids, position p lives in block_table[p // block_size]
     num_samples: int = 0
     sample_slots: list[int] = field(default_factory=list)  # [num_samples]
     logprobs: int | None = None  # top-k wanted for sampled tokens (None: not asked)
     prompt_logprobs: int | None = None
-    next_token_ids: list[int] = field(default_factory=list)  # with prompt_logprobs: the known token after each row ([num_tokens], or one less at the end)
-    mask: array | None = None  # packed bits (uint32, bit t%32 of word t//32 = token t allowed) for the sampled row
+    next_token_ids: list[int] = field(default_factory=list)  # with prompt_logprobs: the known token after each row; the last may have none
+    mask: array[int] | None = None  # packed bits (uint32, bit t%32 of word t//32 = token t allowed) for the sampled row
     num_drafts: int = 0
 
     @property

@@ -1,0 +1,90 @@
+"""The pool of KV blocks: who holds each block id, and which block goes next when room is needed.
+
+A block id is in exactly one state:
+
+    free ──allocate──▶ referenced (by k tables) ──last release, kept──▶ cached ──allocate (evicted)──▶ referenced
+      ▲                     │        ▲                                     │
+      └──last release───────┘        └───────────────acquire───────────────┘
+
+*Cached* blocks are unreferenced but still hold KV that the prefix index offers; they are evicted least recently released first. Tables are
+released from their end, so a block always becomes cached before its parent does, and eviction reaches leaves first.
+The pool owns reference counts and order. It never knows tokens, keys or sequences.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+
+class BlockPool:
+    """``num_blocks`` block ids, 0 .. num_blocks - 1, all free at first. Every operation is O(1)."""
+
+    def __init__(self, num_blocks: int) -> None:
+        if num_blocks < 1:
+            raise ValueError(f"num_blocks: {num_blocks} is not allowed; at least 1")
+        self.num_blocks = num_blocks
+        self.ref_counts = [0] * num_blocks
+        self._free = list(range(num_blocks - 1, -1, -1))  # a stack: the block freed last is the one most likely still in a CPU cache
+        self._cached: OrderedDict[int, None] = OrderedDict()  # least recently released first
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_cached(self) -> int:
+        return len(self._cached)
+
+    @property
+    def num_used(self) -> int:
+        """Blocks that at least one table references."""
+        return self.num_blocks - len(self._free) - len(self._cached)
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that ``allocate`` can still hand out."""
+        return len(self._free) + len(self._cached)
+
+    def allocate(self) -> tuple[int, bool]:
+        """Take one block with reference count 1. Returns (block, evicted); an evicted block must be forgotten by the index at once.
+
+        Raises IndexError when none is available: callers ask ``num_available`` first.
+        """
+        if self._free:
+            block, evicted = self._free.pop(), False
+        elif self._cached:
+            block, evicted = self._cached.popitem(last=False)[0], True
+        else:
+            raise IndexError("no KV block is available")
+        self.ref_counts[block] = 1
+        return block, evicted
+
+    def acquire(self, block: int) -> None:
+        """One more table references ``block``, which is referenced or cached."""
+        if self.ref_counts[block] == 0:
+            del self._cached[block]  # KeyError: the block was free, so its contents mean nothing
+        self.ref_counts[block] += 1
+
+    def release(self, block: int, keep: bool) -> None:
+        """One table less references ``block``; the last one leaves it cached when ``keep``, else free."""
+        count = self.ref_counts[block] - 1
+        if count < 0:
+            raise AssertionError(f"block {block} is released more often than referenced")
+        self.ref_counts[block] = count
+        if count == 0:
+            if keep:
+                self._cached[block] = None
+            else:
+                self._free.append(block)
+
+    def check_invariants(self) -> None:
+        """AssertionError unless every block is exactly one of free, cached, referenced."""
+        free, cached = set(self._free), set(self._cached)
+        assert len(free) == len(self._free), "a block is twice in the free list"
+        assert not free & cached, f"blocks {free & cached} are both free and cached"
+        unreferenced = {b for b, count in enumerate(self.ref_counts) if count == 0}
+        assert unreferenced == free | cached, f"reference counts disagree with the lists: {unreferenced ^ (free | cached)}"
+
+    def eviction_order(self) -> list[int]:
+        """Cached blocks, the next to be evicted first."""
+        return list(self._cached)

@@ -1,0 +1,296 @@
+"""Block tables over the pool and the prefix index: the KV cache as the scheduler sees it.
+
+Owns every block table, which blocks are shared, which are offered for reuse, and who is computing what. Knows tokens and positions; never
+budgets, order or time. Between steps:
+
+    find_prefix ─▶ adopt_prefix ─▶ grow (new blocks, copy-on-write) ─▶ claim ─▶ [step] ─▶ publish ─▶ ... ─▶ release
+                                                                                           └▶ fork
+
+Three rules keep shared blocks right:
+- A block is written only by a sequence that alone references it: a shared block about to be written is copied first.
+- A block is offered only when all its positions are computed and applied. If the same block is already offered, the sequence swaps its own
+  copy for the offered one (their KV is equal bit for bit) and frees its own. So a table that holds an offered block holds its parents too.
+- Matched blocks are referenced before anything else is allocated, hence never evicted under their finder.
+
+A sequence that is about to compute full blocks *claims* their keys; another that needs such a block next waits for it. Nobody waits in
+a circle. Say X waits for Y: X shares all offered blocks of its chain and lacks block i, which Y claims, so Y has the same chain up to i
+and has not offered i. If Y in turn waits, it lacks a block j <= i of that chain; X shares all before i, so j = i, whose claim is Y's own.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+from octavo.core.block_pool import BlockPool
+from octavo.core.prefix_index import MatchReport, Namespace, PrefixIndex, PrefixNode, block_key, pack_tokens
+from octavo.core.request import Sequence
+from octavo.core.step import BlockCopy
+
+
+@dataclass(slots=True)
+class _Chain:
+    """Keys of a sequence's full blocks, made when first needed. Tokens only grow, so keys outlive preemption; ``depth`` does not."""
+
+    namespace: Namespace
+    keys: list[bytes]  # [1 + blocks hashed so far]: the root's key, then one per block
+    tokens: list[bytes] = field(default_factory=list)  # [blocks hashed so far]
+    depth: int = 0  # leading blocks of the table that are in the index
+    publishable: bool = True  # False after a key collision: blocks below it cannot be offered
+
+    def extend(self, token_ids: Seq[int], block_size: int, num_blocks: int) -> None:
+        """Make keys for the first ``num_blocks`` blocks."""
+        for i in range(len(self.tokens), num_blocks):
+            tokens = pack_tokens(token_ids[i * block_size : (i + 1) * block_size])
+            self.tokens.append(tokens)
+            self.keys.append(block_key(self.keys[i], tokens))
+
+
+@dataclass(slots=True)
+class PrefixMatch:
+    """What the cache has for a sequence beyond the blocks it already shares."""
+
+    nodes: list[PrefixNode]
+    num_pending: int = 0  # blocks after those that another sequence is computing; above 0: wait
+
+
+class KVManager:
+    """``num_blocks`` blocks of ``block_size`` tokens. ``fingerprint`` names what else the KV depends on (model, formats, layout)."""
+
+    def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool = True, fingerprint: str = "") -> None:
+        if block_size < 1:
+            raise ValueError(f"block_size: {block_size} is not allowed; at least 1")
+        self.block_size = block_size
+        self.pool = BlockPool(num_blocks)
+        self.index = PrefixIndex(block_size, fingerprint, num_remembered=max(num_blocks, 1024)) if enable_prefix_caching else None
+        self._chains: dict[int, _Chain] = {}  # by seq_id
+        self._claims: dict[bytes, int] = {}  # key of a block being computed -> seq_id
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def num_missing(self, seq: Sequence) -> int:
+        """Blocks that ``seq`` lacks to compute all its known tokens."""
+        return self.blocks_for(len(seq.token_ids)) - len(seq.block_table)
+
+    # --- prefix cache -------------------------------------------------------------------------------------------------------------------
+
+    def find_prefix(self, seq: Sequence) -> PrefixMatch:
+        """Offered blocks that continue what ``seq`` shares, and how many after them are being computed. Changes nothing.
+
+        The block of the last known token is never matched: a row has to run to draw the next token.
+        """
+        chain = self._chain(seq)
+        match = PrefixMatch([])
+        if chain is None or not chain.publishable or self.index is None:
+            return match
+        depth, limit = chain.depth, (len(seq.token_ids) - 1) // self.block_size
+        parent = self.index.node(chain.keys[depth])
+        while depth < limit:
+            chain.extend(seq.token_ids, self.block_size, depth + 1)
+            node = self.index.find(parent, chain.keys[depth + 1], chain.tokens[depth])
+            if node is None:
+                break
+            match.nodes.append(node)
+            parent, depth = node, depth + 1
+        while depth < limit and self._claims.get(chain.keys[depth + 1], seq.seq_id) != seq.seq_id:
+            match.num_pending += 1
+            depth += 1
+            if depth < limit:
+                chain.extend(seq.token_ids, self.block_size, depth + 1)
+        return match
+
+    def can_admit(self, seq: Sequence, match: PrefixMatch, num_spare: int) -> bool:
+        """Whether all known tokens of ``seq``, which holds nothing, fit with ``match`` while ``num_spare`` blocks stay available."""
+        ref_counts = self.pool.ref_counts
+        num_revived = sum(1 for node in match.nodes if ref_counts[node.block] == 0)
+        num_new = self.num_missing(seq) - len(match.nodes) - match.num_pending
+        return num_new + num_revived + num_spare <= self.pool.num_available
+
+    def adopt_prefix(self, seq: Sequence, match: PrefixMatch) -> int:
+        """Share the matched blocks; a block that ``seq`` had begun itself gives way. Returns the tokens it need not compute any more."""
+        if not match.nodes:
+            return 0
+        chain, table = self._chains[seq.seq_id], seq.block_table
+        for node in match.nodes:
+            self.pool.acquire(node.block)
+        for node in match.nodes:
+            if chain.depth < len(table):
+                own, table[chain.depth] = table[chain.depth], node.block
+                self.pool.release(own, keep=False)
+            else:
+                table.append(node.block)
+            chain.depth += 1
+        num_gained = chain.depth * self.block_size - seq.num_computed
+        seq.num_computed += num_gained
+        return num_gained
+
+    def claim(self, seq: Sequence) -> None:
+        """``seq`` is about to compute its known tokens: others that need the same full blocks wait for them. The first claim stands."""
+        chain = self._chain(seq)
+        if chain is None or not chain.publishable:
+            return
+        num_full = len(seq.token_ids) // self.block_size
+        chain.extend(seq.token_ids, self.block_size, num_full)
+        for key in chain.keys[chain.depth + 1 : num_full + 1]:
+            self._claims.setdefault(key, seq.seq_id)
+
+    def publish(self, seq: Sequence) -> None:
+        """Offer the full blocks that ``seq`` has computed since the last call."""
+        if self.index is None:
+            return
+        num_full = seq.num_computed // self.block_size
+        chain = self._chains.get(seq.seq_id)
+        if chain is not None and chain.depth >= num_full:
+            return
+        chain = self._chain(seq)
+        while chain is not None and chain.publishable and chain.depth < num_full:
+            self._publish_next(seq, chain)
+
+    def _publish_next(self, seq: Sequence, chain: _Chain) -> None:
+        assert self.index is not None
+        i, table = chain.depth, seq.block_table
+        chain.extend(seq.token_ids, self.block_size, i + 1)
+        key = chain.keys[i + 1]
+        node = self.index.publish(self.index.node(chain.keys[i]), chain.namespace, key, chain.tokens[i], table[i])
+        if node is None:
+            self._drop_claims(seq)
+            chain.publishable = False
+            return
+        self._claims.pop(key, None)
+        if node.block != table[i]:
+            self.pool.acquire(node.block)
+            own, table[i] = table[i], node.block
+            self.pool.release(own, keep=False)
+        chain.depth = i + 1
+
+    def explain_prefix(self, namespace: Namespace, token_ids: Seq[int]) -> MatchReport | None:
+        """How far a prompt would hit now and why no further; None without prefix caching."""
+        return None if self.index is None else self.index.explain(namespace, token_ids)
+
+    # --- blocks -------------------------------------------------------------------------------------------------------------------------
+
+    def grow(self, seq: Sequence, num_tokens: int, copies: list[BlockCopy]) -> bool:
+        """Make the next ``num_tokens`` positions of ``seq`` writable by it alone. False, and nothing changed, when blocks are short.
+
+        A copy-on-write is added to ``copies``, which take effect in order before anything is computed.
+        """
+        table, size, start = seq.block_table, self.block_size, seq.num_computed
+        num_missing = -(-(start + num_tokens) // size) - len(table)
+        shared = start % size != 0 and self.pool.ref_counts[table[start // size]] > 1
+        if num_missing <= 0 and not shared:
+            return True
+        if num_missing + shared > self.pool.num_available:
+            return False
+        if shared:
+            src, dst = table[start // size], self._allocate()
+            copies.append(BlockCopy(src, dst))
+            table[start // size] = dst
+            self.pool.release(src, keep=False)
+        for _ in range(num_missing):
+            table.append(self._allocate())
+        return True
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """``child``, a new continuation with equal tokens, shares all blocks of ``parent``."""
+        child.block_table = parent.block_table[:]
+        for block in child.block_table:
+            self.pool.acquire(block)
+        chain = self._chains.get(parent.seq_id)
+        if chain is not None:
+            self._chains[child.seq_id] = _Chain(chain.namespace, chain.keys[:], chain.tokens[:], chain.depth, chain.publishable)
+
+    def release(self, seq: Sequence, forget: bool) -> None:
+        """Give back all blocks, the end of the table first, and all claims. ``forget`` when the sequence never runs again."""
+        index, pool = self.index, self.pool
+        self._drop_claims(seq)
+        for block in reversed(seq.block_table):
+            pool.release(block, keep=index is not None and index.offers(block))
+        # A new array, not a cleared one: whoever still reads the table of a past plan sees what was planned.
+        seq.block_table = array("i")
+        chain = self._chains.get(seq.seq_id)
+        if forget:
+            self._chains.pop(seq.seq_id, None)
+        elif chain is not None:
+            chain.depth = 0
+
+    def _allocate(self) -> int:
+        block, evicted = self.pool.allocate()
+        if evicted:
+            assert self.index is not None
+            self.index.forget(block)
+        return block
+
+    def _chain(self, seq: Sequence) -> _Chain | None:
+        if self.index is None:
+            return None
+        chain = self._chains.get(seq.seq_id)
+        if chain is None:
+            namespace = Namespace(salt=seq.request.cache_salt or None)
+            chain = self._chains[seq.seq_id] = _Chain(namespace, [self.index.root_key(namespace)])
+        return chain
+
+    def _drop_claims(self, seq: Sequence) -> None:
+        chain = self._chains.get(seq.seq_id)
+        if chain is None:
+            return
+        for key in chain.keys[chain.depth + 1 :]:
+            if self._claims.get(key) == seq.seq_id:
+                del self._claims[key]
+
+    # --- checks -------------------------------------------------------------------------------------------------------------------------
+
+    def check_invariants(self, holders: Iterable[Sequence]) -> None:
+        """AssertionError unless the books balance. ``holders``: every sequence that may hold blocks."""
+        holders = list(holders)
+        self.pool.check_invariants()
+        counts = [0] * self.pool.num_blocks
+        for seq in holders:
+            assert len(set(seq.block_table)) == len(seq.block_table), f"sequence {seq.seq_id} holds a block twice"
+            for block in seq.block_table:
+                counts[block] += 1
+        assert counts == self.pool.ref_counts, f"tables reference {counts}, the pool counts {self.pool.ref_counts}"
+        for seq in holders:
+            self._check_table(seq)
+        if self.index is not None:
+            self._check_index(self.index)
+        alive = {seq.seq_id for seq in holders}
+        for key, seq_id in self._claims.items():
+            assert seq_id in alive, f"sequence {seq_id} holds a claim but no blocks"
+            assert self.index is not None and self.index.node(key) is None, "a block is both offered and claimed"
+
+    def _check_table(self, seq: Sequence) -> None:
+        size, table, end = self.block_size, seq.block_table, seq.num_computed + seq.num_scheduled
+        assert seq.num_computed <= len(seq.token_ids) and end <= len(seq.token_ids), f"sequence {seq.seq_id} computes unknown tokens"
+        assert len(table) == self.blocks_for(end), f"sequence {seq.seq_id} holds {len(table)} blocks for {end} tokens"
+        if seq.num_scheduled:
+            for block in table[seq.num_computed // size :]:
+                assert self.pool.ref_counts[block] == 1, f"block {block} is shared and about to be written"
+                assert self.index is None or not self.index.offers(block), f"block {block} is offered and about to be written"
+        chain = self._chains.get(seq.seq_id)
+        if chain is None or self.index is None:
+            return
+        assert chain.depth <= seq.num_computed // size, f"sequence {seq.seq_id} offers blocks that are not computed"
+        assert not chain.publishable or chain.depth == seq.num_computed // size, f"sequence {seq.seq_id} keeps computed blocks to itself"
+        parent = self.index.node(chain.keys[0])
+        for i in range(chain.depth):
+            node = self.index.find(parent, chain.keys[i + 1], pack_tokens(seq.token_ids[i * size : (i + 1) * size]))
+            assert node is not None and node.block == table[i], f"block {i} of sequence {seq.seq_id} is not the one offered for its tokens"
+            parent = node
+
+    def _check_index(self, index: PrefixIndex) -> None:
+        index.check_invariants()
+        order = {block: i for i, block in enumerate(self.pool.eviction_order())}
+        for block, node in index.blocks().items():
+            referenced = self.pool.ref_counts[block] > 0
+            assert referenced != (block in order), f"offered block {block} is free"
+            parent = node.parent
+            if parent is None or parent.parent is None:
+                continue
+            if referenced:
+                assert self.pool.ref_counts[parent.block] > 0, f"block {block} is referenced, its parent {parent.block} is not"
+            elif self.pool.ref_counts[parent.block] == 0:
+                assert order[block] < order[parent.block], f"block {parent.block} would be evicted before its child {block}"
+        assert all(index.offers(block) for block in order), "a cached block is not offered"

@@ -1,0 +1,203 @@
+"""The planner: one step's plan out of the queues.
+
+There are no phases. A sequence has known tokens and computed tokens; a step computes some of the gap, and a step that closes it draws
+new tokens. Chunks of prompts, prefix hits, decoding and recomputation after a preemption are that one case. Each plan serves the running
+sequences in arrival order, then admits from the queue in arrival order, within the token budget. Running sequences that lack a block
+preempt from the back; an admission never preempts, and none happens in a plan that had to.
+
+Moves sequences between the queues. Never appends tokens or finishes anything; the rules it follows are in ``policy``.
+"""
+
+from __future__ import annotations
+
+from octavo.core import policy
+from octavo.core.kv_manager import PrefixMatch
+from octavo.core.request import Sequence, SequenceStatus, derive_seed
+from octavo.core.state import Draft, SchedulerState
+from octavo.core.step import SequenceSlice, SlotOpen, StepPlan
+
+
+class Planner:
+    def __init__(self, state: SchedulerState) -> None:
+        self._state = state
+
+    def plan(self, step_index: int, now: float) -> Draft | None:
+        """The next step, or None when no sequence is left. ``now``: seconds on the clock of ``Request.arrival_s``."""
+        state = self._state
+        draft = Draft(StepPlan(step_index), state.config.max_num_batched_tokens)
+        num_preemptions = num_before = state.stats.num_preemptions
+        while True:
+            if state.config.enable_chunked_prefill or not self._plan_whole_prompt(draft, now):
+                self._plan_running(draft)
+            # Again, if all that came of it was preemption: who was passed over because another computes its blocks may be free to go now.
+            if draft.sequences or state.stats.num_preemptions == num_before:
+                break
+            num_before = state.stats.num_preemptions
+        if state.stats.num_preemptions == num_preemptions:
+            self._plan_admissions(draft, now)
+        if not draft.sequences:
+            assert not state.running and not state.waiting, "sequences are left but none can go on"
+            return None
+        draft.plan.slot_closes = state.slots.drain_closes()
+        return draft
+
+    # --- running sequences --------------------------------------------------------------------------------------------------------------
+
+    def _plan_running(self, draft: Draft) -> None:
+        running, grow, chunked = self._state.running, self._state.kv.grow, self._state.config.enable_chunked_prefill
+        i = 0
+        while i < len(running) and draft.budget > 0:  # preemption takes from the end while we walk
+            seq = running[i]
+            i += 1
+            num_tokens = len(seq.token_ids) - seq.num_computed
+            if num_tokens > 1:
+                if self._adopt_prefix(draft, seq, self._find_prefix(seq)):
+                    continue
+                gap = len(seq.token_ids) - seq.num_computed
+                num_tokens = policy.chunk_size(gap, draft.budget, _num_decoding(running, i), chunked)
+                if num_tokens == 0:
+                    continue
+            if grow(seq, num_tokens, draft.plan.block_copies) or self._grow_by_preempting(draft, seq, num_tokens):
+                self._add_slice(draft, seq, num_tokens)
+
+    def _grow_by_preempting(self, draft: Draft, seq: Sequence, num_tokens: int) -> bool:
+        """Preempt from the back until ``seq`` has its blocks; False when it came to be the victim itself."""
+        while True:
+            victim = policy.choose_victim(self._state.running)
+            self._preempt(victim)
+            if victim is seq:
+                return False
+            if self._state.kv.grow(seq, num_tokens, draft.plan.block_copies):
+                return True
+
+    def _preempt(self, seq: Sequence) -> None:
+        state = self._state
+        state.running.remove(seq)
+        state.slots.give_back(seq)
+        state.kv.release(seq, forget=False)
+        seq.num_computed = 0
+        seq.num_preemptions += 1
+        seq.status = SequenceStatus.WAITING
+        state.requests[seq.request.request_id].prompt_logprobs.clear()  # those of the lost chunks come again
+        state.waiting.appendleft(seq)
+        state.stats.num_preemptions += 1
+
+    # --- admission ----------------------------------------------------------------------------------------------------------------------
+
+    def _plan_admissions(self, draft: Draft, now: float) -> None:
+        waiting, chunked = self._state.waiting, self._state.config.enable_chunked_prefill
+        while waiting and draft.budget > 0:
+            seq = waiting[0]
+            match = self._find_prefix(seq)
+            num_tokens = policy.chunk_size(self._gap_after(seq, match), draft.budget, 0, chunked)
+            if (num_tokens == 0 and not match.num_pending) or not self._has_room(draft, seq, match):
+                return
+            self._admit(draft, match, num_tokens, now)
+
+    def _plan_whole_prompt(self, draft: Draft, now: float) -> bool:
+        """Without chunking: a step of its own for the first prompt that does not fit beside the decoding sequences. False: none."""
+        state = self._state
+        num_decoding = _num_decoding(state.running, 0)
+        for seq in state.running:
+            if len(seq.token_ids) - seq.num_computed == 1 or self._adopt_prefix(draft, seq, self._find_prefix(seq)):
+                continue
+            gap = len(seq.token_ids) - seq.num_computed
+            if policy.runs_alone(gap, draft.budget, num_decoding):
+                grown = state.kv.grow(seq, gap, draft.plan.block_copies) or self._grow_by_preempting(draft, seq, gap)
+                if grown:
+                    self._add_slice(draft, seq, gap)
+                return grown
+        if not state.waiting:
+            return False
+        match = self._find_prefix(state.waiting[0])
+        gap = self._gap_after(state.waiting[0], match)
+        if match.num_pending or not policy.runs_alone(gap, draft.budget, num_decoding):
+            return False
+        if not self._has_room(draft, state.waiting[0], match):
+            return False
+        self._admit(draft, match, gap, now)
+        return True
+
+    def _has_room(self, draft: Draft, seq: Sequence, match: PrefixMatch) -> bool:
+        """Places for all choices, and blocks for all known tokens beside those that the running sequences still need for theirs."""
+        state = self._state
+        if seq.num_choices > state.config.max_num_seqs - state.num_running:
+            return False
+        num_promised = sum(state.kv.num_missing(other) - draft.num_pending.get(other.seq_id, 0) for other in state.running)
+        return state.kv.can_admit(seq, match, num_promised + policy.admission_headroom(len(state.running)))
+
+    def _admit(self, draft: Draft, match: PrefixMatch, num_tokens: int, now: float) -> None:
+        """Let the head of the queue run: ``num_tokens`` of it are computed now, unless it has to wait for blocks of another."""
+        state = self._state
+        seq = state.waiting.popleft()
+        state.running.append(seq)
+        seq.status = SequenceStatus.RUNNING
+        owner = state.requests[seq.request.request_id]
+        if not owner.started:
+            owner.started = True
+            state.stats.num_started += 1
+            state.stats.queue_s += max(0.0, now - owner.request.arrival_s)
+            if state.kv.index is not None and not wants_prompt_logprobs(seq):
+                state.stats.prefix_query_tokens += seq.num_prompt_tokens
+        if not self._adopt_prefix(draft, seq, match):
+            grown = state.kv.grow(seq, num_tokens, draft.plan.block_copies)
+            assert grown, f"sequence {seq.seq_id} was admitted without room"
+            self._add_slice(draft, seq, num_tokens)
+
+    # --- prefix cache -------------------------------------------------------------------------------------------------------------------
+
+    def _find_prefix(self, seq: Sequence) -> PrefixMatch:
+        """What the cache has for ``seq``; nothing when prompt log-probabilities are wanted, since every row has to run for them."""
+        return PrefixMatch([]) if wants_prompt_logprobs(seq) else self._state.kv.find_prefix(seq)
+
+    def _gap_after(self, seq: Sequence, match: PrefixMatch) -> int:
+        """Tokens left to compute of a waiting sequence once it shares what was found."""
+        return len(seq.token_ids) - len(match.nodes) * self._state.kv.block_size
+
+    def _adopt_prefix(self, draft: Draft, seq: Sequence, match: PrefixMatch) -> bool:
+        """Share what was found. True: the next blocks are being computed by another sequence, so ``seq`` sits this step out."""
+        num_gained = self._state.kv.adopt_prefix(seq, match)
+        if num_gained and seq.num_preemptions == 0 and seq.num_output_tokens == 0:
+            seq.num_cached += num_gained
+            self._state.stats.prefix_hit_tokens += num_gained
+        draft.num_pending[seq.seq_id] = match.num_pending
+        return match.num_pending > 0
+
+    # --- slices -------------------------------------------------------------------------------------------------------------------------
+
+    def _add_slice(self, draft: Draft, seq: Sequence, num_tokens: int) -> None:
+        tokens, start = seq.token_ids, seq.num_computed
+        end, params = start + num_tokens, seq.request.params
+        piece = SequenceSlice(seq.seq_id, start, tokens[start:end], seq.block_table)
+        if start + 1 < len(tokens):
+            self._state.kv.claim(seq)
+        if end == len(tokens) and params.max_tokens != 0:
+            if seq.slot < 0:
+                self._open_slots(draft.plan, seq)
+            piece.num_samples = seq.num_choices
+            piece.sample_slots = [seq.slot] if seq.num_choices == 1 else self._state.slots.slots_of(seq)
+            piece.logprobs = params.logprobs
+        if params.prompt_logprobs is not None and wants_prompt_logprobs(seq):
+            piece.prompt_logprobs = params.prompt_logprobs
+            piece.next_token_ids = tokens[start + 1 : end + 1]
+        seq.num_scheduled = num_tokens
+        draft.budget -= num_tokens
+        draft.plan.slices.append(piece)
+        draft.sequences.append(seq)
+
+    def _open_slots(self, plan: StepPlan, seq: Sequence) -> None:
+        """A slot for each choice that the coming row draws for, rebuilt from the tokens with their split into prompt and output."""
+        request = seq.request
+        for i, slot in enumerate(self._state.slots.take(seq)):
+            seed, output = derive_seed(request.seed, seq.choice + i), list(seq.output_token_ids)
+            plan.slot_opens.append(SlotOpen(slot, request.params, seed, request.prompt_token_ids, output, request.eos_token_ids))
+
+
+def wants_prompt_logprobs(seq: Sequence) -> bool:
+    """Prompt log-probabilities were asked for and not delivered yet: they come with the first output token."""
+    return seq.request.params.prompt_logprobs is not None and len(seq.token_ids) == seq.num_prompt_tokens
+
+
+def _num_decoding(running: list[Sequence], start: int) -> int:
+    """Sequences from ``start`` on that lack the KV of their last token alone."""
+    return sum(1 for seq in running[start:] if len(seq.token_ids) - seq.num_computed == 1)

@@ -1,0 +1,279 @@
+"""The scheduler: from requests to step plans, and from step results to tokens.
+
+    add ─▶ queue        plan() ─▶ StepPlan ─▶ [a backend] ─▶ StepResult ─▶ apply() ─▶ TokenEvents
+
+One step is in flight at a time. The scheduler owns the life of requests: it takes them in, has ``Planner`` make a plan, takes over results,
+splits a request into its choices, and ends sequences. It never touches text, clocks or devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from octavo.config import CacheConfig, SchedulerConfig
+from octavo.core.limits import LengthLimits, StopEnd, StopRule
+from octavo.core.planner import Planner
+from octavo.core.request import FinishReason, ParameterError, Request, Sequence, SequenceStatus
+from octavo.core.state import Draft, RequestState, SchedulerState, SchedulerStats
+from octavo.core.step import SliceResult, StepPlan, StepResult, TokenEvent, TokenLogprobs
+
+TextStops = Mapping[tuple[str, int], tuple[int, str]]
+"""(request_id, choice) -> (this step's tokens to keep, the stop string that ends the sequence)."""
+
+_NO_TEXT_STOPS: TextStops = MappingProxyType({})
+
+
+class StepProtocolError(RuntimeError):
+    """plan and apply were called out of turn, or a result does not belong to its plan."""
+
+
+class Scheduler:
+    """``num_blocks``: the KV pool. ``max_model_len``: most tokens of a sequence. ``fingerprint``: what KV depends on besides tokens.
+
+    A sequence may reach min(max_model_len, pool tokens + 1) tokens: the last one needs no KV. An explicit max_tokens above what is
+    left is clamped to it; ``clamped_max_tokens`` tells, so that the response can say so.
+    """
+
+    def __init__(self, config: SchedulerConfig, cache: CacheConfig, num_blocks: int, max_model_len: int, fingerprint: str = "") -> None:
+        if config.scheduling_policy != "fcfs":
+            raise ValueError(f"scheduling_policy: {config.scheduling_policy!r} is not allowed; fcfs is the only policy of this version")
+        self._state = SchedulerState(config, cache, num_blocks, max_model_len, fingerprint)
+        self._planner = Planner(self._state)
+        self._in_flight: Draft | None = None
+        self._num_sequences = 0
+        self._num_plans = 0
+
+    # --- requests -----------------------------------------------------------------------------------------------------------------------
+
+    def add(self, request: Request) -> None:
+        """Queue a request. ParameterError when it can never run: empty or too long prompt, n above max_num_seqs, an id in use."""
+        state, n = self._state, request.params.n
+        if request.request_id in state.requests:
+            raise ParameterError("request_id", request.request_id, "a request with this id is not finished yet")
+        state.limits.check_prompt(request)
+        if n > state.config.max_num_seqs:
+            raise ParameterError("n", n, f"at most max_num_seqs ({state.config.max_num_seqs}), since all choices run together")
+        tokens = list(request.prompt_token_ids)
+        seq = Sequence(self._next_seq_id(), request, num_choices=n, token_ids=tokens, num_prompt_tokens=len(tokens))
+        rule = StopRule.of(request, state.limits.max_output_tokens(request))
+        state.requests[request.request_id] = RequestState(request, state.stats.num_requests, rule, [seq])
+        state.waiting.append(seq)
+        state.stats.num_requests += 1
+
+    def clamped_max_tokens(self, request: Request) -> int | None:
+        """The number that the request's explicit max_tokens is reduced to by context or pool; None when it stands as asked."""
+        return self._state.limits.clamped_max_tokens(request)
+
+    def abort(self, request_id: str) -> list[TokenEvent]:
+        """End a request; an event with ABORT for each unfinished choice. Nothing for an id that is not known (any more).
+
+        Its blocks are free at once, or, when the step in flight computes some of it, with that step's ``apply``. What was computed
+        stays in the prefix cache.
+        """
+        owner = self._state.requests.pop(request_id, None)
+        if owner is None:
+            return []
+        self._state.stats.num_aborted += 1
+        return self._drop(owner, FinishReason.ABORT, None)
+
+    def fail_all(self, message: str) -> list[TokenEvent]:
+        """End everything after an engine error; an event with ERROR and ``message`` for each unfinished choice.
+
+        A step in flight is forgotten: nothing of it is counted or offered for reuse.
+        """
+        draft, self._in_flight = self._in_flight, None
+        for seq in draft.sequences if draft is not None else ():
+            seq.num_scheduled = 0
+            if seq.status is SequenceStatus.FINISHED:
+                self._state.release(seq)
+        owners = list(self._state.requests.values())
+        self._state.requests.clear()
+        self._state.stats.num_failed += len(owners)
+        return [event for owner in owners for event in self._drop(owner, FinishReason.ERROR, message)]
+
+    def _drop(self, owner: RequestState, reason: FinishReason, error: str | None) -> list[TokenEvent]:
+        events = []
+        for seq in owner.sequences:
+            for choice in range(seq.choice, seq.choice + seq.num_choices):
+                event = TokenEvent(owner.request.request_id, choice, [], finish_reason=reason, error=error)
+                event.num_cached_tokens = seq.num_cached
+                events.append(event)
+            if seq.status is SequenceStatus.WAITING:
+                self._state.waiting.remove(seq)
+            else:
+                self._state.running.remove(seq)
+            seq.status, seq.finish_reason = SequenceStatus.FINISHED, reason
+            if seq.num_scheduled == 0:
+                self._state.release(seq)
+        return events
+
+    # --- gauges and counters ------------------------------------------------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a plan or a result is due."""
+        return bool(self._state.running or self._state.waiting or self._in_flight)
+
+    @property
+    def limits(self) -> LengthLimits:
+        return self._state.limits
+
+    @property
+    def stats(self) -> SchedulerStats:
+        return self._state.stats
+
+    @property
+    def num_running(self) -> int:
+        """Choices that hold a place: a sequence that will split into n choices counts n times."""
+        return self._state.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences in the queue, preempted ones included."""
+        return len(self._state.waiting)
+
+    @property
+    def num_blocks(self) -> int:
+        return self._state.kv.pool.num_blocks
+
+    @property
+    def num_used_blocks(self) -> int:
+        """Blocks that a running sequence references."""
+        return self._state.kv.pool.num_used
+
+    @property
+    def num_cached_blocks(self) -> int:
+        """Blocks that nobody references but the prefix cache offers; evicted when room is needed."""
+        return self._state.kv.pool.num_cached
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self._state.kv.pool.num_free
+
+    @property
+    def in_flight_sequences(self) -> list[Sequence]:
+        """Sequences of the plan in flight, in the order of its slices (none between steps). FINISHED ones were aborted meanwhile."""
+        return [] if self._in_flight is None else self._in_flight.sequences
+
+    # --- plan ---------------------------------------------------------------------------------------------------------------------------
+
+    def plan(self, now: float = 0.0) -> StepPlan | None:
+        """The next step, or None when there is nothing to do. ``now``: seconds on the clock of ``Request.arrival_s``."""
+        if self._in_flight is not None:
+            raise StepProtocolError(f"step {self._in_flight.plan.step_index} is still in flight; apply its result before planning another")
+        draft = self._planner.plan(self._num_plans, now)
+        if draft is None:
+            return None
+        self._num_plans += 1
+        self._in_flight = draft
+        return draft.plan
+
+    # --- apply --------------------------------------------------------------------------------------------------------------------------
+
+    def apply(self, result: StepResult, text_stops: TextStops = _NO_TEXT_STOPS) -> list[TokenEvent]:
+        """Take over what the step in flight computed; one event per choice that got tokens or ended.
+
+        ``text_stops``: the stop strings that the engine found in the text of this result; nothing past one is kept. Raises
+        StepProtocolError, and changes nothing, when ``result`` or ``text_stops`` do not belong to the plan in flight.
+        """
+        draft = self._in_flight
+        if draft is None:
+            raise StepProtocolError("there is no step in flight")
+        _check_result(draft, result, text_stops)
+        self._in_flight = None
+        state, events = self._state, list[TokenEvent]()
+        for piece, outcome, seq in zip(draft.plan.slices, result.slices, draft.sequences, strict=True):
+            seq.num_computed += seq.num_scheduled
+            state.stats.num_computed_tokens += seq.num_scheduled
+            seq.num_scheduled = 0
+            state.kv.publish(seq)
+            if seq.status is SequenceStatus.FINISHED:  # aborted while in flight
+                state.release(seq)
+                continue
+            owner = state.requests[seq.request.request_id]
+            if outcome.prompt_logprobs:
+                owner.prompt_logprobs += outcome.prompt_logprobs
+            if piece.num_samples:
+                self._take_samples(owner, seq, outcome, text_stops, events)
+            elif seq.num_computed == len(seq.token_ids):  # max_tokens 0: computed is done
+                events += [self._event(owner, choice, [], None, (FinishReason.LENGTH, None)) for choice in self._fork(owner, seq)]
+        state.stats.num_steps += 1
+        if any(event.finish_reason is not None for event in events):
+            state.running[:] = [seq for seq in state.running if seq.status is SequenceStatus.RUNNING]
+        return events
+
+    def _take_samples(
+        self, owner: RequestState, seq: Sequence, outcome: SliceResult, text_stops: TextStops, events: list[TokenEvent]
+    ) -> None:
+        request_id = owner.request.request_id
+        for i, choice in enumerate((seq,) if seq.num_choices == 1 else self._fork(owner, seq)):
+            token_ids = [outcome.token_ids[i]]
+            logprobs = None if outcome.logprobs is None else [outcome.logprobs[i]]
+            text_stop = text_stops.get((request_id, choice.choice)) if text_stops else None
+            end = owner.stop_rule.append_tokens(choice, token_ids, text_stop)
+            self._state.stats.num_output_tokens += len(token_ids)
+            events.append(self._event(owner, choice, token_ids, logprobs and logprobs[: len(token_ids)], end))
+
+    def _event(
+        self, owner: RequestState, seq: Sequence, token_ids: list[int], logprobs: list[TokenLogprobs] | None, end: StopEnd | None
+    ) -> TokenEvent:
+        event = TokenEvent(owner.request.request_id, seq.choice, token_ids, logprobs, None, None, None, seq.num_cached)
+        if owner.prompt_logprobs:
+            event.prompt_logprobs, owner.prompt_logprobs = owner.prompt_logprobs, []
+        if end is not None:
+            event.finish_reason, event.stop_reason = end
+            self._finish(owner, seq, end[0])
+        return event
+
+    def _fork(self, owner: RequestState, seq: Sequence) -> list[Sequence]:
+        """Split a sequence whose prompt is computed into its choices, which share all its blocks and follow it in the running order."""
+        choices = [seq]
+        for i, slot in enumerate(self._state.slots.split(seq), 1):
+            child = Sequence(self._next_seq_id(), seq.request, choice=seq.choice + i, token_ids=seq.token_ids[:], slot=slot)
+            child.num_prompt_tokens, child.num_computed, child.num_cached = seq.num_prompt_tokens, seq.num_computed, seq.num_cached
+            child.num_preemptions, child.status = seq.num_preemptions, SequenceStatus.RUNNING
+            self._state.kv.fork(seq, child)
+            choices.append(child)
+        seq.num_choices = 1
+        place = self._state.running.index(seq)
+        self._state.running[place : place + 1] = choices
+        owner.sequences += choices[1:]
+        return choices
+
+    def _finish(self, owner: RequestState, seq: Sequence, reason: FinishReason) -> None:
+        seq.status, seq.finish_reason = SequenceStatus.FINISHED, reason
+        self._state.release(seq)
+        self._state.stats.num_finished += 1
+        owner.sequences.remove(seq)
+        if not owner.sequences:
+            del self._state.requests[owner.request.request_id]
+
+    def _next_seq_id(self) -> int:
+        self._num_sequences += 1
+        return self._num_sequences - 1
+
+    def check_invariants(self) -> None:
+        """AssertionError unless queues, requests, slots and the KV books agree. For tests and idle debug runs: slow."""
+        self._state.check_invariants(self.in_flight_sequences)
+
+
+def _check_result(draft: Draft, result: StepResult, text_stops: TextStops) -> None:
+    step = draft.plan.step_index
+    if result.step_index != step:
+        raise StepProtocolError(f"the result of step {result.step_index} was applied while step {step} is in flight")
+    if len(result.slices) != len(draft.plan.slices):
+        raise StepProtocolError(f"step {step}: {len(result.slices)} results for {len(draft.plan.slices)} slices")
+    for piece, outcome in zip(draft.plan.slices, result.slices, strict=True):
+        if len(outcome.token_ids) != piece.num_samples:
+            drawn = f"{len(outcome.token_ids)} tokens for {piece.num_samples} samples"
+            raise StepProtocolError(f"step {step}, sequence {piece.seq_id}: {drawn}")
+    if text_stops:
+        num_drawn = {
+            (seq.request.request_id, seq.choice + i): 1
+            for piece, seq in zip(draft.plan.slices, draft.sequences, strict=True)
+            for i in range(piece.num_samples)
+        }
+        for key, (num_kept, text) in text_stops.items():
+            if not 0 <= num_kept <= num_drawn.get(key, -1):
+                raise StepProtocolError(f"step {step}: stop {text!r} keeps {num_kept} tokens of {key}, which drew {num_drawn.get(key, 0)}")

@@ -1,0 +1,51 @@
+"""Sampling-state slots: which slots of the backend belong to which sequence, and which closes the next plan has to tell.
+
+Slots are taken in the plan that first draws from a sequence and given back when the sequence finishes or is preempted.
+"""
+
+from __future__ import annotations
+
+from octavo.core.request import Sequence
+
+
+class SlotTable:
+    """Slots 0 .. num_slots - 1. A sequence with n choices takes n at once: its own, and those of the choices to come."""
+
+    def __init__(self, num_slots: int) -> None:
+        self.num_slots = num_slots
+        self._free = list(range(num_slots - 1, -1, -1))
+        self._extra: dict[int, list[int]] = {}  # seq_id -> slots of choices 1.., between the plan that draws for all and its result
+        self._closes: list[int] = []  # given back, not yet told to the backend
+
+    @property
+    def num_open(self) -> int:
+        return self.num_slots - len(self._free)
+
+    def take(self, seq: Sequence) -> list[int]:
+        """One slot per choice. A slot may be closed and opened again by the same plan: closes come first."""
+        slots = [self._free.pop() for _ in range(seq.num_choices)]
+        seq.slot = slots[0]
+        if len(slots) > 1:
+            self._extra[seq.seq_id] = slots[1:]
+        return slots
+
+    def slots_of(self, seq: Sequence) -> list[int]:
+        """Slots that ``seq`` holds, by choice; empty when it holds none."""
+        return [seq.slot, *self._extra.get(seq.seq_id, ())] if seq.slot >= 0 else []
+
+    def split(self, seq: Sequence) -> list[int]:
+        """Hand over the slots of choices 1.. to the sequences that carry them on; -1 each when none were taken."""
+        return self._extra.pop(seq.seq_id, [-1] * (seq.num_choices - 1))
+
+    def give_back(self, seq: Sequence) -> None:
+        """All slots of ``seq`` are free again; the next plan closes them."""
+        slots = self.slots_of(seq)
+        self._free += slots
+        self._closes += slots
+        self._extra.pop(seq.seq_id, None)
+        seq.slot = -1
+
+    def drain_closes(self) -> list[int]:
+        """Slots to close in the plan being made."""
+        closes, self._closes = self._closes, []
+        return closes

@@ -1,0 +1,104 @@
+"""What planner and scheduler share: requests, queues, and the books they are kept in. Records only; no decisions.
+
+The life of a sequence:
+
+    add ─▶ waiting ──admit──▶ running ──finish / abort──▶ gone
+              ▲                  │
+              └────preempt───────┘   (to the front; all tokens kept, KV given back)
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from octavo.config import CacheConfig, SchedulerConfig
+from octavo.core.kv_manager import KVManager
+from octavo.core.limits import LengthLimits, StopRule
+from octavo.core.request import Request, Sequence, SequenceStatus
+from octavo.core.slots import SlotTable
+from octavo.core.step import StepPlan, TokenLogprobs
+
+
+@dataclass(slots=True)
+class SchedulerStats:
+    """Counters: they only grow. Gauges are read from the scheduler itself, so that no number is kept twice."""
+
+    num_steps: int = 0  # results applied
+    num_computed_tokens: int = 0  # rows that backends computed, recomputation included
+    num_output_tokens: int = 0  # drawn and kept
+    num_requests: int = 0  # accepted
+    num_started: int = 0  # requests that left the queue for the first time
+    queue_s: float = 0.0  # time from arrival to that moment, summed over started requests
+    num_finished: int = 0  # choices that ended by stop or length
+    num_aborted: int = 0  # requests that ended because their client left
+    num_failed: int = 0  # requests that ended by an engine error
+    num_preemptions: int = 0
+    prefix_query_tokens: int = 0  # prompt tokens of started requests that were looked up in the prefix cache
+    prefix_hit_tokens: int = 0  # of these, found there before the first output token; what is found after a preemption does not count
+
+
+@dataclass(slots=True)
+class RequestState:
+    """What the scheduler keeps per request. ``sequences``: its unfinished ones."""
+
+    request: Request
+    arrival_index: int
+    stop_rule: StopRule
+    sequences: list[Sequence] = field(default_factory=list)
+    started: bool = False
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # collected chunk by chunk until the first event
+
+
+@dataclass(slots=True)
+class Draft:
+    """A plan being made, and then in flight: the sequences of its slices, the budget left, and who waits for others' blocks."""
+
+    plan: StepPlan
+    budget: int
+    sequences: list[Sequence] = field(default_factory=list)  # in the order of plan.slices
+    num_pending: dict[int, int] = field(default_factory=dict)  # seq_id -> blocks it waits for
+
+
+class SchedulerState:
+    """Queues and books. A sequence is in exactly one of ``waiting`` and ``running``, both in arrival order, until it finishes."""
+
+    def __init__(self, config: SchedulerConfig, cache: CacheConfig, num_blocks: int, max_model_len: int, fingerprint: str) -> None:
+        self.config = config
+        self.limits = LengthLimits(max_model_len, num_blocks, cache.block_size)
+        self.kv = KVManager(num_blocks, cache.block_size, cache.enable_prefix_caching, fingerprint)
+        self.slots = SlotTable(config.max_num_seqs)
+        self.stats = SchedulerStats()
+        self.requests: dict[str, RequestState] = {}
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+
+    @property
+    def num_running(self) -> int:
+        """Places taken: a sequence that will split into n choices takes n."""
+        return sum(seq.num_choices for seq in self.running)
+
+    def release(self, seq: Sequence) -> None:
+        """Give back everything that a finished sequence holds."""
+        self.slots.give_back(seq)
+        self.kv.release(seq, forget=True)
+
+    def check_invariants(self, in_flight: list[Sequence]) -> None:
+        """AssertionError unless queues, requests, slots and the KV books agree. ``in_flight``: sequences of the plan in flight."""
+        dropped = [seq for seq in in_flight if seq.status is SequenceStatus.FINISHED]
+        self.kv.check_invariants([*self.running, *dropped])
+        live = {id(seq) for state in self.requests.values() for seq in state.sequences}
+        assert live == {id(seq) for seq in (*self.running, *self.waiting)}, "queues and requests disagree about a sequence"
+        assert len(live) == len(self.running) + len(self.waiting), "a sequence is queued twice"
+        for queue in (self.running, self.waiting):
+            order = [(self.requests[seq.request.request_id].arrival_index, seq.choice) for seq in queue]
+            assert order == sorted(order), "a queue is out of arrival order"
+        for seq in self.running:
+            assert seq.status is SequenceStatus.RUNNING and seq.finish_reason is None
+            assert seq.num_computed < len(seq.token_ids), f"sequence {seq.seq_id} has nothing left to compute"
+            assert (seq.num_scheduled > 0) == any(seq is other for other in in_flight)
+        for seq in self.waiting:
+            assert seq.status is SequenceStatus.WAITING and seq.slot < 0 and not seq.block_table and seq.num_computed == 0
+        assert self.num_running <= self.config.max_num_seqs, "more choices run than max_num_seqs"
+        slots = [slot for seq in (*self.running, *dropped) for slot in self.slots.slots_of(seq)]
+        assert len(slots) == len(set(slots)) == self.slots.num_open, "slots are lost or shared"
