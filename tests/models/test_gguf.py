@@ -9,11 +9,11 @@ from dataclasses import replace
 import gguf
 import numpy as np
 import pytest
-from gguf_bytes import BOOL, F64, I8, I16, I32, I64, STRING, U8, U16, U64, GGUFBytes, array, scalar
-from tiny import write_tiny_gguf
 
 from octavo.models.gguf import GGUFError, GGUFFile
 from octavo.models.weights import widen
+from tests.models.gguf_bytes import BOOL, F64, I8, I16, I32, I64, STRING, U8, U16, U64, GGUFBytes, array, scalar
+from tests.models.tiny import write_tiny_gguf
 
 
 def write(path, content: bytes):

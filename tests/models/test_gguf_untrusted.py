@@ -11,9 +11,9 @@ import tracemalloc
 from collections.abc import Callable
 
 import pytest
-from gguf_bytes import ARRAY, F32, STRING, U32, GGUFBytes, Tensor, array, scalar, string
 
 from octavo.models.gguf import GGUFError, GGUFFile
+from tests.models.gguf_bytes import ARRAY, F32, STRING, U32, GGUFBytes, Tensor, array, scalar, string
 
 Lie = Callable[[GGUFBytes], None]
 

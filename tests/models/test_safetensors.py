@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.numpy
-from tiny_hf import file_bytes, header_of, safetensors_bytes, stored, write_shards
 
 from octavo.models.safetensors import INDEX_NAME, SINGLE_NAME, SafetensorsError, SafetensorsModel, open_file
 from octavo.models.weights import widen
+from tests.models.tiny_hf import file_bytes, header_of, safetensors_bytes, stored, write_shards
 
 RNG = np.random.default_rng(0)
 ARRAYS = {"F64": "f8", "F32": "f4", "F16": "f2", "I64": "i8", "I32": "i4", "I16": "i2", "I8": "i1", "U8": "u1", "BOOL": "?"}

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tiny
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from tests.models import tiny
 
 NUMPY_DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U8": "u1", "BOOL": "?"}
 StoredTensor = tuple[str, tuple[int, ...], bytes]  # safetensors dtype, shape, data

@@ -386,7 +386,7 @@ def _join_parts(first: GGUFFile, count: int) -> GGUFFile:
 def _check_part(first: GGUFFile, part: GGUFFile, no: int) -> None:
     """Refuse a part that is out of place or says something else than the first about anything both speak of."""
     if _split_number(part, "split.no") != no:
-        raise GGUFError(f"{part.path}: split.no is {part.metadata['split.no']}; a part with this name needs {no}")
+        raise GGUFError(f"{part.path}: split.no is {part.metadata['split.no']!r}; a part with this name needs {no}")
     for key in part.metadata:
         if key != "split.no" and key in first.metadata and part.metadata[key] != first.metadata[key]:
             raise GGUFError(f"{part.path}: belongs to another model than {first.path.name}: they differ in {key}")
