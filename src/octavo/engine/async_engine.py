@@ -13,10 +13,10 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from octavo.core.request import FinishReason, SamplingParams
+from octavo.core.request import FinishReason, Request, SamplingParams
 from octavo.engine.engine import Engine
 from octavo.engine.outputs import GenerationError, OutputEvent
 from octavo.engine.params import PreparedRequest
@@ -47,16 +47,15 @@ class Health:
     detail: str
 
 
-class RequestStream:
-    """Events of one request for one reader on the event loop. Not thread-safe: put and read on the event loop's thread."""
+class EventStream:
+    """Events of the requests of one call, for one reader. Not thread-safe: all of it happens on the event loop's thread."""
 
-    def __init__(self, request_id: str, num_choices: int, limit_bytes: int) -> None:
-        self.request_id = request_id
+    def __init__(self, requests: Sequence[Request], limit_bytes: int) -> None:
+        self.open_choices = {(r.request_id, choice) for r in requests for choice in range(r.params.n)}  # whose last event has not come
         self.on_overflow: Callable[[], None] | None = None
-        self.open_choices = set(range(num_choices))  # choices whose last event has not come
         self._limit_bytes = limit_bytes
-        self._events: list[OutputEvent] = []
         self._num_bytes = 0
+        self._events: list[OutputEvent] = []
         self._overflowed = False
         self._waiter: asyncio.Future[None] | None = None
 
@@ -72,7 +71,7 @@ class RequestStream:
         self._events.append(event)
         self._num_bytes += _size_bytes(event)
         if event.finish_reason is not None:
-            self.open_choices.discard(event.choice)
+            self.open_choices.discard((event.request_id, event.choice))
         if self._num_bytes > self._limit_bytes:
             self._overflowed = True
             self._events.clear()
@@ -106,8 +105,8 @@ class AsyncEngine:
         self.engine = engine
         self.stream_limit_bytes = stream_limit_bytes
         self.stall_s = stall_s
-        self._streams: dict[str, RequestStream] = {}
-        self._inbox: deque[Callable[[], list[OutputEvent] | None]] = deque()  # run by the loop thread between steps
+        self._streams: dict[str, EventStream] = {}
+        self._inbox: deque[Callable[[], list[OutputEvent]]] = deque()  # run by the loop thread between steps
         self._wake = threading.Condition()
         self._stopping = False
         self._draining = False
@@ -132,20 +131,22 @@ class AsyncEngine:
         self._check_available()
         return self.engine.prepare(prompt_token_ids, params, request_id, cache_salt)
 
-    def submit(self, prepared: PreparedRequest) -> RequestStream:
-        """Queue a prepared request; its events come on the stream. Raises EngineUnavailable."""
+    def submit(self, prepared: Sequence[PreparedRequest]) -> EventStream:
+        """Queue the prepared requests of one call; their events come on the stream. Raises EngineUnavailable."""
         self._check_available()
-        request = prepared.request
-        stream = RequestStream(request.request_id, request.params.n, self.stream_limit_bytes)
-        self._streams[request.request_id] = stream
+        stream = EventStream([p.request for p in prepared], self.stream_limit_bytes)
+        self._streams.update((p.request.request_id, stream) for p in prepared)
         self._idle.clear()
         self._post(lambda: self._add(prepared))
         return stream
 
-    def abort(self, request_id: str) -> None:
-        """End a request whose reader has gone. Unknown and finished ids do nothing."""
-        if self._streams.pop(request_id, None) is not None:
-            self._post(lambda: self.engine.abort(request_id))
+    def abort(self, stream: EventStream) -> None:
+        """End what is left of a call whose reader has gone. Does nothing when all of it has ended."""
+        request_ids = {request_id for request_id, _ in stream.open_choices} & self._streams.keys()
+        if request_ids:
+            for request_id in request_ids:
+                del self._streams[request_id]
+            self._post(lambda: self._abort(request_ids))
             self._check_idle()
 
     @property
@@ -195,7 +196,7 @@ class AsyncEngine:
         if self._draining:
             raise EngineUnavailable("the server is shutting down")
 
-    def _post(self, action: Callable[[], list[OutputEvent] | None]) -> None:
+    def _post(self, action: Callable[[], list[OutputEvent]]) -> None:
         with self._wake:
             self._inbox.append(action)
             self._wake.notify()
@@ -208,7 +209,7 @@ class AsyncEngine:
                 self._beat_s = time.monotonic()
                 events: list[OutputEvent] = []
                 while self._inbox:
-                    events += self._inbox.popleft()() or ()
+                    events += self._inbox.popleft()()
                 num_steps = self.engine.scheduler.stats.num_steps
                 events += self.engine.step()
                 if events:
@@ -221,14 +222,20 @@ class AsyncEngine:
             self._died = f"{type(error).__name__}: {error}"
             self._publish([])
 
-    def _add(self, prepared: PreparedRequest) -> list[OutputEvent]:
-        try:
-            self.engine.add(prepared)
-        except Exception as error:  # a request that passed every check and still cannot be queued ends alone
-            request = prepared.request
-            logger.error("request %s could not be queued", request.request_id, exc_info=error)
-            return [_error_event(request.request_id, choice, f"{type(error).__name__}: {error}") for choice in range(request.params.n)]
-        return []
+    def _add(self, prepared: Sequence[PreparedRequest]) -> list[OutputEvent]:
+        events = []
+        for one in prepared:
+            request = one.request
+            try:
+                self.engine.add(one)
+            except Exception as error:  # a request that passed every check and still cannot be queued ends alone
+                logger.error("request %s could not be queued", request.request_id, exc_info=error)
+                message = f"{type(error).__name__}: {error}"
+                events += [_error_event(request.request_id, choice, message) for choice in range(request.params.n)]
+        return events
+
+    def _abort(self, request_ids: Iterable[str]) -> list[OutputEvent]:
+        return [event for request_id in request_ids for event in self.engine.abort(request_id)]
 
     def _wait_for_work(self) -> bool:
         """Wait until there is something to do; False when the thread is to end."""
@@ -254,8 +261,8 @@ class AsyncEngine:
             if stream is None:
                 continue
             if not stream.put(event):
-                self.abort(event.request_id)
-            elif not stream.open_choices:
+                self.abort(stream)
+            elif event.finish_reason is not None and not any(r == event.request_id for r, _ in stream.open_choices):
                 del self._streams[event.request_id]
         if self._died is not None:
             self._fail_streams(self._died)
@@ -263,9 +270,9 @@ class AsyncEngine:
 
     def _fail_streams(self, message: str) -> None:
         """The loop has died: nothing else will end these streams."""
-        for stream in list(self._streams.values()):
-            for choice in sorted(stream.open_choices):
-                stream.put(_error_event(stream.request_id, choice, message))
+        for stream in set(self._streams.values()):
+            for request_id, choice in sorted(stream.open_choices):
+                stream.put(_error_event(request_id, choice, message))
         self._streams.clear()
 
     def _check_idle(self) -> None:

@@ -55,11 +55,11 @@ class Engine:
     def load(cls, config: EngineConfig) -> Engine:
         """Open the model that ``config`` names and start its backend."""
         from octavo.backends.registry import create_backend
-        from octavo.models.catalog import resolve
+        from octavo.models.catalog import ensure_model
         from octavo.models.loading import load_model
 
         config.validate()
-        model = load_model(resolve(config.model.model))
+        model = load_model(ensure_model(config.model.model))
         return cls(model, config, create_backend(model, config))
 
     def new_request_id(self) -> str:
