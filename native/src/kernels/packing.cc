@@ -1,0 +1,258 @@
+#include "kernels/packing.h"
+
+#include <cstdlib>
+#include <limits>
+#include <new>
+#include <stdexcept>
+#include <string>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+#include "kernels/gguf_blocks.h"
+
+namespace octavo {
+namespace {
+
+constexpr size_t kLine = 64;
+constexpr size_t kHugePage = size_t{2} << 20;
+
+size_t round_up(size_t value, size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+[[noreturn]] void refuse(const std::string& message) { throw std::invalid_argument(message); }
+
+bool is_dtype(const char* dtype, const char* name) { return std::strcmp(dtype, name) == 0; }
+
+int float_bytes(const char* dtype) {  // 0 when not a float type
+  if (is_dtype(dtype, "f32")) return 4;
+  return is_dtype(dtype, "f16") || is_dtype(dtype, "bf16") ? 2 : 0;
+}
+
+// Large matrices are streamed once per token: 2 MiB pages keep the page walks out of that stream.
+uint8_t* allocate(size_t bytes) {
+  const size_t alignment = bytes >= 2 * kHugePage ? kHugePage : kLine;
+  void* data = std::aligned_alloc(alignment, round_up(bytes, alignment));
+  if (!data) throw std::bad_alloc();
+#if defined(__linux__)
+  if (alignment == kHugePage) madvise(data, round_up(bytes, alignment), MADV_HUGEPAGE);  // a hint: failure changes nothing
+#endif
+  return static_cast<uint8_t*>(data);
+}
+
+size_t code_bytes(PackedFormat format) {  // per group of 32 k and 16 rows
+  switch (format) {
+    case PackedFormat::kQ4: return 4 * kLine;
+    case PackedFormat::kQ5: return 5 * kLine;
+    case PackedFormat::kQ6: return 6 * kLine;
+    case PackedFormat::kQ8: return 8 * kLine;
+    default: return 0;
+  }
+}
+
+size_t scale_bytes(const PackedMatrix& m) {  // of one row block
+  const size_t kinds = m.has_min ? 2 : 1, halves = kRowBlock * sizeof(uint16_t);
+  if (m.scales == ScaleKind::kHalf) return static_cast<size_t>(m.k / kGroup) * kinds * halves;
+  const size_t integers = static_cast<size_t>(kSuperBlock / m.group) * kRowBlock;
+  return static_cast<size_t>(m.k / kSuperBlock) * kinds * (halves + integers);
+}
+
+size_t element_bytes(PackedFormat format) { return format == PackedFormat::kF32 ? 4 : 2; }
+
+PackedFormat float_format(const char* dtype) {
+  return is_dtype(dtype, "f16") ? PackedFormat::kF16 : is_dtype(dtype, "bf16") ? PackedFormat::kBF16 : PackedFormat::kF32;
+}
+
+// ---- quantised rows --------------------------------------------------------------------------------------------------
+
+// The eight quads of one row's 32 codes as words: byte i of word j is value 4j + i.
+struct Quads {
+  uint32_t word[8];
+  explicit Quads(const uint8_t* codes) { std::memcpy(word, codes, sizeof(word)); }
+};
+
+void put_word(uint8_t* line, int row, uint32_t word) { std::memcpy(line + 4 * row, &word, 4); }
+
+// One row's 32 codes into the interleaved lines of its group.
+void put_codes(PackedFormat format, const uint8_t* codes, int row, uint8_t* lines) {
+  const Quads q(codes);
+  if (format == PackedFormat::kQ8) {
+    for (int j = 0; j < 8; ++j) put_word(lines + kLine * j, row, q.word[j]);
+    return;
+  }
+  constexpr uint32_t low4 = 0x0f0f0f0fu, low2 = 0x03030303u, low1 = 0x01010101u;
+  for (int j = 0; j < 4; ++j) put_word(lines + kLine * j, row, (q.word[j] & low4) | ((q.word[j + 4] & low4) << 4));
+  if (format == PackedFormat::kQ5) {
+    uint32_t plane = 0;
+    for (int j = 0; j < 8; ++j) plane |= ((q.word[j] >> 4) & low1) << j;
+    put_word(lines + kLine * 4, row, plane);
+  } else if (format == PackedFormat::kQ6) {
+    for (int h = 0; h < 2; ++h) {
+      uint32_t plane = 0;
+      for (int j = 0; j < 4; ++j) plane |= ((q.word[4 * h + j] >> 4) & low2) << (2 * j);
+      put_word(lines + kLine * (4 + h), row, plane);
+    }
+  }
+}
+
+void put_half(uint8_t* halves, int row, uint16_t bits) { std::memcpy(halves + 2 * row, &bits, 2); }
+
+// The scales of one decoded file block (32 or 256 values of one row); `index` counts file blocks along k.
+void put_scales(const PackedMatrix& m, const DecodedBlock& block, int index, int row, uint8_t* scales) {
+  constexpr size_t halves = kRowBlock * sizeof(uint16_t);
+  const size_t kinds = m.has_min ? 2 : 1;
+  if (m.scales == ScaleKind::kHalf) {
+    uint8_t* at = scales + static_cast<size_t>(index) * kinds * halves;
+    put_half(at, row, block.d);
+    if (m.has_min) put_half(at + halves, row, block.m);
+    return;
+  }
+  const int per_group = kGroup / m.group;  // integer scales per 32 values
+  const size_t integers = static_cast<size_t>(kSuperBlock / m.group) * kRowBlock;
+  uint8_t* at = scales + static_cast<size_t>(index) * kinds * (halves + integers);
+  put_half(at, row, block.d);
+  if (m.has_min) put_half(at + halves, row, block.m);
+  at += kinds * halves;
+  for (int g = 0; g < kSuperBlock / kGroup; ++g) {
+    for (int i = 0; i < per_group; ++i) at[kRowBlock * i + row] = block.scale[g * per_group + i];
+    at += per_group * kRowBlock;
+    if (!m.has_min) continue;
+    for (int i = 0; i < per_group; ++i) at[kRowBlock * i + row] = block.min[g * per_group + i];
+    at += per_group * kRowBlock;
+  }
+}
+
+void put_block(const PackedMatrix& m, const DecodedBlock& block, int values, int index, int row, uint8_t* out) {
+  const size_t group_bytes = code_bytes(m.format);
+  for (int g = 0; g < values / kGroup; ++g)
+    put_codes(m.format, block.codes + g * kGroup, row, out + (static_cast<size_t>(index) * (values / kGroup) + g) * group_bytes);
+  put_scales(m, block, index, row, out + m.scales_offset);
+}
+
+void pack_quantised(PackedMatrix& m, const QuantType& type, const uint8_t* raw, int b) {
+  uint8_t* out = m.data + static_cast<size_t>(b) * m.block_bytes;
+  const int blocks = m.k / type.values;
+  if ((b + 1) * kRowBlock > m.n) std::memset(out, 0, m.block_bytes);  // rows of padding: scales of zero
+  const size_t end_of_scales = m.scales_offset + scale_bytes(m);
+  std::memset(out + end_of_scales, 0, m.block_bytes - end_of_scales);
+  for (int row = 0; row < kRowBlock && b * kRowBlock + row < m.n; ++row) {
+    const uint8_t* source = raw + static_cast<size_t>(b * kRowBlock + row) * blocks * type.bytes;
+    for (int i = 0; i < blocks; ++i) {
+      DecodedBlock block;
+      type.decode(source + static_cast<size_t>(i) * type.bytes, block);
+      put_block(m, block, type.values, i, row, out);
+    }
+  }
+}
+
+// ---- float rows ------------------------------------------------------------------------------------------------------
+
+void pack_words(PackedMatrix& m, const uint8_t* raw, int b) {  // same element type in the file and packed
+  const size_t size = element_bytes(m.format), stride = size * m.k;
+  uint8_t* out = m.data + static_cast<size_t>(b) * m.block_bytes;
+  std::memset(out, 0, m.block_bytes);
+  for (int row = 0; row < kRowBlock && b * kRowBlock + row < m.n; ++row) {
+    const uint8_t* source = raw + static_cast<size_t>(b * kRowBlock + row) * stride;
+    for (int k = 0; k < m.k; ++k) std::memcpy(out + (static_cast<size_t>(k) * kRowBlock + row) * size, source + size * k, size);
+  }
+}
+
+void pack_widened(PackedMatrix& m, const char* dtype, const uint8_t* raw, int b, float* row_values) {
+  const size_t stride = row_bytes(dtype, m.k);
+  float* out = reinterpret_cast<float*>(m.data + static_cast<size_t>(b) * m.block_bytes);
+  std::memset(out, 0, m.block_bytes);
+  for (int row = 0; row < kRowBlock && b * kRowBlock + row < m.n; ++row) {
+    dequantize_row(dtype, raw + static_cast<size_t>(b * kRowBlock + row) * stride, m.k, row_values);
+    for (int k = 0; k < m.k; ++k) out[static_cast<size_t>(k) * kRowBlock + row] = row_values[k];
+  }
+}
+
+void check_size(const PackedMatrix& m, const char* dtype) {
+  if (m.quantised() && m.k > kMaxQuantisedK)
+    refuse("k = " + std::to_string(m.k) + " of a " + dtype + " matrix exceeds " + std::to_string(kMaxQuantisedK));
+  if (m.block_bytes > std::numeric_limits<size_t>::max() / static_cast<size_t>(m.num_blocks))
+    refuse(std::string("a ") + dtype + " matrix of " + std::to_string(m.n) + " x " + std::to_string(m.k) + " does not fit in memory");
+}
+
+}  // namespace
+
+PackedMatrix::~PackedMatrix() { std::free(data); }
+
+size_t row_bytes(const char* dtype, int k) {
+  const QuantType* type = find_quant_type(dtype);
+  const int values = type ? type->values : 1, bytes = type ? type->bytes : float_bytes(dtype);
+  if (bytes == 0)
+    refuse(std::string("dtype '") + dtype + "' cannot be packed; known: f32 f16 bf16 q4_0 q4_1 q5_0 q5_1 q8_0 q2_k q3_k q4_k q5_k q6_k");
+  if (k < 1 || k % values != 0)
+    refuse("k = " + std::to_string(k) + " is not a positive multiple of " + std::to_string(values) + ", the block of dtype '" + dtype + "'");
+  return static_cast<size_t>(k / values) * bytes;
+}
+
+std::unique_ptr<PackedMatrix> pack_begin(const char* dtype, int n, int k, bool widen_to_f32) {
+  row_bytes(dtype, k);  // checks both
+  if (n < 1 || n > std::numeric_limits<int>::max() - kRowBlock) refuse("n = " + std::to_string(n) + " is not a number of rows");
+  auto m = std::make_unique<PackedMatrix>();
+  m->n = n;
+  m->k = k;
+  m->num_blocks = (n + kRowBlock - 1) / kRowBlock;
+  m->data = nullptr;
+  const QuantType* type = widen_to_f32 ? nullptr : find_quant_type(dtype);
+  if (type) {
+    m->format = type->format;
+    m->group = type->group;
+    m->scales = type->scales;
+    m->has_min = type->has_min;
+    m->zero_point = type->zero_point;
+    m->scales_offset = static_cast<size_t>(k / kGroup) * code_bytes(type->format);
+    m->block_bytes = m->scales_offset + round_up(scale_bytes(*m), kLine);
+  } else {
+    m->format = widen_to_f32 ? PackedFormat::kF32 : float_format(dtype);
+    m->group = m->zero_point = 0;
+    m->scales = ScaleKind::kNone;
+    m->has_min = false;
+    m->scales_offset = 0;
+    m->block_bytes = round_up(static_cast<size_t>(k) * kRowBlock * element_bytes(m->format), kLine);
+  }
+  check_size(*m, dtype);
+  m->bytes = m->block_bytes * static_cast<size_t>(m->num_blocks);
+  m->data = allocate(m->bytes);
+  return m;
+}
+
+void pack_blocks(PackedMatrix& matrix, const char* dtype, const uint8_t* raw, int block_begin, int block_end) {
+  const QuantType* type = find_quant_type(dtype);
+  if (matrix.quantised()) {
+    for (int b = block_begin; b < block_end; ++b) pack_quantised(matrix, *type, raw, b);
+  } else if (!type && float_format(dtype) == matrix.format) {
+    for (int b = block_begin; b < block_end; ++b) pack_words(matrix, raw, b);
+  } else {
+    const std::unique_ptr<float[]> row_values(new float[matrix.k]);
+    for (int b = block_begin; b < block_end; ++b) pack_widened(matrix, dtype, raw, b, row_values.get());
+  }
+}
+
+void dequantize_row(const char* dtype, const uint8_t* row, int k, float* out) {
+  row_bytes(dtype, k);  // checks both
+  const QuantType* type = find_quant_type(dtype);
+  if (!type) {
+    const PackedFormat format = float_format(dtype);
+    if (format == PackedFormat::kF32) std::memcpy(out, row, sizeof(float) * static_cast<size_t>(k));
+    else for (int i = 0; i < k; ++i) out[i] = format == PackedFormat::kF16 ? half_to_float(load_u16(row + 2 * i)) : bf16_to_float(load_u16(row + 2 * i));
+    return;
+  }
+  DecodedBlock block;
+  for (int begin = 0; begin < k; begin += type->values, row += type->bytes) {
+    type->decode(row, block);
+    const float d = half_to_float(block.d), m = type->has_min ? half_to_float(block.m) : 0.0f;
+    for (int i = 0; i < type->values; ++i) {
+      const int g = i / type->group;
+      float scale = d, min = m;  // kHalf: w = d * q + m
+      if (type->scales == ScaleKind::kSuperU8) scale = d * static_cast<float>(block.scale[g]), min = -(m * static_cast<float>(block.min[g]));
+      if (type->scales == ScaleKind::kSuperS8) scale = d * static_cast<float>(static_cast<int8_t>(block.scale[g]));
+      const float value = scale * static_cast<float>(static_cast<int>(block.codes[i]) - type->zero_point);
+      out[begin + i] = type->has_min ? value + min : value;
+    }
+  }
+}
+
+}  // namespace octavo
