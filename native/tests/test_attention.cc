@@ -239,6 +239,7 @@ void check_level(const Kernels& kernels) {
   for (KVType type : types) {
     for (int tokens : {31, 32, 33, 34, 63, 64, 65, 200}) check_forms(kernels, {2, 1, 16, 32, 0.0f, type}, tokens, 500);
     for (int tokens : {255, 256, 257, 300}) check_forms(kernels, {3, 1, 16, 0, tokens == 300 ? 15.0f : 0.0f, type}, tokens, 600);
+    for (int window : {1, 2, 3}) check_forms(kernels, {2, 2, 16, window, 0.0f, type}, 70, 650);
     check_forms(kernels, {1, 1, 16, 250, 0.0f, type}, 520, 700);
     check_later_rows(kernels, {3, 1, 32, 0, 0.0f, type}, 70);
     check_later_rows(kernels, {1, 1, 16, 20, 0.0f, type}, 80);

@@ -1,0 +1,264 @@
+// Element-wise kernels against scalar loops in double, at lengths around every vector boundary.
+//
+// Rows sit between guard values: a kernel that writes past its row's end, or whose result depends on what lies there, fails.
+#include <algorithm>
+
+#include "testing.h"
+
+using namespace octavo;
+using namespace octavo_test;
+
+namespace {
+
+const int kDims[] = {1, 2, 3, 7, 15, 16, 17, 31, 32, 33, 47, 48, 63, 64, 65, 79, 100, 127, 129, 576, 1000, 1536};
+constexpr double kEps = 5.97e-8;  // half a unit in the last place
+constexpr float kGuard = 12345.0f;
+
+// A row of n values followed by guards that must survive.
+struct Row {
+  std::vector<float> values;
+  int n;
+  explicit Row(int n) : values(n + 32, kGuard), n(n) {}
+  Row(const std::vector<float>& x) : Row((int)x.size()) { std::copy(x.begin(), x.end(), values.begin()); }
+  operator float*() { return values.data(); }
+  bool intact() const { return std::all_of(values.begin() + n, values.end(), [](float x) { return x == kGuard; }); }
+};
+
+void check_row(const char* level, const char* what, const Row& got, const std::vector<double>& want, const std::vector<double>& bound) {
+  check(got.intact(), "%s %s dim %d wrote beyond its row", level, what, got.n);
+  for (int i = 0; i < got.n; ++i)
+    if (!check(std::fabs(got.values[i] - want[i]) <= bound[i], "%s %s dim %d at %d: %.9g, expected %.9g +- %.2g", level, what, got.n, i, got.values[i], want[i], bound[i])) return;
+}
+
+void test_rmsnorm(const Kernels& k, int dim, float range, Rng& rng) {
+  Row x(rng.uniform_values(dim, range)), w(rng.uniform_values(dim)), out(dim);
+  const double eps = 1e-5f;
+  double sum = 0;
+  for (int i = 0; i < dim; ++i) sum += (double)x[i] * x[i];
+  std::vector<double> want(dim), bound(dim);
+  for (int i = 0; i < dim; ++i) {
+    want[i] = x[i] / std::sqrt(sum / dim + eps) * w[i];
+    bound[i] = std::fabs(want[i]) * kEps * (2 * (dim / 64 + 8) + 8) + 1e-40;  // chains of dim / 64 and a tree; then five roundings
+  }
+  k.rmsnorm(x, w, (float)eps, dim, out);
+  check_row(k.name, "rmsnorm", out, want, bound);
+  k.rmsnorm(x, w, (float)eps, dim, x);
+  check(same_bits(x, out, dim), "%s rmsnorm dim %d in place differs", k.name, dim);
+}
+
+void test_binary(const Kernels& k, int dim, Rng& rng) {
+  Row a(rng.uniform_values(dim, 10.0f)), b(rng.uniform_values(dim, 10.0f)), out(dim);
+  std::vector<double> want(dim), bound(dim, 0.0);
+  k.add(a, b, dim, out);
+  for (int i = 0; i < dim; ++i) want[i] = a[i] + b[i];
+  check_row(k.name, "add", out, want, bound);
+
+  const float cap = 30.0f;
+  Row wide(rng.uniform_values(dim, 200.0f));
+  k.softcap(wide, dim, cap, out);
+  for (int i = 0; i < dim; ++i) { want[i] = cap * std::tanh((double)wide[i] / cap); bound[i] = cap * kEps * 8; }
+  check_row(k.name, "softcap", out, want, bound);
+}
+
+// 1 + tanh(u) as it stands, or for negative u, where it cancels even in double, as 2 exp(2u) / (1 + exp(2u)).
+double gelu(double x) {
+  const double u = std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x);
+  return 0.5 * x * (u > 0 ? 1 + std::tanh(u) : 2 * std::exp(2 * u) / (1 + std::exp(2 * u)));
+}
+double silu(double x) { return x / (1 + std::exp(-x)); }
+
+void test_gated_act(const Kernels& k, int dim, float range, Rng& rng) {
+  Row gate(rng.uniform_values(dim, range)), up(rng.uniform_values(dim, 3.0f)), out(dim);
+  std::vector<double> want(dim), bound(dim);
+  for (int activation : {0, 1}) {
+    for (int i = 0; i < dim; ++i) {
+      const double g = gate[i], z = activation ? 1.5957691216057308 * (g + 0.044715 * g * g * g) : g;
+      want[i] = (activation ? gelu(g) : silu(g)) * up[i];
+      // The argument's few roundings are amplified by |z|; beyond the exp's range the result is below 1e-34.
+      bound[i] = std::fabs(want[i]) * kEps * (12 + 8 * std::fabs(z)) + 1e-34;
+    }
+    k.gated_act(gate, up, dim, activation, out);
+    check_row(k.name, activation ? "gelu" : "silu", out, want, bound);
+  }
+}
+
+void test_activation_ends(const Kernels& k) {
+  const std::vector<float> gate = {0.0f, -0.0f, 88.0f, -88.0f, 1e4f, -1e4f, 1e30f, -1e30f, INFINITY, NAN, 1e-30f};
+  Row g(gate), up(std::vector<float>(gate.size(), 2.0f)), out((int)gate.size());
+  for (int activation : {0, 1}) {
+    k.gated_act(g, up, g.n, activation, out);
+    for (int i : {0, 1, 3, 5}) check(std::fabs(out[i]) < 1e-30f, "%s activation %d of %g gives %g", k.name, activation, gate[i], out[i]);
+    for (int i : {2, 4, 6, 8}) check(out[i] == 2.0f * gate[i], "%s activation %d of %g gives %g", k.name, activation, gate[i], out[i]);
+    check(std::isnan(out[9]), "%s activation %d loses a NaN", k.name, activation);
+    check(std::fabs(out[10] - 1e-30f) < 1e-36f, "%s activation %d of 1e-30 gives %g", k.name, activation, out[10]);
+  }
+}
+
+// ---- quantisation --------------------------------------------------------------------------------------------------
+
+struct Quantised {
+  int k;
+  std::vector<int8_t> q;
+  std::vector<float> scale;
+  std::vector<int16_t> sum16;
+  Quantised(int rows, int k) : k(k), q((size_t)rows * k, 99), scale(rows * (k / 32), kGuard), sum16(rows * (k / 16), 12345) {}
+  QuantRows rows() { return {q.data(), scale.data(), sum16.data()}; }
+};
+
+void test_quantize(const Kernels& kernels, int k, float range, Rng& rng) {
+  Quantised out(3, k);
+  const std::vector<float> x = rng.uniform_values(k, range);
+  kernels.quantize(x.data(), k, out.rows(), 1);
+  for (int g = 0; g < k / 32; ++g) {
+    float max = 0;
+    for (int i = 0; i < 32; ++i) max = std::max(max, std::fabs(x[g * 32 + i]));
+    check(out.scale[k / 32 + g] == max / 127.0f, "%s quantize k %d group %d scale %g of max %g", kernels.name, k, g, out.scale[k / 32 + g], max);
+    int sum[2] = {0, 0};
+    for (int i = 0; i < 32; ++i) {
+      const int q = out.q[(size_t)k + g * 32 + i];
+      check(q == (int)std::nearbyint(x[g * 32 + i] * (127.0f / max)), "%s quantize k %d at %d: %d of %g, max %g", kernels.name, k, g * 32 + i, q, x[g * 32 + i], max);
+      sum[i / 16] += q;
+    }
+    for (int half : {0, 1}) check(out.sum16[k / 16 + 2 * g + half] == sum[half], "%s quantize k %d group %d sum", kernels.name, k, g);
+  }
+  for (int row : {0, 2}) {
+    for (int i = 0; i < k; ++i) check(out.q[(size_t)row * k + i] == 99, "%s quantize touched row %d", kernels.name, row);
+    for (int i = 0; i < k / 32; ++i) check(out.scale[row * (k / 32) + i] == kGuard, "%s quantize touched scale of row %d", kernels.name, row);
+    for (int i = 0; i < k / 16; ++i) check(out.sum16[row * (k / 16) + i] == 12345, "%s quantize touched sums of row %d", kernels.name, row);
+  }
+}
+
+// Groups: all zero; halves that round to even; too small to scale; one NaN; one infinity; ordinary values that must not notice.
+void test_quantize_ends(const Kernels& kernels) {
+  std::vector<float> x(192, 0.0f);
+  x[32] = 127.0f; x[33] = 0.5f; x[34] = 1.5f; x[35] = -2.5f; x[36] = -127.0f;
+  x[64] = 1e-38f;
+  for (int i = 96; i < 192; ++i) x[i] = (float)(i % 7) - 3.0f;
+  x[100] = NAN;
+  x[130] = INFINITY;
+  Quantised out(1, 192);
+  kernels.quantize(x.data(), 192, out.rows(), 0);
+  check(out.scale[0] == 0.0f && out.sum16[0] == 0 && out.q[31] == 0, "%s quantize of a zero group", kernels.name);
+  const int want[] = {127, 0, 2, -2, -127};
+  for (int i = 0; i < 5; ++i) check(out.q[32 + i] == want[i], "%s quantize ties: %d for %g", kernels.name, out.q[32 + i], x[32 + i]);
+  check(out.scale[2] == 0.0f && out.q[64] == 0, "%s quantize of a vanishing group", kernels.name);
+  for (int8_t q : out.q) check(q >= -127, "%s quantize left the range: %d", kernels.name, q);
+  check(out.scale[5] == 3.0f / 127.0f, "%s quantize: non-finite values reached another group", kernels.name);
+}
+
+// ---- rotary embedding ----------------------------------------------------------------------------------------------
+
+void test_rope(const Kernels& k, int heads, int head_dim, int rotary_dim, bool interleaved, Rng& rng) {
+  const int half = rotary_dim / 2;
+  const std::vector<float> x = rng.uniform_values((size_t)heads * head_dim, 4.0f);
+  std::vector<float> cos_sin(rotary_dim);
+  for (int i = 0; i < half; ++i) {
+    const double angle = 1000 * std::pow(10000.0, -2.0 * i / rotary_dim);
+    cos_sin[2 * i] = (float)std::cos(angle);
+    cos_sin[2 * i + 1] = (float)std::sin(angle);
+  }
+  Row got(x), single(x);
+  k.rope(got, heads, head_dim, rotary_dim, interleaved, cos_sin.data());
+  for (int h = 0; h < heads; ++h) k.rope((float*)single + h * head_dim, 1, head_dim, rotary_dim, interleaved, cos_sin.data());
+  check(same_bits(got, single, x.size()), "%s rope: a head depends on its neighbours", k.name);
+  std::vector<double> want(x.begin(), x.end()), bound(x.size(), 0.0);
+  for (int h = 0; h < heads; ++h)
+    for (int i = 0; i < half; ++i) {
+      const int a = h * head_dim + (interleaved ? 2 * i : i), b = h * head_dim + (interleaved ? 2 * i + 1 : i + half);
+      const double c = cos_sin[2 * i], s = cos_sin[2 * i + 1];
+      want[a] = x[a] * c - x[b] * s;
+      want[b] = x[a] * s + x[b] * c;
+      bound[a] = bound[b] = 2 * kEps * (std::fabs(x[a]) + std::fabs(x[b])) * 1.01;
+    }
+  check_row(k.name, interleaved ? "rope interleaved" : "rope half", got, want, bound);
+}
+
+// ---- KV store ------------------------------------------------------------------------------------------------------
+
+// Halfway cases are resolved by trying both neighbours: the nearer wins, a tie goes to the even code.
+uint16_t nearest_code(float x, KVType type) {
+  const auto value = [type](uint16_t h) -> double {
+    if (type == KVType::kBF16) { const uint32_t b = (uint32_t)h << 16; float f; std::memcpy(&f, &b, 4); return f; }
+    return h >> 10 ? std::ldexp(1024 + (h & 1023), (h >> 10) - 25) : std::ldexp(h, -24);
+  };
+  const double a = std::fabs((double)x);
+  uint16_t low = 0;
+  for (int bit = 14; bit >= 0; --bit) if (value(low | (1 << bit)) <= a) low |= 1 << bit;
+  const double down = a - value(low), up = value(low + 1) - a;
+  const uint16_t code = down < up || (down == up && low % 2 == 0) ? low : low + 1;
+  return code | (std::signbit(x) ? 0x8000 : 0);
+}
+
+// Finite, magnitudes over the whole range of the type, some of them exactly between two of its numbers.
+std::vector<float> storable_values(int n, KVType type, Rng& rng) {
+  std::vector<float> x(n);
+  for (float& a : x) {
+    a = std::ldexp(rng.uniform(), rng.below(44) - 28);
+    const uint32_t mask = type == KVType::kF16 ? 0x1fffu : 0xffffu;
+    uint32_t bits;
+    std::memcpy(&bits, &a, 4);
+    if (rng.below(3) == 0) bits = (bits & ~mask) | ((mask + 1) / 2);
+    std::memcpy(&a, &bits, 4);
+  }
+  return x;
+}
+
+void test_store_kv(const Kernels& kernels, KVType type, int kv_heads, int head_dim, int block_size, Rng& rng) {
+  const size_t element = type == KVType::kF32 ? 4 : 2, block_bytes = 2 * (size_t)kv_heads * head_dim * block_size * element + 64;
+  std::vector<uint8_t> memory(3 * block_bytes, 0xa5), want = memory;
+  const KVLayerView view = {memory.data(), block_bytes, kv_heads, head_dim, block_size, type};
+  for (int offset : {0, 7, block_size - 1}) {
+    const std::vector<float> k = storable_values(kv_heads * head_dim, type, rng), v = storable_values(kv_heads * head_dim, type, rng);
+    kernels.store_kv(view, 1, offset, k.data(), v.data());
+    for (int h = 0; h < kv_heads; ++h)
+      for (int d = 0; d < head_dim; ++d)
+        for (bool value : {false, true}) {
+          const float x = (value ? v : k)[h * head_dim + d];
+          const size_t tile = ((size_t)h * (block_size / 16) + offset / 16) * 32 * head_dim;
+          const size_t at = tile + (value ? 16 * head_dim + offset % 16 * head_dim + d : d * 16 + offset % 16);
+          const uint16_t code = type == KVType::kF32 ? 0 : nearest_code(x, type);
+          std::memcpy(&want[block_bytes + at * element], type == KVType::kF32 ? (const void*)&x : (const void*)&code, element);
+        }
+  }
+  check(memory == want, "%s store_kv type %d kv_heads %d head_dim %d block_size %d", kernels.name, (int)type, kv_heads, head_dim, block_size);
+}
+
+void test_store_ends(const Kernels& kernels) {
+  const std::vector<float> x = {INFINITY, -INFINITY, NAN, 70000.0f, 65519.0f, 65520.0f, -0.0f, 0.0f};
+  for (KVType type : {KVType::kF16, KVType::kBF16}) {
+    std::vector<uint16_t> memory(2 * 16 * 8, 0);
+    kernels.store_kv({(uint8_t*)memory.data(), memory.size() * 2, 1, 8, 16, type}, 0, 0, x.data(), x.data());
+    const uint16_t* v = memory.data() + 128;
+    const uint16_t inf = type == KVType::kF16 ? 0x7c00 : 0x7f80;
+    check(v[0] == inf && v[1] == (inf | 0x8000) && (v[2] & 0x7fff) > inf && v[6] == 0x8000 && v[7] == 0, "%s store of special values", kernels.name);
+    if (type == KVType::kF16) check(v[3] == inf && v[4] == 0x7bff && v[5] == inf, "%s store of large halves", kernels.name);
+  }
+}
+
+void test_level(const Kernels& kernels) {
+  Rng rng{1};
+  for (int dim : kDims) {
+    for (float range : {1e-4f, 1.0f, 1e4f}) test_rmsnorm(kernels, dim, range, rng);
+    test_binary(kernels, dim, rng);
+    for (float range : {0.01f, 3.0f, 20.0f}) test_gated_act(kernels, dim, range, rng);
+  }
+  test_activation_ends(kernels);
+  for (int k : {32, 64, 96, 160, 576, 1536})
+    for (float range : {1e-20f, 1.0f, 1e20f}) test_quantize(kernels, k, range, rng);
+  test_quantize_ends(kernels);
+  const int rope_dims[][2] = {{2, 2}, {8, 8}, {16, 8}, {64, 64}, {64, 32}, {80, 20}, {96, 96}, {128, 128}, {256, 256}};
+  for (const int* d : rope_dims)
+    for (bool interleaved : {false, true})
+      for (int heads : {1, 3, 9}) test_rope(kernels, heads, d[0], d[1], interleaved, rng);
+  for (KVType type : {KVType::kF16, KVType::kBF16, KVType::kF32})
+    for (int head_dim : {2, 8, 16, 24, 64, 80, 256})
+      for (int block_size : {16, 32, 48}) test_store_kv(kernels, type, 1 + head_dim % 3, head_dim, block_size, rng);
+  test_store_ends(kernels);
+}
+
+}  // namespace
+
+int main() {
+  for (const Kernels* kernels : levels()) test_level(*kernels);
+  return finish("test_elementwise");
+}
