@@ -1,0 +1,46 @@
+"""Damaged model files: each is a clean error or a model that runs; never a crash, a hang, or memory beyond what good files need.
+
+Every run damages 160 files; the soak target 2,000, with another seed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.models.fuzz_files import gguf_size_fields, model_mutants, run_in_child, write_bases
+
+HEADROOM_BYTES = 32 << 20  # files of less than 0.6 MB that are widened to float32
+FILE_TIMEOUT_S = 30.0  # a busy machine; a good file takes 10 ms
+
+
+def check_mutants(folder: Path, count: int, seed: int) -> Counter[str]:
+    """Damage ``count`` files, assert that each was handled cleanly, and count the outcomes by kind of base and result."""
+    bases = write_bases(folder)
+    outcomes = run_in_child(bases, model_mutants(bases, count, seed), HEADROOM_BYTES, FILE_TIMEOUT_S)
+    bad = [f"{o.mutant.base.path.name}: {o.mutant.what}: {o.result}: {o.detail}" for o in outcomes if not o.is_good]
+    assert not bad, "\n".join(bad)
+    assert len(outcomes) == count
+    return Counter(f"{'lie or cut' if o.mutant.must_fail else 'flipped'}, {o.result}" for o in outcomes)
+
+
+@pytest.mark.timeout(120)
+def test_160_damaged_files(tmp_path):
+    counts = check_mutants(tmp_path, 160, seed=1)
+    # The test would prove little if nothing ran, or if every flipped bit were refused.
+    assert counts["flipped, runs"] >= 10 and counts["flipped, refused"] >= 10
+
+
+@pytest.mark.soak
+def test_2000_damaged_files(tmp_path):
+    print(dict(check_mutants(tmp_path, 2000, seed=2)))
+
+
+def test_size_fields_of_a_good_file_are_found(tmp_path):
+    """The lies are told about every kind of field."""
+    names = {field.name for field in gguf_size_fields(write_bases(tmp_path)[0].content)}
+    assert {"number of tensors", "number of pairs", "length of a key", "length of array tokenizer.ggml.tokens"} <= names
+    assert {"length of tokenizer.ggml.tokens[0]", "length of a tensor name", "number of dimensions of output_norm.weight"} <= names
+    assert {"dimension 1 of blk.0.ffn_up.weight", "offset of token_embd.weight"} <= names
