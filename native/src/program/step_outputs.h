@@ -10,25 +10,42 @@
 
 namespace octavo {
 
-// One row's request. slot >= 0: draw a token there; else: log-probability of the known token `token` (prompt logprobs).
+// One thing wanted of one row's logits. slot >= 0: draw a token; else the log-probability of the known `token`.
 struct LogitsRequest {
-  int logit_index;
-  int slot;
-  int position;           // of the token drawn
-  int token;              // known token when slot < 0
-  int num_logprobs;       // -1: none wanted
-  const uint32_t* mask;   // packed allowed bits or null
+  int32_t logit_index;
+  int32_t slot;
+  int32_t position;      // of the token drawn
+  int32_t token;         // known token when slot < 0
+  int32_t num_logprobs;  // -1: none wanted
 };
 
-// Arrays of the caller, one row per request; top_* are [requests][max_top].
+// One entry per request; top_* are [requests][max_top].
 struct LogitsOutputs {
-  int32_t* token;
-  int32_t* status;  // 0 fine, else SampleStatus
-  float* logprob;
+  int32_t* token;   // drawn or known; with an error status the token it is about (-1: none)
+  int32_t* status;  // SampleStatus
   int32_t* rank;
+  float* logprob;
   int max_top;
   int32_t* top_ids;
   float* top_logprobs;
+};
+
+class StepOutputs : public LogitsConsumer {
+ public:
+  // masks: one pointer per request, null where every token is allowed.
+  StepOutputs(SamplerSlots& slots, const LogitsRequest* requests, int num_requests, std::vector<const uint32_t*> masks, LogitsOutputs out, int threads);
+
+  int num_requests() const override { return num_requests_; }
+  int logit_index(int request) const override { return requests_[request].logit_index; }
+  void consume(int request, const float* logits, int thread) override;
+
+ private:
+  SamplerSlots& slots_;
+  const LogitsRequest* requests_;
+  int num_requests_;
+  std::vector<const uint32_t*> masks_;
+  LogitsOutputs out_;
+  std::vector<AlignedArray<float>> scratch_;  // per thread
 };
 
 }  // namespace octavo

@@ -60,7 +60,8 @@ class CpuBackend:
         self._kv_dtype = _kv_dtype(config)
         self.isa = isa_level()
         self.threads = config.backend.threads or len(os.sched_getaffinity(0))
-        self._native = _native.Model(self.isa, self.threads, self.max_num_slots)
+        self._native = _native.Model(self.isa, self.threads)
+        self._slots = _native.SamplerSlots(self.vocab_size, self.max_num_slots, self.isa)
         self._weights = model.weights
         self._ropes: list[tuple[int, Rope]] = []
         self._rope_positions = 0
@@ -138,13 +139,13 @@ class CpuBackend:
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step; see StepPlan for the order of effects."""
         started = time.perf_counter()
-        native = self._native
+        native, slots = self._native, self._slots
         for slot in plan.slot_closes:
-            native.close_slot(slot)
+            slots.close(slot)
         for opened in plan.slot_opens:
-            native.open_slot(opened)
+            slots.open(opened)
         for source, target, seed in plan.slot_forks:
-            native.fork_slot(source, target, seed)
+            slots.fork(source, target, seed)
         for copy in plan.block_copies:
             native.copy_block(copy.src_block, copy.dst_block)
         if not plan.slices:
@@ -165,7 +166,7 @@ class CpuBackend:
 
             logits = np.empty((len(a.logit_rows), self.vocab_size), np.float32)
         self._native.step(
-            a.tokens, a.seq_start, a.seq_rows, a.table_offset, a.tables, a.logit_rows, a.requests, a.masks, a.mask_offset,
+            self._slots, a.tokens, a.seq_start, a.seq_rows, a.table_offset, a.tables, a.logit_rows, a.requests, a.masks, a.mask_offset,
             a.out_token, a.out_status, a.out_rank, a.out_logprob, a.max_top, a.out_top_ids, a.out_top_logprobs, logits,
         )  # fmt: skip
         return logits
@@ -178,7 +179,7 @@ class CpuBackend:
         return self._native.packed_bytes()
 
     def close(self) -> None:
-        self._native = None  # type: ignore[assignment]
+        self._native = self._slots = None
         self._keep.clear()
 
 

@@ -9,11 +9,9 @@ from __future__ import annotations
 from array import array
 from typing import Iterator
 
-from octavo.backends.base import BackendError
 from octavo.core.step import SliceResult, StepPlan, TokenLogprobs
 
 REQUEST_FIELDS = 5  # logit index, slot, position of the token, known token, number of logprobs (-1: none)
-_ERRORS = {1: "the logits hold a NaN", 2: "every token is forbidden"}
 
 
 class StepArrays:
@@ -86,23 +84,28 @@ class StepArrays:
 
 
 def read_results(plan: StepPlan, a: StepArrays) -> list[SliceResult]:
-    """One SliceResult per slice. Raises BackendError when a row's draw failed."""
+    """One SliceResult per slice; a row that allows no answer becomes its slice's error."""
+    from octavo.backends.cpu import _native
+
     results, r = [], 0
     for s in plan.slices:
         result = SliceResult()
         if s.prompt_logprobs is not None:
             count = len(s.next_token_ids)
             result.prompt_logprobs = [_logprobs(a, i, s.prompt_logprobs) for i in range(r, r + count)]
+            result.error = next((_native.sample_error(a.out_status[i], a.out_token[i]) for i in range(r, r + count) if a.out_status[i]), None)
             r += count
         for _ in range(s.num_samples):
             if a.out_status[r]:
-                raise BackendError(f"sequence {s.seq_id}: {_ERRORS.get(a.out_status[r], 'sampling failed')} at position {s.start + len(s.token_ids)}")
+                result.error = _native.sample_error(a.out_status[r], a.out_token[r])
             result.token_ids.append(a.out_token[r])
             if s.logprobs is not None:
                 if result.logprobs is None:
                     result.logprobs = []
                 result.logprobs.append(_logprobs(a, r, s.logprobs))
             r += 1
+        if result.error is not None:
+            result.token_ids, result.logprobs = [], None
         results.append(result)
     return results
 

@@ -1,0 +1,338 @@
+// Python's view of the runner: checks shapes, types and ranges, releases the GIL, runs the program; nothing else.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <limits>
+#include <optional>
+#include <string>
+
+#include "program/runner.h"
+#include "program/step_outputs.h"
+#include "runtime/cpu_features.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace octavo {
+
+void bind_sampling(nb::module_& m);
+
+namespace {
+
+template <class T>
+using In = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <class T>
+using Out = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Matrix = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+void require(bool ok, const std::string& message) {
+  if (!ok) throw nb::value_error(message.c_str());
+}
+
+const Kernels& kernels_of(const std::string& isa) {
+  const Kernels* k = kernels_by_name(isa.c_str());
+  require(k != nullptr, "isa: " + isa + " is not one of portable, avx2, avx512 that this machine and build have");
+  return *k;
+}
+
+KVType kv_type(const std::string& dtype) {
+  if (dtype == "f16") return KVType::kF16;
+  if (dtype == "bf16") return KVType::kBF16;
+  require(dtype == "f32", "kv_cache_dtype: " + dtype + " is not one of f16, bf16, f32");
+  return KVType::kF32;
+}
+
+std::vector<KVLayerShape> kv_layers(const std::vector<std::pair<int, int>>& layers) {
+  std::vector<KVLayerShape> out;
+  for (const auto& [heads, dim] : layers) {
+    require(heads > 0 && dim > 0, "KV layers: heads and head_dim are at least 1");
+    out.push_back({heads, dim});
+  }
+  return out;
+}
+
+void check_raw(const char* what, const std::string& dtype, const Bytes& raw, int n, int k) {
+  require(n > 0 && k > 0, std::string(what) + ": rows and columns are at least 1");
+  const size_t wanted = (size_t)n * row_bytes(dtype.c_str(), k);
+  require(raw.size() == wanted, std::string(what) + ": " + std::to_string(raw.size()) + " bytes given, " + std::to_string(wanted) + " needed");
+}
+
+// The arrays of one step, checked against each other and against the model before the GIL is released.
+struct Step {
+  In<int32_t> tokens, seq_start, seq_rows, table_offset, tables, logit_rows, requests;
+  In<uint32_t> masks;
+  In<int32_t> mask_offset;
+};
+
+class Model {
+ public:
+  Model(const std::string& isa, int threads) : runner_(kernels_of(isa), threads) {}
+
+  Runner runner_;
+
+  nb::tuple add_matrix(const std::string& dtype, Bytes raw, int n, int k, bool widen) {
+    check_raw("matrix", dtype, raw, n, k);
+    int index;
+    {
+      nb::gil_scoped_release release;
+      index = runner_.add_matrix(dtype.c_str(), raw.data(), n, k, widen);
+    }
+    return nb::make_tuple(index, runner_.matrix(index).quantised());
+  }
+
+  int add_embedding(const std::string& dtype, Bytes raw, int n, int k) {
+    check_raw("embedding", dtype, raw, n, k);
+    embedding_rows_ = n;
+    return runner_.add_embedding(dtype.c_str(), raw.data(), n, k);
+  }
+
+  void set_rope(int index, nb::ndarray<const float, nb::ndim<3>, nb::c_contig, nb::device::cpu> table) {
+    require(table.shape(2) == 2, "rope table: the last axis holds cosine and sine");
+    rope_positions_ = (int)table.shape(0);
+    runner_.set_rope(index, table.data(), (int)table.shape(0), (int)table.shape(1));
+  }
+
+  void check_step(const Step& s) const;
+  void step(SamplerSlots& slots, In<int32_t> tokens, In<int32_t> seq_start, In<int32_t> seq_rows, In<int32_t> table_offset, In<int32_t> tables,
+            In<int32_t> logit_rows, In<int32_t> requests, In<uint32_t> masks, In<int32_t> mask_offset, Out<int32_t> out_token,
+            Out<int32_t> out_status, Out<int32_t> out_rank, Out<float> out_logprob, int max_top, Out<int32_t> out_top_ids,
+            Out<float> out_top_logprobs, std::optional<Matrix> logits);
+
+ private:
+  void check_sequences(const Step& s) const;
+  void check_requests(const Step& s) const;
+  int embedding_rows_ = 0;
+  int rope_positions_ = std::numeric_limits<int>::max();  // no rotary embedding: no limit
+};
+
+void Model::check_sequences(const Step& s) const {
+  const KVStore* kv = const_cast<Runner&>(runner_).kv();
+  require(kv != nullptr, "step before allocate_kv");
+  const int block_size = kv->block_size();
+  require(s.seq_rows.size() == s.seq_start.size() && s.table_offset.size() == s.seq_start.size(), "sequences: arrays of different lengths");
+  int64_t rows = 0;
+  for (size_t i = 0; i < s.seq_start.size(); ++i) {
+    const int64_t start = s.seq_start.data()[i], count = s.seq_rows.data()[i], offset = s.table_offset.data()[i];
+    require(start >= 0 && count >= 1, "sequence " + std::to_string(i) + ": starts at 0 or later and has at least one row");
+    const int64_t end = start + count, blocks = (end + block_size - 1) / block_size;
+    require(end <= rope_positions_, "sequence " + std::to_string(i) + ": position past the rotary tables");
+    require(offset >= 0 && offset + blocks <= (int64_t)s.tables.size(), "sequence " + std::to_string(i) + ": block table too short");
+    for (int64_t b = 0; b < blocks; ++b) {
+      const int32_t id = s.tables.data()[offset + b];
+      require(id >= 0 && id < kv->num_blocks(), "sequence " + std::to_string(i) + ": block " + std::to_string(id) + " is not in the pool");
+    }
+    rows += count;
+  }
+  require(rows == (int64_t)s.tokens.size(), "sequences: their rows are not the tokens");
+  for (size_t i = 0; i < s.tokens.size(); ++i)
+    require(s.tokens.data()[i] >= 0 && s.tokens.data()[i] < embedding_rows_, "token id " + std::to_string(s.tokens.data()[i]) + " has no embedding");
+}
+
+void Model::check_requests(const Step& s) const {
+  const size_t n = s.requests.size() / 5;
+  require(s.requests.size() == n * 5 && s.mask_offset.size() == n, "requests: arrays of different lengths");
+  const int vocab = runner_.vocab();
+  int previous_row = -1, previous_index = 0;
+  for (size_t i = 0; i < s.logit_rows.size(); ++i) {
+    const int row = s.logit_rows.data()[i];
+    require(row > previous_row && row < (int)s.tokens.size(), "logit rows: ascending rows of the step");
+    previous_row = row;
+  }
+  for (size_t i = 0; i < n; ++i) {
+    const int32_t* r = s.requests.data() + 5 * i;
+    require(r[0] >= previous_index && r[0] < (int)s.logit_rows.size(), "requests: in order of their logit rows");
+    previous_index = r[0];
+    require(r[1] >= 0 || (r[3] >= 0 && r[3] < vocab), "requests: a slot or a token of the vocabulary");
+    require(r[4] <= kMaxLogprobs && r[4] <= vocab, "logprobs: more than allowed");
+    const int64_t offset = s.mask_offset.data()[i];
+    require(offset < 0 || offset + (vocab + 31) / 32 <= (int64_t)s.masks.size(), "masks: shorter than the vocabulary");
+  }
+}
+
+void Model::check_step(const Step& s) const {
+  check_sequences(s);
+  check_requests(s);
+}
+
+void Model::step(SamplerSlots& slots, In<int32_t> tokens, In<int32_t> seq_start, In<int32_t> seq_rows, In<int32_t> table_offset, In<int32_t> tables,
+                 In<int32_t> logit_rows, In<int32_t> requests, In<uint32_t> masks, In<int32_t> mask_offset, Out<int32_t> out_token,
+                 Out<int32_t> out_status, Out<int32_t> out_rank, Out<float> out_logprob, int max_top, Out<int32_t> out_top_ids,
+                 Out<float> out_top_logprobs, std::optional<Matrix> logits) {
+  const Step s{tokens, seq_start, seq_rows, table_offset, tables, logit_rows, requests, masks, mask_offset};
+  check_step(s);
+  const size_t n = mask_offset.size(), top = n * (size_t)std::max(max_top, 0);
+  require(out_token.size() == n && out_status.size() == n && out_rank.size() == n && out_logprob.size() == n, "outputs: one entry per request");
+  require(out_top_ids.size() == top && out_top_logprobs.size() == top, "top outputs: max_top entries per request");
+  require(slots.vocab_size() == runner_.vocab(), "slots: of another vocabulary");
+  if (logits) require(logits->shape(0) == logit_rows.size() && (int)logits->shape(1) == runner_.vocab(), "logits: [logit rows, vocabulary]");
+
+  StepInput in;
+  in.num_rows = (int)tokens.size();
+  in.tokens = tokens.data();
+  in.num_seqs = (int)seq_start.size();
+  in.seq_start = seq_start.data();
+  in.seq_rows = seq_rows.data();
+  in.table_offset = table_offset.data();
+  in.tables = tables.data();
+  in.num_logit_rows = (int)logit_rows.size();
+  in.logit_rows = logit_rows.data();
+  in.logits_out = logits ? logits->data() : nullptr;
+  std::vector<const uint32_t*> mask_of(n);
+  for (size_t i = 0; i < n; ++i) mask_of[i] = mask_offset.data()[i] < 0 ? nullptr : masks.data() + mask_offset.data()[i];
+  static_assert(sizeof(LogitsRequest) == 5 * sizeof(int32_t), "requests are read as they come");
+  const LogitsOutputs out{out_token.data(), out_status.data(), out_rank.data(), out_logprob.data(), max_top, out_top_ids.data(), out_top_logprobs.data()};
+  StepOutputs outputs(slots, reinterpret_cast<const LogitsRequest*>(requests.data()), (int)n, std::move(mask_of), out, runner_.pool().size());
+  nb::gil_scoped_release release;
+  runner_.step(in, outputs);
+}
+
+RowOp row_op(RowOpKind kind) {
+  RowOp op;
+  op.kind = kind;
+  return op;
+}
+
+void bind_building(nb::class_<Model>& c) {
+  c.def("add_buffer", [](Model& m, int width) { return m.runner_.add_buffer(width); }, "width"_a)
+      .def("add_vector", [](Model& m, In<float> v) { return m.runner_.add_vector(v.data(), (int)v.size()); }, "values"_a)
+      .def("add_matrix", &Model::add_matrix, "dtype"_a, "raw"_a, "rows"_a, "columns"_a, "widen"_a, "-> (id, takes quantised activations)")
+      .def("add_embedding", &Model::add_embedding, "dtype"_a, "raw"_a, "rows"_a, "columns"_a, "The caller keeps `raw` alive.")
+      .def("add_rope", [](Model& m) { return m.runner_.add_rope(); })
+      .def("set_rope", &Model::set_rope, "index"_a, "table"_a, "table: float32 [positions, rotary_dim / 2, 2]")
+      .def("begin_group", [](Model& m) { m.runner_.begin_group(); })
+      .def("matmul",
+           [](Model& m, int x, int weight, int bias, int out, int out_col, bool accumulate) {
+             m.runner_.add_matmul(MatmulOp{x, weight, bias, out, out_col, accumulate});
+           },
+           "x"_a, "weight"_a, "bias"_a, "out"_a, "out_col"_a, "accumulate"_a)
+      .def("embed",
+           [](Model& m, int weight, float scale, int out) {
+             RowOp op = row_op(RowOpKind::kEmbed);
+             op.weight = weight, op.scale = scale, op.out = out;
+             m.runner_.add_row_op(op);
+           },
+           "weight"_a, "scale"_a, "out"_a)
+      .def("norm",
+           [](Model& m, int x, int x_col, int weight, float eps, int dim, int heads, int out, int out_col) {
+             RowOp op = row_op(RowOpKind::kNorm);
+             op.in = x, op.in_col = x_col, op.weight = weight, op.eps = eps, op.dim = dim, op.heads = heads, op.out = out, op.out_col = out_col;
+             m.runner_.add_row_op(op);
+           },
+           "x"_a, "x_col"_a, "weight"_a, "eps"_a, "dim"_a, "heads"_a, "out"_a, "out_col"_a)
+      .def("rope",
+           [](Model& m, int x, int x_col, int table, int heads, int head_dim, int rotary_dim, bool interleaved) {
+             RowOp op = row_op(RowOpKind::kRope);
+             op.in = x, op.in_col = x_col, op.weight = table, op.heads = heads, op.dim = head_dim, op.rotary_dim = rotary_dim, op.interleaved = interleaved;
+             m.runner_.add_row_op(op);
+           },
+           "x"_a, "x_col"_a, "table"_a, "heads"_a, "head_dim"_a, "rotary_dim"_a, "interleaved"_a)
+      .def("store_kv",
+           [](Model& m, int k, int k_col, int v, int v_col, int layer) {
+             RowOp op = row_op(RowOpKind::kStoreKV);
+             op.in = k, op.in_col = k_col, op.in2 = v, op.in2_col = v_col, op.layer = layer;
+             m.runner_.add_row_op(op);
+           },
+           "k"_a, "k_col"_a, "v"_a, "v_col"_a, "layer"_a)
+      .def("attention",
+           [](Model& m, int layer, int q, int q_col, int out, int heads, int kv_heads, int head_dim, float scale, float softcap, int window) {
+             m.runner_.add_attention(AttentionOp{layer, q, q_col, out, AttentionParams{heads, kv_heads, head_dim, scale, softcap, window}});
+           },
+           "layer"_a, "q"_a, "q_col"_a, "out"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "scale"_a, "softcap"_a, "window"_a)
+      .def("gated_act",
+           [](Model& m, int gate, int gate_col, int up, int up_col, int dim, int activation, int out) {
+             RowOp op = row_op(RowOpKind::kGatedAct);
+             op.in = gate, op.in_col = gate_col, op.in2 = up, op.in2_col = up_col, op.dim = dim, op.activation = activation, op.out = out;
+             m.runner_.add_row_op(op);
+           },
+           "gate"_a, "gate_col"_a, "up"_a, "up_col"_a, "dim"_a, "activation"_a, "out"_a)
+      .def("add",
+           [](Model& m, int a, int a_col, int b, int b_col, int dim, int out, int out_col) {
+             RowOp op = row_op(RowOpKind::kAdd);
+             op.in = a, op.in_col = a_col, op.in2 = b, op.in2_col = b_col, op.dim = dim, op.out = out, op.out_col = out_col;
+             m.runner_.add_row_op(op);
+           },
+           "a"_a, "a_col"_a, "b"_a, "b_col"_a, "dim"_a, "out"_a, "out_col"_a)
+      .def("quantize",
+           [](Model& m, int x) {
+             RowOp op = row_op(RowOpKind::kQuantize);
+             op.in = x;
+             m.runner_.add_row_op(op);
+           },
+           "x"_a)
+      .def("select", [](Model& m, std::vector<int> buffers) { m.runner_.add_select(buffers); }, "buffers"_a)
+      .def("head", [](Model& m, int x, int weight, float softcap) { m.runner_.set_head(HeadOp{x, weight, softcap}); }, "x"_a, "weight"_a, "softcap"_a);
+}
+
+void bind_running(nb::class_<Model>& c) {
+  c.def_static(
+       "bytes_per_block",
+       [](int block_size, const std::string& dtype, const std::vector<std::pair<int, int>>& layers) {
+         return KVStore::bytes_per_block(block_size, kv_type(dtype), kv_layers(layers));
+       },
+       "block_size"_a, "dtype"_a, "layers"_a)
+      .def(
+          "allocate_kv",
+          [](Model& m, int num_blocks, int block_size, const std::string& dtype, const std::vector<std::pair<int, int>>& layers) {
+            m.runner_.allocate_kv(num_blocks, block_size, kv_type(dtype), kv_layers(layers));
+          },
+          "num_blocks"_a, "block_size"_a, "dtype"_a, "layers"_a)
+      .def(
+          "copy_block",
+          [](Model& m, int src, int dst) {
+            require(m.runner_.kv() != nullptr, "copy_block before allocate_kv");
+            m.runner_.kv()->copy_block(src, dst);
+          },
+          "src"_a, "dst"_a)
+      .def("packed_bytes", [](Model& m) { return m.runner_.packed_bytes(); })
+      .def("step", &Model::step, "slots"_a, "tokens"_a, "seq_start"_a, "seq_rows"_a, "table_offset"_a, "tables"_a, "logit_rows"_a, "requests"_a,
+           "masks"_a, "mask_offset"_a, "out_token"_a, "out_status"_a, "out_rank"_a, "out_logprob"_a, "max_top"_a, "out_top_ids"_a,
+           "out_top_logprobs"_a, "logits"_a.none());
+}
+
+// One matrix product on one thread, for tests: x [rows, k] -> out [rows, n].
+void matmul_test(const std::string& isa, const std::string& dtype, Bytes raw, int n, int k, Matrix x, bool widen, Matrix out) {
+  const Kernels& kernels = kernels_of(isa);
+  check_raw("matrix", dtype, raw, n, k);
+  const int rows = (int)x.shape(0);
+  require((int)x.shape(1) == k && (int)out.shape(0) == rows && (int)out.shape(1) == n, "x is [rows, columns] and out [rows, matrix rows]");
+  auto m = pack_begin(dtype.c_str(), n, k, widen);
+  pack_blocks(*m, dtype.c_str(), raw.data(), 0, m->num_blocks);
+  AlignedArray<int8_t> q((size_t)rows * (size_t)k);
+  AlignedArray<float> scale((size_t)rows * (size_t)(k / 32 + 1));
+  AlignedArray<int16_t> sum16((size_t)rows * (size_t)(k / 16 + 1));
+  const QuantRows quant{q.data(), scale.data(), sum16.data()};
+  if (m->quantised())
+    for (int r = 0; r < rows; ++r) kernels.quantize(x.data() + (size_t)r * (size_t)k, k, quant, r);
+  kernels.matmul(*m, x.data(), quant, rows, 0, m->num_blocks, nullptr, false, out.data(), n);
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  m.doc() = "Octavo's native CPU core: weights packed once, one call per step.";
+  nb::class_<Model> model(m, "Model", "A lowered program with its weights, KV pool and threads.");
+  model.def(nb::init<const std::string&, int>(), "isa"_a, "threads"_a);
+  bind_building(model);
+  bind_running(model);
+  m.def("isa_levels", [] {
+    std::vector<std::string> levels;
+    for (const char* name : {"portable", "avx2", "avx512"})
+      if (kernels_by_name(name)) levels.emplace_back(name);
+    return levels;
+  }, "Kernel paths this machine and build have, best last.");
+  m.def("sample_error", [](int status, int token) { return sample_error((SampleStatus)status, token); }, "status"_a, "token"_a);
+  m.def("dequantize", [](const std::string& dtype, Bytes raw, int n, int k, Matrix out) {
+    check_raw("matrix", dtype, raw, n, k);
+    require((int)out.shape(0) == n && (int)out.shape(1) == k, "out is [rows, columns]");
+    for (int r = 0; r < n; ++r) dequantize_row(dtype.c_str(), raw.data() + (size_t)r * row_bytes(dtype.c_str(), k), k, out.data() + (size_t)r * (size_t)k);
+  }, "dtype"_a, "raw"_a, "rows"_a, "columns"_a, "out"_a);
+  m.def("matmul_test", &matmul_test, "isa"_a, "dtype"_a, "raw"_a, "rows"_a, "columns"_a, "x"_a, "widen"_a, "out"_a);
+  bind_sampling(m);
+}
+
+}  // namespace octavo

@@ -1,0 +1,30 @@
+#include "program/step_outputs.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace octavo {
+
+StepOutputs::StepOutputs(SamplerSlots& slots, const LogitsRequest* requests, int num_requests, std::vector<const uint32_t*> masks, LogitsOutputs out,
+                         int threads)
+    : slots_(slots), requests_(requests), num_requests_(num_requests), masks_(std::move(masks)), out_(out), scratch_((size_t)threads) {}
+
+void StepOutputs::consume(int request, const float* logits, int thread) {
+  const LogitsRequest& r = requests_[request];
+  AlignedArray<float>& scratch = scratch_[(size_t)thread];
+  scratch.reserve(sampling_scratch_floats(slots_.vocab_size()));
+  const SampleOutput o = r.slot >= 0
+                             ? slots_.sample(r.slot, logits, scratch.data(), r.position, masks_[(size_t)request], r.num_logprobs)
+                             : raw_logprobs(slots_.kernels(), logits, slots_.vocab_size(), r.token, std::max(r.num_logprobs, 0), scratch.data());
+  out_.token[request] = o.token_id;
+  out_.status[request] = (int32_t)o.status;
+  if (o.status != SampleStatus::kOk || !o.has_logprobs) return;
+  out_.logprob[request] = o.logprobs.logprob;
+  out_.rank[request] = o.logprobs.rank;
+  for (int i = 0; i < std::min((int)o.logprobs.num_top, out_.max_top); ++i) {
+    out_.top_ids[(size_t)request * (size_t)out_.max_top + (size_t)i] = o.logprobs.top_ids[i];
+    out_.top_logprobs[(size_t)request * (size_t)out_.max_top + (size_t)i] = o.logprobs.top_logprobs[i];
+  }
+}
+
+}  // namespace octavo
