@@ -31,8 +31,8 @@ import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests" / "models"))
-import tiny  # noqa: E402
+sys.path.insert(0, str(ROOT))
+from tests.models import tiny  # noqa: E402
 
 OUT = ROOT / "tests" / "fixtures" / "parity"
 SEED = 20260101

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from reference_runs import all_logits, make_backend
+from tests.backends.reference_runs import all_logits, make_backend
 
 from octavo.models.loading import load_model
 

@@ -23,8 +23,8 @@ def rms_norm(x: Floats, weight: Floats, eps: float, groups: int) -> Floats:
 
 
 def linear(x: Floats, weight: Floats, bias: Floats | None) -> Floats:
-    """x[in_features], weight[out_features, in_features] -> [out_features]."""
-    out: Floats = weight @ x
+    """x[in_features], weight[out_features, in_features] -> [out_features]; each element is one dot product of its own."""
+    out: Floats = np.vecdot(weight, x)
     return out if bias is None else out + bias
 
 
@@ -58,11 +58,11 @@ def attention(q: Floats, keys: Floats, values: Floats, op: Attention) -> Floats:
     heads_per_kv = op.heads // op.kv_heads
     for head, query in enumerate(q.reshape(op.heads, op.head_dim)):
         kv_head = head // heads_per_kv
-        scores = keys[:, kv_head] @ query * np.float32(op.scale)
+        scores = np.vecdot(keys[:, kv_head], query) * np.float32(op.scale)
         if op.softcap is not None:
             scores = softcap(scores, op.softcap)
         weights = np.exp(scores - scores.max())
-        out[head] = weights @ values[:, kv_head] / weights.sum()
+        out[head] = np.vecdot(values[:, kv_head].T, weights) / weights.sum()
     return out.reshape(-1)
 
 
