@@ -44,10 +44,11 @@ def exp(x: np.ndarray | np.float32) -> np.ndarray:
     c = np.where(x < EXP_LOWEST, EXP_LOWEST, x)
     n = (c * LOG2_E + ROUND_MAGIC) - ROUND_MAGIC
     r = (c - n * LN2_HI) - n * LN2_LO
-    p = np.full_like(r, EXP_POLY[0])
-    for coefficient in EXP_POLY[1:]:
-        p = p * r + coefficient
-    p = (p * (r * r) + r) + _F(1)
+    c0, c1, c2, c3, c4, c5 = EXP_POLY
+    r2 = r * r
+    p = (c0 * r + c1) * r2 + (c2 * r + c3)
+    p = p * r2 + (c4 * r + c5)
+    p = (p * r2 + r) + _F(1)
     power = ((n.astype(np.int32) + 127) << 23).view(np.float32)
     return np.where(x < EXP_LOWEST, _F(0), p * power)
 
