@@ -1,0 +1,89 @@
+"""Offline throughput: B prompts of P random tokens at once, N output tokens each, through the same loop as everything else.
+
+prefill_tok_s = B * P / seconds until every sequence has its first token; decode_tok_s = B * (N - 1) / seconds from then to the end.
+Decoding so runs behind the prompt, at depth P. One run warms up and is not counted; medians over the others.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from octavo.core.request import SamplingParams
+from octavo.engine.engine import Engine
+
+if TYPE_CHECKING:
+    from octavo.config import EngineConfig
+
+
+@dataclass(frozen=True, slots=True)
+class OfflineCase:
+    num_prompt: int
+    num_output: int
+    batch: int
+    repeat: int
+
+
+@dataclass(frozen=True, slots=True)
+class OfflineRun:
+    prefill_s: float
+    decode_s: float
+
+
+def run_offline(config: EngineConfig, case: OfflineCase, echo: Callable[[str], None], as_json: bool) -> None:
+    """Measure ``case``; the last line given to ``echo`` is the JSON record."""
+    engine = Engine.load(config)
+    try:
+        rng = random.Random(1)
+        measure(engine, case, rng)
+        runs = [measure(engine, case, rng) for _ in range(case.repeat)]
+        record = _record(engine, case, runs)
+    finally:
+        engine.close()
+    if not as_json:
+        echo(f"{record['model']}: {case.batch} x ({case.num_prompt} + {case.num_output}) tokens, {record['threads']} threads, {record['isa']}")
+        echo(f"prefill {record['prefill_tok_s']:.1f} token/s, decode {record['decode_tok_s']:.1f} token/s (medians of {case.repeat})")
+    echo(json.dumps(record))
+
+
+def measure(engine: Engine, case: OfflineCase, rng: random.Random) -> OfflineRun:
+    """One run on fresh prompts, so that no prefix is found in the cache."""
+    params = SamplingParams(temperature=0.0, max_tokens=case.num_output, ignore_eos=True)
+    vocab_size = engine.backend.vocab_size
+    for _ in range(case.batch):
+        engine.add(engine.prepare([rng.randrange(vocab_size) for _ in range(case.num_prompt)], params))
+    started = time.perf_counter()
+    waiting = case.batch
+    seen: set[str] = set()
+    first_s = 0.0
+    while engine.has_work:
+        for event in engine.step():
+            if event.error is not None:
+                raise RuntimeError(event.error)
+            if event.token_ids and event.request_id not in seen:
+                seen.add(event.request_id)
+                waiting -= 1
+                if waiting == 0:
+                    first_s = time.perf_counter() - started
+    return OfflineRun(first_s, time.perf_counter() - started - first_s)
+
+
+def _record(engine: Engine, case: OfflineCase, runs: list[OfflineRun]) -> dict:
+    prefill = [case.batch * case.num_prompt / run.prefill_s for run in runs]
+    decode = [case.batch * (case.num_output - 1) / run.decode_s for run in runs]
+    return {
+        "bench": "offline",
+        "model": engine.model.name,
+        **asdict(case),
+        "prefill_tok_s": round(statistics.median(prefill), 2),
+        "decode_tok_s": round(statistics.median(decode), 2),
+        "threads": getattr(engine.backend, "threads", None),
+        "isa": getattr(engine.backend, "isa", None),
+        "fingerprint": engine.backend.fingerprint(),
+        "date": time.strftime("%Y-%m-%d"),
+    }

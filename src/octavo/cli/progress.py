@@ -1,0 +1,40 @@
+"""A one-line progress bar of a download on stderr; silent when stderr is no terminal (one line at the end then)."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+_WIDTH = 30
+
+
+class DownloadBar:
+    """Callable as ``catalog.Progress``."""
+
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+        self._shown = -1.0
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        finished = done >= total
+        now = time.monotonic()
+        if not finished and (not sys.stderr.isatty() or now - self._shown < 0.1):
+            return
+        self._shown = now
+        share = done / total if total else 1.0
+        bar = ("#" * int(share * _WIDTH)).ljust(_WIDTH, ".")
+        line = f"{what} [{bar}] {100 * share:3.0f} % of {total / 1e6:.0f} MB"
+        if sys.stderr.isatty():
+            sys.stderr.write("\r" + line + ("\n" if finished else ""))
+        else:
+            sys.stderr.write(line + "\n")
+        sys.stderr.flush()
+
+
+def fetch(spec: str) -> str:
+    """The local path of a model, fetched with a progress bar when it is not there. Raises PullError."""
+    from octavo.models.catalog import CATALOG, cached_path, ensure_model
+
+    if spec in CATALOG and cached_path(CATALOG[spec]) is None:
+        print(f"fetching {spec} ({CATALOG[spec].size_bytes / 1e6:.0f} MB)", file=sys.stderr, flush=True)
+    return str(ensure_model(spec, DownloadBar()))
