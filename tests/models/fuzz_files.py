@@ -23,7 +23,7 @@ from tests.models.tiny_hf import write_tiny_hf
 LIES = (0, 1, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63, 2**64 - 1)
 _SCALAR_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 _SMALL = {"layers": 1, "hidden": 32, "heads": 2, "kv_heads": 1, "ffn": 32, "vocab": MIN_VOCAB + 5}
-_K_SIZES = {"layers": 1, "hidden": 256, "heads": 4, "kv_heads": 2, "ffn": 256, "vocab": MIN_VOCAB, "tied": True}
+_K_SIZES = {"layers": 1, "hidden": 256, "heads": 4, "kv_heads": 2, "ffn": 256, "vocab": MIN_VOCAB + 5, "tied": True}
 
 
 @dataclass(frozen=True, slots=True)

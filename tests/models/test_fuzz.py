@@ -5,13 +5,16 @@ Every run damages 160 files; the soak target 2,000, with another seed.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from tests.models.fuzz_files import gguf_size_fields, model_mutants, run_in_child, write_bases
+from tests.models.fuzz_files import Mutant, gguf_size_fields, model_mutants, run_in_child, write_bases
 
+ROOT = Path(__file__).parents[2]
 HEADROOM_BYTES = 32 << 20  # files of less than 0.6 MB that are widened to float32
 FILE_TIMEOUT_S = 30.0  # a busy machine; a good file takes 10 ms
 
@@ -44,3 +47,19 @@ def test_size_fields_of_a_good_file_are_found(tmp_path):
     assert {"number of tensors", "number of pairs", "length of a key", "length of array tokenizer.ggml.tokens"} <= names
     assert {"length of tokenizer.ggml.tokens[0]", "length of a tensor name", "number of dimensions of output_norm.weight"} <= names
     assert {"dimension 1 of blk.0.ffn_up.weight", "offset of token_embd.weight"} <= names
+
+
+def test_an_unharmed_file_counts_as_bad_where_an_error_is_due(tmp_path):
+    """What the other tests rely on: the child tells a model that runs from one that is refused."""
+    base = write_bases(tmp_path)[0]
+    mutants = [Mutant(base, "nothing", base.content, must_fail) for must_fail in (True, False)]
+    outcomes = run_in_child([base], iter(mutants), HEADROOM_BYTES, FILE_TIMEOUT_S)
+    assert [(o.result, o.is_good) for o in outcomes] == [("runs", False), ("runs", True)]
+
+
+def test_the_memory_limit_is_in_force():
+    code = "from tests.models.fuzz_child import limit_address_space; limit_address_space({}); bytearray({})"
+    for size, status in ((HEADROOM_BYTES // 2, 0), (HEADROOM_BYTES * 2, 1)):
+        command = [sys.executable, "-c", code.format(HEADROOM_BYTES, size)]
+        run = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT)
+        assert run.returncode == status and ("MemoryError" in run.stderr) == bool(status)
