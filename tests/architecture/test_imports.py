@@ -1,0 +1,91 @@
+"""Who may import whom. Reads every import statement, lazy and type-checking ones included; runs none of the code."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parents[2] / "src" / "octavo"
+
+# package -> packages of octavo it may import besides itself; everyone may import config and the standard library.
+MAY_IMPORT = {
+    "core": set(),
+    "models": {"core"},
+    "sampling": {"core"},
+    "costs": {"core", "models"},
+    "backends": {"core", "models", "sampling", "costs"},
+    "speculative": {"core", "models", "sampling", "backends.base"},
+    "engine": {"core", "models", "sampling", "costs", "backends", "speculative"},
+    "workload": {"core"},
+    "server": {"engine", "core", "models", "sampling", "distributed"},
+    "bench": {"core", "engine", "workload", "models", "backends"},
+    "config": set(),
+}
+# package -> third-party modules it may import.
+LIBRARIES = {
+    "core": set(),
+    "models": {"numpy", "tokenizers", "jinja2", "huggingface_hub", "msgspec"},
+    "sampling": {"numpy"},
+    "costs": set(),
+    "backends": {"numpy"},
+    "engine": set(),
+    "server": {"starlette", "uvicorn", "httptools", "msgspec", "prometheus_client", "anyio", "uvloop"},
+    "workload": set(),
+    "bench": {"numpy"},
+    "cli": {"click"},
+    "config": set(),
+}
+FILES = sorted(SRC.rglob("*.py"))
+
+
+def imported_modules(file: Path) -> list[tuple[int, str]]:
+    """(line, module) of every import; relative ones made absolute, `from octavo import x` as octavo.x."""
+    out = []
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            out += [(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}:{node.lineno}: relative import"
+            module = node.module or ""
+            if module.startswith("octavo"):
+                out += [(node.lineno, f"{module}.{alias.name}") for alias in node.names]
+            else:
+                out.append((node.lineno, module))
+    return out
+
+
+def package_of(file: Path) -> str:
+    parts = file.relative_to(SRC).parts
+    return parts[0] if len(parts) > 1 else file.stem
+
+
+def test_there_is_something_to_check() -> None:
+    assert len(FILES) > 30
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(SRC)))
+def test_imports_follow_the_layers(file: Path) -> None:
+    package = package_of(file)
+    if package == "__init__":
+        return  # the lazy front door; test_lazy covers it
+    for line, module in imported_modules(file):
+        where = f"{file.relative_to(SRC)}:{line} imports {module}"
+        if module.split(".")[0] == "octavo":
+            target = ".".join(module.split(".")[1:])
+            top = target.split(".")[0]
+            assert top != "cli" or package == "cli", f"{where}: nobody imports cli"
+            if package == "cli" or top in (package, "config"):
+                continue
+            allowed = MAY_IMPORT[package]
+            assert top in allowed or any(target == a or target.startswith(a + ".") for a in allowed if "." in a), where
+        elif module.split(".")[0] not in sys.stdlib_module_names:
+            assert module.split(".")[0] in LIBRARIES[package], where
+
+
+@pytest.mark.parametrize("file", [f for f in FILES if f.name == "__init__.py" and f.parent != SRC], ids=lambda f: str(f.relative_to(SRC)))
+def test_package_inits_are_empty(file: Path) -> None:
+    tree = ast.parse(file.read_text())
+    assert all(isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) for node in tree.body), "only a docstring"

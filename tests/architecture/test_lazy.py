@@ -1,0 +1,34 @@
+"""What starting costs: the command's help imports nothing but click, `import octavo` nothing heavy."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+HEAVY = {"numpy", "tokenizers", "jinja2", "huggingface_hub", "starlette", "uvicorn", "prometheus_client", "msgspec", "torch"}
+
+
+def modules_after(code: str) -> set[str]:
+    script = f"{code}\nimport sys, json\nprint(json.dumps(sorted({{m.split('.')[0] for m in sys.modules}})))"
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return set(json.loads(run.stdout.splitlines()[-1]))
+
+
+def test_import_octavo_is_light() -> None:
+    assert not modules_after("import octavo") & (HEAVY | {"click"})
+
+
+def test_help_and_version_import_only_click() -> None:
+    code = "from octavo.cli.main import cli\nfor a in (['--help'], ['--version']):\n    cli.main(a, standalone_mode=False)"
+    assert not modules_after(code) & HEAVY
+
+
+def test_core_is_pure_standard_library() -> None:
+    code = "import octavo.core.scheduler, octavo.core.kv_manager, octavo.core.policy, octavo.core.clock, octavo.core.cost"
+    assert not modules_after(code) & (HEAVY | {"click"})
+
+
+def test_the_public_names_resolve() -> None:
+    code = "import octavo\nassert octavo.LLM and octavo.SamplingParams and octavo.EngineConfig and octavo.__version__"
+    assert "octavo" in modules_after(code)
