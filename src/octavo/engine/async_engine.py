@@ -109,7 +109,7 @@ class AsyncEngine:
         self._inbox: deque[Callable[[], list[OutputEvent]]] = deque()  # run by the loop thread between steps
         self._wake = threading.Condition()
         self._stopping = False
-        self._draining = False
+        self.draining = False
         self._died: str | None = None
         self._beat_s = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="octavo-loop", daemon=True)
@@ -165,13 +165,13 @@ class AsyncEngine:
             return Health(False, False, f"no step has finished for {silent_s:.0f} s")
         if engine.num_failures_in_a_row >= MAX_FAILURES_IN_A_ROW:
             return Health(False, False, f"the last {engine.num_failures_in_a_row} steps failed")
-        if self._draining:
+        if self.draining:
             return Health(True, False, "the server is shutting down")
         return Health(True, True, "ok")
 
     def drain(self) -> None:
         """Take no new requests from now on; those taken go on."""
-        self._draining = True
+        self.draining = True
 
     async def stop(self, drain_s: float = 0.0) -> None:
         """Drain for at most ``drain_s``, end what is left with error events, join the thread and close the engine. Idempotent."""
@@ -193,7 +193,7 @@ class AsyncEngine:
     def _check_available(self) -> None:
         if self._died is not None:
             raise EngineUnavailable(f"the engine loop has died: {self._died}")
-        if self._draining:
+        if self.draining:
             raise EngineUnavailable("the server is shutting down")
 
     def _post(self, action: Callable[[], list[OutputEvent]]) -> None:

@@ -99,12 +99,16 @@ class RequestOutput:
         if event.logprobs is not None:
             output.logprobs = (output.logprobs or []) + event.logprobs
             output.cumulative_logprob = sum((entry.logprob for entry in event.logprobs), output.cumulative_logprob or 0.0)
-        if event.prompt_logprobs is not None:
-            self.prompt_logprobs = [*(self.prompt_logprobs or [None]), *event.prompt_logprobs]
-        if event.num_cached_tokens:
-            self.num_cached_tokens = event.num_cached_tokens
+        self.apply_to_prompt(event)
         if event.finish_reason is not None:
             output.finish_reason = event.finish_reason.value
             output.stop_reason = event.stop_reason
         if event.error is not None:
             self.error = event.error
+
+    def apply_to_prompt(self, event: OutputEvent) -> None:
+        """Take in only what an event says of the prompt: for readers that keep no output."""
+        if event.prompt_logprobs is not None:
+            self.prompt_logprobs = [*(self.prompt_logprobs or [None]), *event.prompt_logprobs]
+        if event.num_cached_tokens:
+            self.num_cached_tokens = event.num_cached_tokens

@@ -1,0 +1,248 @@
+"""The HTTP application: routes, and the life of the engine behind them.
+
+Every route but the health checks needs the API key when there is one (deny by default). Answers of generating routes end with their
+client: see ``asgi.until_disconnect``. Owns no token and no text; ``calls`` runs generation, ``openai_types`` reads bodies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import Response
+from starlette.routing import Route
+
+import octavo
+from octavo.engine.async_engine import AsyncEngine
+from octavo.server import asgi
+from octavo.server.asgi import App, ClientLeft, ConnectionGuard, Header, KeyCheck, Receive, Scope, Send
+from octavo.server.calls import Answer, Call, ChoiceFormat, Prompt, open_call, tokenise
+from octavo.server.chat import ChatFormat, chat_prompt
+from octavo.server.completions import CompletionFormat, completion_prompts
+from octavo.server.errors import APIError, as_api_error, invalid
+from octavo.server.openai_types import ChatRequest, CompletionRequest, DetokenizeRequest, SamplingFields, TokenizeRequest, parse_body
+from octavo.server.prometheus import exposition
+
+OPEN_PATHS = frozenset({"/health", "/health/live"})  # the only ones that need no key
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """``stall_s``: how long a client may accept nothing of a waiting answer before it is cut off. ``drain_s``: how long running
+    requests may go on after SIGTERM."""
+
+    api_key: str | None = None
+    max_body_bytes: int = 32 << 20
+    stall_s: float = 120.0
+    drain_s: float = 30.0
+
+
+@dataclass(slots=True)
+class Exchange:
+    """One HTTP request whose body has been read."""
+
+    scope: Scope
+    body: bytes
+    send: Send
+    headers: tuple[Header, ...]
+
+
+class Service:
+    """What the routes do, for one engine."""
+
+    def __init__(self, engine: AsyncEngine, options: ServerOptions) -> None:
+        self.engine = engine
+        self.options = options
+        self.model = engine.engine.model
+        self.model_name = engine.engine.config.model.served_model_name or self.model.name
+        self.started = int(time.time())
+        fingerprint = engine.engine.backend.fingerprint()
+        self.fingerprint = "fp_" + hashlib.blake2b(fingerprint.encode(), digest_size=6).hexdigest()
+
+    async def completions(self, exchange: Exchange) -> None:
+        request = parse_body(exchange.body, CompletionRequest)
+        self._check_model(request.model)
+        prompts = await completion_prompts(request, self.model.tokenizer)
+        await self._generate(exchange, request, prompts, CompletionFormat(request, self.model.tokenizer))
+
+    async def chat_completions(self, exchange: Exchange) -> None:
+        request = parse_body(exchange.body, ChatRequest)
+        self._check_model(request.model)
+        prompt = await chat_prompt(request, self.model)
+        await self._generate(exchange, request, [prompt], ChatFormat(request, self.model.tokenizer))
+
+    async def _generate(
+        self, exchange: Exchange, request: CompletionRequest | ChatRequest, prompts: list[Prompt], choice_format: ChoiceFormat
+    ) -> None:
+        include_usage = request.check_stream_options()
+        call = self._open_call(request, prompts, request.params())
+        answer = Answer(self.engine, call, choice_format, exchange.scope, exchange.send)
+        if request.stream:
+            await answer.streamed(exchange.headers, include_usage)
+        else:
+            await answer.whole(exchange.headers)
+
+    def _open_call(self, request: SamplingFields, prompts: list[Prompt], params: Any) -> Call:
+        prefix, param = ("chatcmpl", "messages") if isinstance(request, ChatRequest) else ("cmpl", "prompt")
+        salt = request.cache_salt or None  # an empty salt is no salt
+        try:
+            response_id, prepared, outputs, warnings = open_call(self.engine, prefix, prompts, params, salt)
+        except Exception as error:
+            api_error = as_api_error(error)
+            if api_error.param == "prompt":
+                api_error.param = param
+            raise api_error from None
+        return Call(response_id, self.model_name, self.fingerprint, prepared, outputs, request.warnings + warnings)
+
+    async def tokenize(self, exchange: Exchange) -> None:
+        """A prompt's token ids (with what the model puts before it, unless ``add_special_tokens`` is false), or a conversation's."""
+        request = parse_body(exchange.body, TokenizeRequest)
+        self._check_model(request.model)
+        if (request.prompt is None) == (request.messages is None):
+            raise invalid("prompt: exactly one of prompt and messages is needed", "prompt", "missing_field")
+        if request.prompt is not None:
+            ids = await tokenise(self.model.tokenizer, request.prompt, request.add_special_tokens is not False, "prompt")
+        else:
+            ids = (await chat_prompt(request, self.model)).token_ids
+        content: dict[str, Any] = {"count": len(ids), "max_model_len": self.engine.engine.max_model_len, "tokens": ids}
+        content["token_strs"] = [self.model.tokenizer.token_text(t) for t in ids] if request.return_token_strs else None
+        await self._send_with_warnings(exchange, content, request.warnings)
+
+    async def detokenize(self, exchange: Exchange) -> None:
+        request = parse_body(exchange.body, DetokenizeRequest)
+        self._check_model(request.model)
+        size = self.model.tokenizer.vocab_size
+        for token_id in request.tokens:
+            if not 0 <= token_id < size:
+                raise invalid(f"tokens: {token_id} is not allowed; token ids are integers from 0 to {size - 1}", "tokens")
+        text = self.model.tokenizer.decode(request.tokens, skip_special_tokens=False)
+        await self._send_with_warnings(exchange, {"prompt": text}, request.warnings)
+
+    async def _send_with_warnings(self, exchange: Exchange, content: dict[str, Any], warnings: list[str]) -> None:
+        await asgi.send_json(exchange.send, content | ({"warnings": warnings} if warnings else {}), headers=exchange.headers)
+
+    async def models(self, exchange: Exchange) -> None:
+        await asgi.send_json(exchange.send, {"object": "list", "data": [self._model_card()]}, headers=exchange.headers)
+
+    async def one_model(self, exchange: Exchange) -> None:
+        self._check_model(exchange.scope["path_params"]["model"])
+        await asgi.send_json(exchange.send, self._model_card(), headers=exchange.headers)
+
+    async def version(self, exchange: Exchange) -> None:
+        await asgi.send_json(exchange.send, {"version": octavo.__version__}, headers=exchange.headers)
+
+    async def metrics(self, exchange: Exchange) -> None:
+        body, content_type = exposition(self.engine.engine)
+        await asgi.send_body(exchange.send, 200, body, ((b"content-type", content_type), *exchange.headers))
+
+    async def health(self, exchange: Exchange) -> None:
+        """200 while requests are taken and the engine makes progress, else 503."""
+        health = self.engine.health()
+        await asgi.send_json(exchange.send, {"status": health.detail}, 200 if health.ready else 503, exchange.headers)
+
+    async def live(self, exchange: Exchange) -> None:
+        """200 while the engine works, also when it is shutting down."""
+        health = self.engine.health()
+        await asgi.send_json(exchange.send, {"status": health.detail}, 200 if health.live else 503, exchange.headers)
+
+    def _model_card(self) -> dict[str, Any]:
+        return {
+            "id": self.model_name,
+            "object": "model",
+            "created": self.started,
+            "owned_by": "octavo",
+            "root": self.model.name,
+            "parent": None,
+            "max_model_len": self.engine.engine.max_model_len,
+        }
+
+    def _check_model(self, name: str | None) -> None:
+        if name is not None and name != self.model_name:
+            raise APIError(404, f"model: {name!r:.200} is not served here; there is: {self.model_name}", "model", "model_not_found")
+
+
+class Endpoint:
+    """A route as an ASGI application: reads the body, runs a handler until it or its client ends, and answers errors in OpenAI's shape."""
+
+    def __init__(self, service: Service, guard: ConnectionGuard, handler: Callable[[Exchange], Awaitable[None]]) -> None:
+        self._max_body_bytes = service.options.max_body_bytes
+        self._guard = guard
+        self._handler = handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+        guarded = self._guard.wrap(scope, send)
+
+        async def tracked(message: asgi.Message) -> None:
+            nonlocal started
+            started = True
+            await guarded(message)
+
+        headers = ((b"x-request-id", asgi.request_id(scope)),)
+        try:
+            body = await asgi.read_body(scope, receive, self._max_body_bytes)
+            await asgi.until_disconnect(receive, self._handler(Exchange(scope, body, tracked, headers)))
+        except ClientLeft:
+            pass
+        except asgi.BodyTooLarge as error:
+            await asgi.refuse_body(receive, send, error, headers)
+        except Exception as error:
+            if started:
+                raise
+            await asgi.send_error(send, error, headers)
+
+
+def create_app(engine: AsyncEngine, options: ServerOptions | None = None) -> App:
+    """The ASGI application. It starts ``engine`` with its lifespan and stops it at the end."""
+    options = options or ServerOptions()
+    service = Service(engine, options)
+    guard = ConnectionGuard(options.stall_s)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        engine.start()
+        watch = asyncio.create_task(guard.watch())
+        try:
+            yield
+        finally:
+            watch.cancel()
+            await engine.stop(0.0)
+
+    def route(method: str, path: str, handler: Callable[[Exchange], Awaitable[None]]) -> Route:
+        return Route(path, Endpoint(service, guard, handler), methods=[method])
+
+    routes = [
+        route("POST", "/v1/chat/completions", service.chat_completions),
+        route("POST", "/v1/completions", service.completions),
+        route("GET", "/v1/models", service.models),
+        route("GET", "/v1/models/{model:path}", service.one_model),
+        route("POST", "/tokenize", service.tokenize),
+        route("POST", "/detokenize", service.detokenize),
+        route("GET", "/health", service.health),
+        route("GET", "/health/live", service.live),
+        route("GET", "/metrics", service.metrics),
+        route("GET", "/version", service.version),
+    ]
+    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _http_error})
+    app.router.redirect_slashes = False
+    if options.api_key is not None:
+        return KeyCheck(app, options.api_key, OPEN_PATHS)
+    return app
+
+
+async def _http_error(request: HTTPRequest, error: Exception) -> Response:
+    """Unknown paths and methods, in the shape of every other error."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == 405:
+        api_error = APIError(405, f"{request.method} is not allowed for {request.url.path}", code="method_not_allowed")
+    else:
+        api_error = APIError(error.status_code, f"{request.url.path} is not a route of this server", code="not_found")
+    return Response(api_error.body(), api_error.status, dict(error.headers or {}), "application/json")

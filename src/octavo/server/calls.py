@@ -1,0 +1,189 @@
+"""One call to a generating route, from its prompts to its answer: whole or streamed.
+
+Owns the state of the call: the outputs so far, usage, and which choice of the answer an event belongs to. How a choice looks is left to
+a ``ChoiceFormat`` (``completions`` and ``chat`` have one each).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from octavo.core.request import SamplingParams
+from octavo.engine.async_engine import AsyncEngine, EngineUnavailable
+from octavo.engine.outputs import CompletionOutput, GenerationError, OutputEvent, RequestOutput
+from octavo.engine.params import PreparedRequest
+from octavo.models.tokenizer import Tokenizer, TokenizerError
+from octavo.server.asgi import Header, Scope, Send, drop_connection, send_json
+from octavo.server.errors import as_api_error, invalid
+from octavo.server.streaming import DONE, EVENT_STREAM_HEADERS, Frames, error_event
+
+LONG_TEXT_CHARS = 16_384  # longer texts are tokenised on another thread, so that running streams do not wait
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What is continued. ``text`` is None for a prompt that came as token ids."""
+
+    text: str | None
+    token_ids: list[int]
+
+
+class ChoiceFormat(Protocol):
+    """How one API shows a choice."""
+
+    whole_object: str
+    chunk_object: str
+
+    def whole(self, index: int, output: RequestOutput, completion: CompletionOutput) -> dict[str, Any]:
+        """The choice of a plain answer."""
+        ...
+
+    def chunks(self, index: int, output: RequestOutput, event: OutputEvent, first: bool) -> list[bytes]:
+        """The choices (JSON) that show one event of a stream; ``first``: it is the choice's first event."""
+        ...
+
+    def whole_fields(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+        """More top-level fields of a plain answer."""
+        ...
+
+    def first_chunk_fields(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+        """More top-level fields of a stream's first chunk."""
+        ...
+
+
+@dataclass(slots=True)
+class Call:
+    """``outputs`` are by prompt; choice c of prompt p has index p * n + c in the answer."""
+
+    response_id: str
+    model: str
+    fingerprint: str
+    prepared: list[PreparedRequest]
+    outputs: list[RequestOutput]
+    warnings: list[str]
+    num_output_tokens: int = 0
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def n(self) -> int:
+        return self.prepared[0].request.params.n
+
+    def shared_fields(self, object_name: str) -> dict[str, Any]:
+        return {
+            "id": self.response_id,
+            "object": object_name,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+        }
+
+    def usage(self) -> dict[str, Any]:
+        num_prompt = sum(len(o.prompt_token_ids) for o in self.outputs)
+        return {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": self.num_output_tokens,
+            "total_tokens": num_prompt + self.num_output_tokens,
+            "prompt_tokens_details": {"cached_tokens": sum(o.num_cached_tokens for o in self.outputs)},
+        }
+
+
+async def tokenise(tokenizer: Tokenizer, text: str, add_special_tokens: bool, param: str) -> list[int]:
+    """Token ids of ``text``. Raises APIError 400 for text that is not Unicode."""
+    try:
+        if len(text) > LONG_TEXT_CHARS:
+            return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens)
+        return tokenizer.encode(text, add_special_tokens)
+    except TokenizerError as error:
+        raise invalid(f"{param}: {error}", param) from None
+
+
+def open_call(
+    engine: AsyncEngine, prefix: str, prompts: Sequence[Prompt], params: SamplingParams, cache_salt: str | None
+) -> tuple[str, list[PreparedRequest], list[RequestOutput], list[str]]:
+    """Check all prompts of a call before any of them is queued: (response id, requests, outputs, warnings). Raises ParameterError."""
+    response_id = f"{prefix}-{uuid.uuid4().hex}"
+    prepared = [engine.prepare(p.token_ids, params, f"{response_id}-{i}", cache_salt) for i, p in enumerate(prompts)]
+    outputs = [RequestOutput.start(one.request, prompt.text, one.warnings) for one, prompt in zip(prepared, prompts, strict=True)]
+    warnings = list(dict.fromkeys(w for one in prepared for w in one.warnings))
+    return response_id, prepared, outputs, warnings
+
+
+class Answer:
+    """Runs one call and sends its answer; aborts what is left of it when sending ends early."""
+
+    def __init__(self, engine: AsyncEngine, call: Call, choice_format: ChoiceFormat, scope: Scope, send: Send) -> None:
+        self._engine = engine
+        self._call = call
+        self._format = choice_format
+        self._scope = scope
+        self._send = send
+        self._prompt_index = {one.request.request_id: i for i, one in enumerate(call.prepared)}
+        self._seen: set[int] = set()
+
+    async def whole(self, headers: tuple[Header, ...]) -> None:
+        """One JSON answer when every choice has ended. Raises GenerationError."""
+        call = self._call
+        stream = self._engine.submit(call.prepared)
+        try:
+            while not stream.finished:
+                for event in await stream.read():
+                    self._count(event).apply(event)
+        finally:
+            self._engine.abort(stream)
+        content = call.shared_fields(self._format.whole_object)
+        content["choices"] = [self._format.whole(p * call.n + c.index, o, c) for p, o in enumerate(call.outputs) for c in o.outputs]
+        content["usage"] = call.usage()
+        content |= self._format.whole_fields(call.outputs)
+        if call.warnings:
+            content["warnings"] = call.warnings
+        await send_json(self._send, content, headers=headers)
+
+    async def streamed(self, headers: tuple[Header, ...], include_usage: bool) -> None:
+        """Chunks as events come. Errors before the first chunk are raised; later ones become an error event."""
+        call = self._call
+        frames = Frames(call.shared_fields(self._format.chunk_object), include_usage)
+        first_fields = self._format.first_chunk_fields(call.outputs) | ({"warnings": call.warnings} if call.warnings else {})
+        if first_fields:
+            frames.add_to_first(first_fields)
+        stream = self._engine.submit(call.prepared)
+        stream.on_overflow = lambda: drop_connection(self._scope)
+        try:
+            data = self._chunks(await stream.read(), frames)
+            await self._send({"type": "http.response.start", "status": 200, "headers": [*EVENT_STREAM_HEADERS, *headers]})
+            while not stream.finished:
+                await self._send({"type": "http.response.body", "body": data, "more_body": True})
+                try:
+                    data = self._chunks(await stream.read(), frames)
+                except (GenerationError, EngineUnavailable) as error:
+                    data = error_event(as_api_error(error).content())
+                    break
+            else:
+                data += frames.usage(call.usage()) if include_usage else b""
+            await self._send({"type": "http.response.body", "body": data + DONE, "more_body": False})
+        finally:
+            self._engine.abort(stream)
+
+    def _chunks(self, events: list[OutputEvent], frames: Frames) -> bytes:
+        """The chunks of some events, in one piece. Keeps no output: a long stream takes no more memory than a short one."""
+        data = b""
+        for event in events:
+            output = self._count(event)
+            output.apply_to_prompt(event)
+            index = self._prompt_index[event.request_id] * self._call.n + event.choice
+            first = index not in self._seen
+            self._seen.add(index)
+            for choice in self._format.chunks(index, output, event, first):
+                data += frames.chunk(choice)
+        return data
+
+    def _count(self, event: OutputEvent) -> RequestOutput:
+        """The output an event belongs to. Raises what ended the request, if an error did."""
+        if event.error is not None:
+            raise EngineUnavailable(event.error) if self._engine.draining else GenerationError(event.error)
+        self._call.num_output_tokens += len(event.token_ids)
+        return self._call.outputs[self._prompt_index[event.request_id]]

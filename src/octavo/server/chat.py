@@ -1,0 +1,131 @@
+"""POST /v1/chat/completions: messages through the model's chat template, and how a choice of the answer looks.
+
+The rendered text is tokenised as it is: all special tokens in it, BOS included, are the template's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from octavo.engine.outputs import CompletionOutput, OutputEvent, RequestOutput
+from octavo.models.tokenizer import Tokenizer
+from octavo.server.calls import Prompt, tokenise
+from octavo.server.completions import ending
+from octavo.server.errors import invalid
+from octavo.server.logprobs import TokenNames, chat_logprobs, prompt_logprobs
+from octavo.server.openai_types import ChatRequest, TokenizeRequest
+from octavo.server.streaming import encode_json
+
+if TYPE_CHECKING:
+    from octavo.models.loaded import LoadedModel
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+async def chat_prompt(request: ChatRequest | TokenizeRequest, model: LoadedModel) -> Prompt:
+    """The conversation as text and token ids. Raises APIError 400 for what the template, or its absence, does not allow."""
+    if isinstance(request, ChatRequest) and request.stream and request.prompt_logprobs is not None:
+        raise invalid("prompt_logprobs: it is not available when stream is true", "prompt_logprobs")
+    text = render(request, model)
+    return Prompt(text, await tokenise(model.tokenizer, text, bool(request.add_special_tokens), "messages"))
+
+
+def render(request: ChatRequest | TokenizeRequest, model: LoadedModel) -> str:
+    from octavo.models.chat_template import TemplateError
+
+    messages = check_messages(request.messages)
+    if model.chat_template is None:
+        raise invalid(f"messages: the model {model.name!r} has no chat template; use /v1/completions", "messages", "no_chat_template")
+    continue_final = bool(request.continue_final_message)
+    if continue_final and request.add_generation_prompt:
+        raise invalid("continue_final_message: it cannot be combined with add_generation_prompt", "continue_final_message")
+    if continue_final and messages[-1]["role"] != "assistant":
+        raise invalid("continue_final_message: the last message must be the assistant's", "continue_final_message")
+    generation_prompt = request.add_generation_prompt is not False and not continue_final
+    extra = {name: value for name, value in (request.chat_template_kwargs or {}).items() if value is not None}
+    try:
+        return model.chat_template.render(messages, generation_prompt, continue_final, None, **extra)
+    except TemplateError as error:
+        raise invalid(f"messages: {error}", "messages", "chat_template_error") from None
+    except TypeError:
+        raise invalid("chat_template_kwargs: it names an argument that is not the template's to give", "chat_template_kwargs") from None
+
+
+def check_messages(messages: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
+    """Messages whose content is text (lists of text parts are joined by line ends) and whose role is known.
+
+    ``developer`` is OpenAI's newer word for ``system`` and becomes it.
+    """
+    if messages is None:
+        raise invalid("messages: the field is missing", "messages", "missing_field")
+    if not messages:
+        raise invalid("messages: [] is not allowed; at least one message is needed", "messages")
+    return [_checked(i, message) for i, message in enumerate(messages)]
+
+
+def _checked(i: int, message: dict[str, Any]) -> dict[str, Any]:
+    where = f"messages[{i}]"
+    role = message.get("role")
+    if role not in ROLES:
+        raise invalid(f"{where}.role: {role!r:.80} is not allowed; one of {', '.join(ROLES)}", "messages")
+    content = message.get("content")
+    if isinstance(content, list):
+        content = "\n".join(_part_text(f"{where}.content[{k}]", part) for k, part in enumerate(content))
+    if content is None and not (role == "assistant" and message.get("tool_calls")):
+        raise invalid(f"{where}.content: it is missing; only an assistant's message with tool_calls may leave it out", "messages")
+    if content is not None and not isinstance(content, str):
+        raise invalid(f"{where}.content: it must be a string or a list of text parts", "messages")
+    return {**message, "role": "system" if role == "developer" else role, "content": content}
+
+
+def _part_text(where: str, part: Any) -> str:
+    if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
+        return part["text"]
+    kind = part.get("type") if isinstance(part, dict) else part
+    raise invalid(f"{where}: a part of type {kind!r:.80} is not supported; only text is", "messages", "unsupported_parameter")
+
+
+class ChatFormat:
+    """Choices as OpenAI's chat completions have them, with vLLM's additions."""
+
+    whole_object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+
+    def __init__(self, request: ChatRequest, tokenizer: Tokenizer) -> None:
+        self._request = request
+        self._names = TokenNames(tokenizer, bool(request.return_tokens_as_token_ids))
+
+    def whole(self, index: int, output: RequestOutput, completion: CompletionOutput) -> dict[str, Any]:
+        request = self._request
+        choice = {
+            "index": index,
+            "message": {"role": "assistant", "content": completion.text, "refusal": None},
+            "logprobs": chat_logprobs(completion.logprobs or [], self._names) if request.logprobs else None,
+            "finish_reason": completion.finish_reason,
+            "stop_reason": completion.stop_reason,
+        }
+        if request.return_token_ids:
+            choice["token_ids"] = completion.token_ids
+        return choice
+
+    def whole_fields(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+        fields = self.first_chunk_fields(outputs)
+        if self._request.prompt_logprobs is not None:
+            fields["prompt_logprobs"] = prompt_logprobs(outputs[0].prompt_logprobs or [], self._names.tokenizer)
+        return fields
+
+    def first_chunk_fields(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+        return {"prompt_token_ids": outputs[0].prompt_token_ids} if self._request.return_token_ids else {}
+
+    def chunks(self, index: int, output: RequestOutput, event: OutputEvent, first: bool) -> list[bytes]:
+        """The first event's chunk comes after one with the role alone."""
+        chunks = []
+        if first:
+            role = b'{"role":"assistant","content":""}'
+            chunks.append(b'{"index":%d,"delta":%b,"logprobs":null,"finish_reason":null}' % (index, role))
+        logprobs = encode_json(chat_logprobs(event.logprobs or [], self._names)) if self._request.logprobs else b"null"
+        ids = b',"token_ids":' + encode_json(event.token_ids) if self._request.return_token_ids else b""
+        content = encode_json(event.text)
+        chunks.append(b'{"index":%d,"delta":{"content":%b},"logprobs":%b,%b%b}' % (index, content, logprobs, ending(event), ids))
+        return chunks

@@ -1,0 +1,286 @@
+"""Bodies of requests: what fields there are, and strict reading of JSON into them.
+
+A field of the OpenAI or vLLM API that Octavo does not serve is refused by name unless its value changes nothing (``NEUTRAL``); a field that
+nobody defines is reported in the response's ``warnings``. Explicit nulls are as if absent. Knows no engine and no model.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any, TypeVar
+
+import msgspec
+
+from octavo.core.request import SamplingParams
+from octavo.server.errors import APIError, invalid
+
+DEFAULT_COMPLETION_TOKENS = 16  # as OpenAI's and vLLM's
+MAX_PROMPTS = 2048
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    include_usage: bool | None = None
+
+
+class SamplingFields(msgspec.Struct, kw_only=True):
+    """Fields that chat and plain completions share; meanings as in SamplingParams."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+    prompt_logprobs: int | None = None
+    return_tokens_as_token_ids: bool | None = None
+    return_token_ids: bool | None = None
+    cache_salt: str | None = None
+    warnings: list[str] = []  # filled by parse_body, never read from the body
+
+    def sampling_params(self, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None) -> SamplingParams:
+        """SamplingParams with the API's defaults for what is absent; ranges are checked later, by the engine."""
+        given = {name: value for name in _SAMPLING_NAMES if (value := getattr(self, name)) is not None}
+        for name in ("stop", "stop_token_ids", "bad_words", "allowed_token_ids"):
+            if isinstance(given.get(name), list):
+                given[name] = tuple(given[name])
+        return SamplingParams(
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            logit_bias=_logit_bias(self.logit_bias or {}),
+            **given,
+        )
+
+    def check_stream_options(self) -> bool:
+        """Whether a usage chunk is wanted."""
+        if self.stream_options is None:
+            return False
+        if not self.stream:
+            raise invalid("stream_options: it is only allowed when stream is true", "stream_options")
+        return bool(self.stream_options.include_usage)
+
+
+_SAMPLING_NAMES = (
+    "n", "min_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+    "allowed_token_ids", "bad_words", "seed", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "skip_special_tokens",
+)  # fmt: skip
+
+
+class CompletionRequest(SamplingFields, kw_only=True):
+    """POST /v1/completions. ``max_tokens`` absent means 16."""
+
+    prompt: str | list[Any] | None = None
+    echo: bool | None = None
+    logprobs: int | None = None
+
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts one by one: text, token ids, or a list of either (not mixed)."""
+        prompt = self.prompt
+        if prompt is None:
+            raise invalid("prompt: it is missing; text, token ids or a list of either is needed", "prompt", "missing_field")
+        if isinstance(prompt, str):
+            return [prompt]
+        if not prompt:
+            raise invalid("prompt: [] is not allowed; at least one prompt is needed", "prompt")
+        if _is_token_ids(prompt):
+            return [prompt]
+        if len(prompt) > MAX_PROMPTS:
+            raise invalid(f"prompt: {len(prompt)} prompts are not allowed; at most {MAX_PROMPTS} in one request", "prompt")
+        if all(isinstance(p, str) for p in prompt) or all(isinstance(p, list) and _is_token_ids(p) for p in prompt):
+            return prompt
+        raise invalid("prompt: it must be text, token ids (integers), a list of texts, or a list of lists of token ids", "prompt")
+
+    def params(self) -> SamplingParams:
+        max_tokens = DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
+        prompt_logprobs = self.prompt_logprobs
+        if self.echo and self.logprobs is not None:
+            prompt_logprobs = max(self.logprobs, prompt_logprobs or 0)
+        return self.sampling_params(max_tokens, self.logprobs, prompt_logprobs)
+
+
+class ChatRequest(SamplingFields, kw_only=True):
+    """POST /v1/chat/completions. ``max_tokens`` and ``max_completion_tokens`` are one thing; absent means up to the context."""
+
+    messages: list[dict[str, Any]] | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def params(self) -> SamplingParams:
+        if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):
+            raise invalid("max_completion_tokens: it differs from max_tokens; give one of them", "max_completion_tokens")
+        max_tokens = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        if self.top_logprobs is not None and not self.logprobs:
+            raise invalid("top_logprobs: it is only allowed when logprobs is true", "top_logprobs")
+        return self.sampling_params(max_tokens, (self.top_logprobs or 0) if self.logprobs else None, self.prompt_logprobs)
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    """POST /tokenize: a prompt, or messages through the chat template."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+    warnings: list[str] = []
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    """POST /detokenize: token ids to text, special tokens written out."""
+
+    tokens: list[int]
+    model: str | None = None
+    warnings: list[str] = []
+
+
+# Fields of the OpenAI and vLLM APIs that Octavo does not serve -> values that ask for nothing.
+_OFF: tuple[Any, ...] = (None, False)
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "response_format": (None, {"type": "text"}),
+    "tools": (None, []),
+    "tool_choice": (None, "none", "auto"),
+    "functions": (None, []),
+    "function_call": (None, "none", "auto"),
+    "modalities": (None, ["text"]),
+    "audio": (None,),
+    "prediction": (None,),
+    "reasoning_effort": (None, "none"),
+    "verbosity": (None,),
+    "web_search_options": (None,),
+    "store": _OFF,
+    "suffix": (None, ""),
+    "best_of": (None, 1),
+    "use_beam_search": _OFF,
+    "length_penalty": (None, 1, 1.0),
+    "early_stopping": _OFF,
+    "truncate_prompt_tokens": (None,),
+    "spaces_between_special_tokens": (None, True),
+    "guided_json": (None,),
+    "guided_regex": (None,),
+    "guided_choice": (None,),
+    "guided_grammar": (None,),
+    "structured_outputs": (None,),
+    "logits_processors": (None, []),
+    "prompt_embeds": (None,),
+    "priority": (None, 0),
+    "chat_template": (None,),
+    "documents": (None, []),
+    "mm_processor_kwargs": (None, {}),
+    "kv_transfer_params": (None,),
+    "vllm_xargs": (None, {}),
+}
+# Fields that change nothing about the answer by their nature.
+METADATA = frozenset({"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls", "request_id"})
+
+Body = TypeVar("Body", CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest)
+
+
+def parse_body(body: bytes, kind: type[Body]) -> Body:
+    """Read a JSON body. Raises APIError 400 that names the field to blame."""
+    fields = _decode_object(body)
+    known = kind.__struct_fields__
+    warnings = []
+    for name in list(fields):
+        if name in known and name != "warnings":
+            continue
+        value = fields.pop(name)
+        if name in NEUTRAL:
+            if value not in NEUTRAL[name]:
+                raise invalid(f"{name}: {_shown(value)} is not supported by this server", name, "unsupported_parameter")
+        elif name not in METADATA:
+            warnings.append(f"{_shown(name)} is not a field of this API; it was ignored")
+    try:
+        parsed = msgspec.convert(fields, kind, strict=True)
+    except (msgspec.ValidationError, OverflowError) as error:
+        param = _param_of(str(error))
+        raise invalid(f"{param or 'the body'}: {str(error).split(' - at ')[0]}", param, "invalid_type") from None
+    parsed.warnings = warnings
+    return parsed
+
+
+def _decode_object(body: bytes) -> dict[str, Any]:
+    try:
+        fields = msgspec.json.decode(body)
+    except RecursionError:
+        raise invalid("the body is nested too deeply", None, "invalid_json") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        param = _non_finite_field(body)
+        if param is not None:
+            raise invalid(f"{param}: the number is not finite; JSON has no NaN or infinity", param) from None
+        raise invalid(f"the body is not valid JSON: {error}", None, "invalid_json") from None
+    if not isinstance(fields, dict):
+        raise invalid("the body must be a JSON object", None, "invalid_json")
+    return fields
+
+
+def _non_finite_field(body: bytes) -> str | None:
+    """The top-level field that holds a NaN or an infinity, as literal or by overflow; None when that is not what is wrong."""
+    try:
+        fields = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(fields, dict):
+        return None
+    return next((name for name, value in fields.items() if _has_non_finite(value)), None)
+
+
+def _has_non_finite(value: Any) -> bool:
+    if isinstance(value, float):
+        return not math.isfinite(value)
+    if isinstance(value, dict):
+        return any(map(_has_non_finite, value.values()))
+    return isinstance(value, list) and any(map(_has_non_finite, value))
+
+
+def _param_of(message: str) -> str | None:
+    """The top-level field in msgspec's "... - at `$.field...`" or "... missing required field `field`"."""
+    found = re.search(r"`\$\.([A-Za-z_]\w*)", message) or re.search(r"missing required field `(\w+)`", message)
+    return found[1] if found else None
+
+
+def _logit_bias(bias: dict[str, float]) -> dict[int, float]:
+    """JSON's text keys as token ids."""
+    out = {}
+    for key, value in bias.items():
+        if not re.fullmatch(r"\d{1,9}", key):
+            raise invalid(f"logit_bias: key {_shown(key)} is not a token id", "logit_bias")
+        out[int(key)] = value
+    return out
+
+
+def _is_token_ids(prompt: list[Any]) -> bool:
+    return all(type(t) is int for t in prompt)
+
+
+def _shown(value: Any, limit: int = 80) -> str:
+    text = repr(value)
+    return text if len(text) <= limit else text[:limit] + "..."
+
+
+__all__ = ["APIError", "ChatRequest", "CompletionRequest", "DetokenizeRequest", "SamplingFields", "TokenizeRequest", "parse_body"]

@@ -1,0 +1,93 @@
+"""GET /metrics: the engine's counters and gauges in Prometheus' text format.
+
+Everything is read from the engine at the moment of the scrape, so that no gauge can outlive what it measures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from octavo.core.request import FinishReason
+from octavo.engine.metrics import Histogram
+
+if TYPE_CHECKING:
+    from octavo.engine.engine import Engine
+
+
+def exposition(engine: Engine) -> tuple[bytes, bytes]:
+    """(body, content type)."""
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Collector(engine))
+    return generate_latest(registry), CONTENT_TYPE_LATEST.encode()
+
+
+class _Collector:
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def collect(self) -> Iterator[Any]:
+        yield from _gauges(self._engine)
+        yield from _counters(self._engine)
+        metrics = self._engine.metrics
+        yield _histogram("octavo_time_to_first_token_seconds", "From arrival to a request's first token.", metrics.time_to_first_token_s)
+        yield _histogram("octavo_inter_token_seconds", "Between steps that gave a choice tokens.", metrics.inter_token_s)
+        yield _histogram("octavo_request_seconds", "From arrival to a request's last token.", metrics.request_s)
+        yield _histogram("octavo_step_seconds", "Time of a step, planning and text included.", metrics.step_s)
+        yield _histogram("octavo_step_tokens", "Tokens computed in a step.", metrics.step_tokens)
+
+
+def _gauges(engine: Engine) -> Iterator[Any]:
+    from prometheus_client.core import GaugeMetricFamily
+
+    scheduler = engine.scheduler
+    pool = scheduler.kv.pool
+    yield GaugeMetricFamily("octavo_num_requests_running", "Sequences that hold KV blocks.", value=scheduler.num_running)
+    yield GaugeMetricFamily("octavo_num_requests_waiting", "Sequences in the queue, preempted ones included.", value=scheduler.num_waiting)
+    blocks = GaugeMetricFamily(
+        "octavo_kv_blocks", "KV blocks: used by sequences, cached for reuse and evictable, or free.", labels=["state"]
+    )
+    blocks.add_metric(["used"], pool.num_used)
+    blocks.add_metric(["cached"], pool.num_cached)
+    blocks.add_metric(["free"], pool.num_free)
+    yield blocks
+    usage = pool.num_used / engine.num_kv_blocks
+    yield GaugeMetricFamily("octavo_kv_cache_usage_ratio", "Share of KV blocks that sequences use; cached ones do not count.", value=usage)
+
+
+def _counters(engine: Engine) -> Iterator[Any]:
+    from prometheus_client.core import CounterMetricFamily
+
+    stats, metrics = engine.scheduler.stats, engine.metrics
+    finished = CounterMetricFamily("octavo_requests_finished", "Requests by how they ended.", labels=["reason"])
+    for reason in FinishReason:
+        finished.add_metric([reason.value], metrics.num_finished[reason])
+    yield finished
+    yield CounterMetricFamily("octavo_requests_aborted", "Requests whose client left.", value=metrics.num_finished[FinishReason.ABORT])
+    for name, description, value in (
+        ("octavo_requests", "Requests taken.", stats.num_requests),
+        ("octavo_prompt_tokens", "Prompt tokens of requests taken.", metrics.num_prompt_tokens),
+        ("octavo_generation_tokens", "Output tokens kept.", stats.num_output_tokens),
+        ("octavo_computed_tokens", "Tokens that went through the model, recomputation included.", stats.num_computed_tokens),
+        ("octavo_prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", stats.prefix_query_tokens),
+        ("octavo_prefix_cache_hits", "Prompt tokens found there.", stats.prefix_hit_tokens),
+        ("octavo_preemptions", "Sequences that gave their blocks back to others.", stats.num_preemptions),
+        ("octavo_steps", "Steps done.", stats.num_steps),
+        ("octavo_failed_steps", "Steps that could not be computed.", metrics.num_failed_steps),
+        ("octavo_queue_seconds", "Time that started requests waited, in all.", stats.queue_s),
+    ):
+        yield CounterMetricFamily(name, description, value=value)
+
+
+def _histogram(name: str, description: str, histogram: Histogram) -> Any:
+    from prometheus_client.core import HistogramMetricFamily
+
+    buckets = []
+    count = 0
+    for bound, n in zip((*histogram.bounds, float("inf")), histogram.counts, strict=True):
+        count += n
+        buckets.append((str(bound) if bound != float("inf") else "+Inf", count))
+    return HistogramMetricFamily(name, description, buckets=buckets, sum_value=histogram.total)
