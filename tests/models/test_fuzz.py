@@ -1,6 +1,6 @@
 """Damaged model files: each is a clean error or a model that runs; never a crash, a hang, or memory beyond what good files need.
 
-Every run damages 160 files; the soak target 2,000, with another seed.
+Every run damages 2,000 files, of which most are refused in a millisecond; the soak target 50,000, with another seed.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ def check_mutants(folder: Path, count: int, seed: int) -> Counter[str]:
 
 
 @pytest.mark.timeout(120)
-def test_160_damaged_files(tmp_path):
-    counts = check_mutants(tmp_path, 160, seed=1)
+def test_2000_damaged_files(tmp_path):
+    counts = check_mutants(tmp_path, 2000, seed=1)
     # The test would prove little if nothing ran, or if every flipped bit were refused.
-    assert counts["flipped, runs"] >= 10 and counts["flipped, refused"] >= 10
+    assert counts["flipped, runs"] >= 100 and counts["flipped, refused"] >= 100
 
 
 @pytest.mark.soak
-def test_2000_damaged_files(tmp_path):
-    print(dict(check_mutants(tmp_path, 2000, seed=2)))
+def test_50000_damaged_files(tmp_path):
+    print(dict(check_mutants(tmp_path, 50_000, seed=2)))
 
 
 def test_size_fields_of_a_good_file_are_found(tmp_path):

@@ -168,6 +168,17 @@ def test_folder_without_config_is_refused_with_a_hint(tmp_path):
     refused(tmp_path, r"holds no config.json; give the path of a GGUF file in it, such as m\.gguf")
 
 
+def test_folder_may_name_tokens_without_a_row(tmp_path, caplog):
+    """As published Gemma 3 text models do; but not such a token to end texts with."""
+    few = {"model.embed_tokens.weight": np.zeros((299, 32), np.float32), "lm_head.weight": np.zeros((299, 32), np.float32)}
+    folder = write_tiny_hf(tmp_path / "m", tensors=few, config_overrides={"vocab_size": 299}, **SMALL)
+    model = load_model(folder)
+    assert model.program.vocab_size == 299 and model.tokenizer.vocab_size == 300
+    assert "1 tokens of the tokenizer have no row in the embedding" in caplog.text
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 299}))
+    refused(folder, "token 299 begins or ends texts, but the embedding has only 299 rows")
+
+
 @pytest.mark.parametrize("name", ["tokenizer.json", "config.json", "model.safetensors"])
 def test_folder_without_a_file_is_refused_by_its_name(tmp_path, name):
     folder = write_tiny_hf(tmp_path / "m", **SMALL)

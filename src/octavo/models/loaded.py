@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Mapping
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,10 +26,10 @@ class WeightTensor:
     name: str  # the file's own name, for messages
     dtype: str
     shape: tuple[int, ...]
-    data: "memoryview"
+    data: memoryview
     add: float = 0.0
 
-    def float32(self) -> "np.ndarray":
+    def float32(self) -> np.ndarray:
         """The tensor widened exactly to float32, [shape]."""
         from octavo.models.weights import widen
 
@@ -39,11 +40,11 @@ class WeightTensor:
 class LoadedModel:
     name: str
     path: str
-    fingerprint: str  # of the file's content: size, header hash
-    program: "Program"
+    fingerprint: str  # of the program, the files' headers and the beginning of each tensor
+    program: Program
     weights: Mapping[str, WeightTensor]  # canonical names; exactly program.weights
-    tokenizer: "Tokenizer"
-    chat_template: "ChatTemplate | None"
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
     eos_token_ids: frozenset[int]
     bos_token_id: int | None
     num_params: int

@@ -8,6 +8,7 @@ no weights.
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,6 +24,8 @@ from octavo.models.model_file import ModelFileError, parse_json, read_small_file
 from octavo.models.program import Program
 from octavo.models.safetensors import SafetensorsModel
 from octavo.models.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
 
 _MAX_CONFIG_BYTES = 16 << 20
 _SAMPLE_BYTES = 64  # of each tensor, in the fingerprint
@@ -51,7 +54,7 @@ def load_model(path: str | os.PathLike[str], name: str | None = None) -> LoadedM
     is_folder = path.is_dir()
     opened = _open_folder(path) if is_folder else _open_gguf(path)
     tokenizer = opened.tokenizer
-    _check_vocabulary(path, opened.program, tokenizer)
+    _check_vocabulary(path, opened.program, tokenizer, may_exceed=is_folder)
     _check_values(opened.weights.values())
     with _errors_name(path):
         source = tokenizer.chat_template_source
@@ -122,11 +125,22 @@ def _pick(tensors: Mapping[str, WeightTensor], sources: Mapping[str, families.We
     return {name: replace(tensors[source.file_name], add=source.add) for name, source in sources.items()}
 
 
-def _check_vocabulary(path: Path, program: Program, tokenizer: Tokenizer) -> None:
-    """Every id the tokenizer can make has a row in the embedding; rows beyond its tokens are ids without text."""
-    if tokenizer.vocab_size > program.vocab_size:
-        raise LoadError(f"{path}: the tokenizer has {tokenizer.vocab_size} tokens, but the embedding has only {program.vocab_size} rows")
-    tokenizer.pad_to(program.vocab_size)
+def _check_vocabulary(path: Path, program: Program, tokenizer: Tokenizer, may_exceed: bool) -> None:
+    """Rows of the embedding beyond the tokenizer's tokens become ids without text; tokens beyond its rows are refused.
+
+    Folders ``may_exceed``: published ones name tokens without a row (Gemma 3's image token beside its text models). A request whose
+    prompt has such a token is refused, as every id outside the vocabulary is; a model that starts or ends its texts with one, here.
+    """
+    rows, tokens = program.vocab_size, tokenizer.vocab_size
+    if tokens > rows and not may_exceed:
+        raise LoadError(f"{path}: the tokenizer has {tokens} tokens, but the embedding has only {rows} rows")
+    special = (tokenizer.bos_token_id, *sorted(tokenizer.eos_token_ids))
+    outside = [token_id for token_id in special if token_id is not None and token_id >= rows]
+    if outside:
+        raise LoadError(f"{path}: token {outside[0]} begins or ends texts, but the embedding has only {rows} rows")
+    if tokens > rows:
+        log.warning("%s: %d tokens of the tokenizer have no row in the embedding; prompts with them are refused", path, tokens - rows)
+    tokenizer.pad_to(rows)
 
 
 def _check_values(weights: Iterable[WeightTensor]) -> None:
