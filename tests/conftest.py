@@ -1,0 +1,33 @@
+"""Fixtures shared by all tests: the real models and the kernel paths of this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+def _real_model(name: str) -> Path:
+    """A catalogue model from the cache (`make test` puts it there; by hand: `octavo pull NAME`)."""
+    from octavo.models.catalog import CATALOG, cached_path
+
+    path = cached_path(CATALOG[name])
+    if path is None:
+        pytest.fail(f"the real model {name} is not in the model cache; run `octavo pull {name}`")
+    return path
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    return _real_model("smollm2")
+
+
+@pytest.fixture(scope="session")
+def gemma3_path() -> Path:
+    return _real_model("gemma3-270m")
+
+
+def isa_levels() -> list[str]:
+    from octavo.backends.cpu import _native
+
+    return _native.isa_levels()
