@@ -166,7 +166,8 @@ def write_gguf(path: Path, case: Case, model: transformers.PreTrainedModel) -> N
     writer = gguf.GGUFWriter(str(path), case.architecture)
     head_dim = model.config.head_dim if getattr(model.config, "head_dim", None) else HIDDEN // HEADS
     layers = model.config.num_hidden_layers
-    metadata = tiny.model_metadata(case.architecture, layers, HIDDEN, HEADS, KV_HEADS, FF, VOCAB, head_dim, COMMON["max_position_embeddings"])
+    context = model.config.max_position_embeddings
+    metadata = tiny.model_metadata(case.architecture, layers, HIDDEN, HEADS, KV_HEADS, FF, VOCAB, head_dim, context)
     metadata[f"{case.architecture}.attention.layer_norm_rms_epsilon"] = model.config.rms_norm_eps
     metadata |= {f"{case.architecture}.{key}": value for key, value in case.metadata.items()}
     for key, value in metadata.items():
@@ -195,18 +196,17 @@ def interleave_pairs(weight: np.ndarray, heads: int) -> np.ndarray:
 
 def llama3_factors(head_dim: int) -> np.ndarray:
     """Divisors of the inverse frequencies, float32 [head_dim / 2], as llama.cpp's converter computes them."""
-    r = LLAMA3_ROPE
-    low_wavelength = r["original_max_position_embeddings"] / r["low_freq_factor"]
-    high_wavelength = r["original_max_position_embeddings"] / r["high_freq_factor"]
+    r, context = LLAMA3_ROPE, LLAMA3_ROPE["original_max_position_embeddings"]
+    low, high = r["low_freq_factor"], r["high_freq_factor"]
     factors = []
     for i in range(0, head_dim, 2):
         wavelength = 2 * math.pi * r["rope_theta"] ** (i / head_dim)
-        if wavelength < high_wavelength:
+        if wavelength < context / high:
             factors.append(1.0)
-        elif wavelength > low_wavelength:
+        elif wavelength > context / low:
             factors.append(r["factor"])
         else:
-            smooth = (low_wavelength / wavelength * r["low_freq_factor"] - r["low_freq_factor"]) / (r["high_freq_factor"] - r["low_freq_factor"])
+            smooth = (context / wavelength - low) / (high - low)
             factors.append(1 / ((1 - smooth) / r["factor"] + smooth))
     return np.array(factors, np.float32)
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.backends.reference_runs import all_logits, make_backend
 
 from octavo.models.loading import load_model
+from tests.backends.reference_runs import all_logits, make_backend
 
 PARITY = Path(__file__).resolve().parent.parent / "fixtures" / "parity"
 FAMILIES = ("llama", "llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3")

@@ -48,7 +48,7 @@ _KEYS = {
 
 # Keys that change nothing that is computed here; all other keys under the architecture's prefix must be asked for by the family.
 _INERT = ("vocab_size", "tensor_data_layout", "rope.scaling.finetuned", "rope.scaling.original_context_length")
-_NEUTRAL: dict[str, tuple[object, ...]] = {"attention.causal": (True,), "rope.scaling.attn_factor": (1,)}
+_NEUTRAL: dict[str, tuple[object, ...]] = {"attention.causal": (True,), "rope.scaling.attn_factor": (1,)}  # where "off" is not 0
 _OFF: tuple[object, ...] = (None, False, 0, "", "none")
 
 ROPE_FREQS = "rope_freqs.weight"
@@ -167,6 +167,6 @@ class GGUFFields(Fields):
             if not key.startswith(self.prefix) or key in self.asked:
                 continue
             name, value = key[len(self.prefix) :], self.values[key]
-            if name in _INERT or value in _OFF + _NEUTRAL.get(name, ()):
+            if name in _INERT or value in _NEUTRAL.get(name, _OFF):
                 continue
             raise FamilyError(f"{key}: {value!r:.80} asks for something that is not implemented for {self.prefix[:-1]}")

@@ -6,6 +6,8 @@ a row's bits depend on the tokens before it and on nothing else. Knows nothing o
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 import numpy.typing as npt
 
@@ -19,7 +21,7 @@ def rms_norm(x: Floats, weight: Floats, eps: float, groups: int) -> Floats:
     """x[groups * dim] -> each group divided by its root mean square, times weight[dim] (Zhang & Sennrich, 2019)."""
     grouped = x.reshape(groups, -1)
     mean_square = np.mean(np.square(grouped), axis=1, keepdims=True, dtype=np.float32)
-    return (grouped / np.sqrt(mean_square + np.float32(eps)) * weight).reshape(-1)
+    return cast(Floats, grouped / np.sqrt(mean_square + np.float32(eps)) * weight).reshape(-1)
 
 
 def linear(x: Floats, weight: Floats, bias: Floats | None) -> Floats:
@@ -74,13 +76,13 @@ def softcap(x: Floats, cap: float) -> Floats:
 def silu(x: Floats) -> Floats:
     """x * sigmoid(x); exp overflows to infinity for very negative x, and the quotient is then the right limit, 0."""
     with np.errstate(over="ignore"):
-        return x / (np.float32(1) + np.exp(-x))
+        return cast(Floats, x / (np.float32(1) + np.exp(-x)))
 
 
 def gelu_tanh(x: Floats) -> Floats:
     """GELU by its tanh approximation (Hendrycks & Gimpel, 2016)."""
     inner = np.float32(np.sqrt(2.0 / np.pi)) * (x + np.float32(0.044715) * x * x * x)
-    return np.float32(0.5) * x * (np.float32(1) + np.tanh(inner))
+    return cast(Floats, np.float32(0.5) * x * (np.float32(1) + np.tanh(inner)))
 
 
 ACTIVATIONS = {"silu": silu, "gelu_tanh": gelu_tanh}
