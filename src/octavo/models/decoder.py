@@ -136,11 +136,6 @@ def _mlp_block(e: _Emitter, d: Decoder, i: int, x: str) -> str:
     return e.emit(Add(v + "h", x, out, d.hidden))
 
 
-def windows_every(layers: int, window: int | None, pattern: int) -> tuple[int | None, ...]:
-    """Windows of ``layers`` layers of which each ``pattern``-th sees everything (pattern 1: all do)."""
-    return tuple(window if (i + 1) % pattern else None for i in range(layers))
-
-
 def windows_where(local: Sequence[bool], window: int | None) -> tuple[int | None, ...]:
     """Windows of the layers marked local."""
     return tuple(window if is_local else None for is_local in local)
