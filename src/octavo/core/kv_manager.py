@@ -130,12 +130,13 @@ class KVManager:
     def claim(self, seq: Sequence) -> None:
         """``seq`` is about to compute its known tokens: others that need the same full blocks wait for them. The first claim stands."""
         chain = self._chain(seq)
-        if chain is None or not chain.publishable:
+        if chain is None or not chain.publishable or self.index is None:
             return
         num_full = len(seq.token_ids) // self.block_size
         chain.extend(seq.token_ids, self.block_size, num_full)
         for key in chain.keys[chain.depth + 1 : num_full + 1]:
-            self._claims.setdefault(key, seq.seq_id)
+            if self.index.node(key) is None:  # else it is the block of the last token, which has to be computed again
+                self._claims.setdefault(key, seq.seq_id)
 
     def publish(self, seq: Sequence) -> None:
         """Offer the full blocks that ``seq`` has computed since the last call."""

@@ -1,0 +1,136 @@
+"""A scheduler, a KV memory backend, and a client that keeps every event: runs requests and compares them with plain runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from octavo.config import CacheConfig, SchedulerConfig
+from octavo.core.request import FinishReason, Request, SamplingParams
+from octavo.core.scheduler import Scheduler
+from octavo.core.step import StepPlan, StepResult, TokenEvent
+from tests.core.kv_memory import EOS, KVMemoryBackend, Text, plain_run, text_stop
+
+
+def make_request(request_id: str, prompt: Iterable[int], seed: int = 0, salt: str | None = None, **params: object) -> Request:
+    sampling = SamplingParams(**params)  # type: ignore[arg-type]
+    return Request(request_id, list(prompt), sampling, seed, frozenset([EOS]), cache_salt=salt)
+
+
+class Harness:
+    def __init__(
+        self,
+        num_blocks: int = 8,
+        block_size: int = 4,
+        max_model_len: int = 64,
+        max_num_seqs: int = 4,
+        budget: int = 8,
+        chunked: bool = True,
+        caching: bool = True,
+    ) -> None:
+        config = SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, enable_chunked_prefill=chunked)
+        cache = CacheConfig(block_size=block_size, enable_prefix_caching=caching)
+        self.scheduler = Scheduler(config, cache, num_blocks, max_model_len, fingerprint="toy")
+        self.backend = KVMemoryBackend(num_blocks, block_size)
+        self.requests: dict[str, Request] = {}
+        self.texts: dict[tuple[str, int], Text] = {}
+        self.num_cached: dict[tuple[str, int], int] = {}
+        self.pending: StepResult | None = None
+        self.plans: list[StepPlan] = []
+
+    def add(self, request: Request) -> None:
+        self.scheduler.add(request)
+        self.requests[request.request_id] = request
+        for choice in range(request.params.n):
+            self.texts[request.request_id, choice] = Text()
+        self.check()
+
+    def begin(self) -> StepPlan | None:
+        """Plan and execute, but do not apply."""
+        plan = self.scheduler.plan()
+        self.check()
+        if plan is not None:
+            self.plans.append(plan)
+            self.pending = self.backend.execute(plan)
+        return plan
+
+    def finish(self) -> list[TokenEvent]:
+        assert self.pending is not None
+        result, self.pending = self.pending, None
+        events = self.scheduler.apply(result, self._text_stops(result))
+        self.check()
+        self._receive(events)
+        return events
+
+    def step(self) -> StepPlan | None:
+        plan = self.begin()
+        if plan is not None:
+            self.finish()
+        return plan
+
+    def abort(self, request_id: str) -> list[TokenEvent]:
+        events = self.scheduler.abort(request_id)
+        self.check()
+        self._receive(events)
+        return events
+
+    def run(self, max_steps: int = 5000) -> None:
+        for _ in range(max_steps):
+            if self.step() is None:
+                return
+        raise AssertionError(f"not done after {max_steps} steps")
+
+    def run_all(self, requests: Iterable[Request]) -> None:
+        """Run requests together to their end and compare each with its plain run."""
+        for request in requests:
+            self.add(request)
+        self.run()
+        self.check_texts()
+
+    def check(self) -> None:
+        self.scheduler.check_invariants()
+
+    def check_texts(self) -> None:
+        for key in self.texts:
+            self.check_text(*key)
+
+    def check_text(self, request_id: str, choice: int) -> None:
+        got = self.texts[request_id, choice]
+        want = plain_run(self.requests[request_id], choice, self.scheduler.limits.max_total_tokens)
+        if got.finish_reason is FinishReason.ABORT or got.finish_reason is FinishReason.ERROR or got.finish_reason is None:
+            assert got.token_ids == want.token_ids[: len(got.token_ids)]
+            assert got.logprobs == want.logprobs[: len(got.logprobs)]
+        else:
+            assert got == want, f"{request_id} choice {choice}"
+
+    def check_idle(self) -> None:
+        """Nothing runs: every block is free or offered by the cache, every slot closed or about to be."""
+        scheduler = self.scheduler
+        self.check()
+        assert not scheduler.has_work and scheduler.plan() is None
+        assert scheduler.num_running == scheduler.num_waiting == scheduler.num_used_blocks == 0
+        assert scheduler.num_free_blocks + scheduler.num_cached_blocks == scheduler.num_blocks
+
+    def _text_stops(self, result: StepResult) -> dict[tuple[str, int], tuple[int, str]]:
+        stops = {}
+        for seq, outcome in zip(self.scheduler.in_flight_sequences, result.slices, strict=True):
+            for i, token in enumerate(outcome.token_ids):
+                key = (seq.request.request_id, seq.choice + i)
+                stop = text_stop(seq.request, [*seq.output_token_ids, token])
+                if stop is not None:
+                    stops[key] = (1, stop)
+        return stops
+
+    def _receive(self, events: list[TokenEvent]) -> None:
+        for event in events:
+            text = self.texts[event.request_id, event.choice]
+            assert text.finish_reason is None, "an event after the last one"
+            text.token_ids += event.token_ids
+            if event.logprobs is not None:
+                assert [entry.token_id for entry in event.logprobs] == event.token_ids
+                text.logprobs += [entry.logprob for entry in event.logprobs]
+            if event.prompt_logprobs is not None:
+                assert not text.prompt_logprobs, "prompt log-probabilities come once"
+                assert [entry.token_id for entry in event.prompt_logprobs] == self.requests[event.request_id].prompt_token_ids[1:]
+                text.prompt_logprobs = [entry.logprob for entry in event.prompt_logprobs]
+            text.finish_reason, text.stop_reason = event.finish_reason, event.stop_reason
+            self.num_cached[event.request_id, event.choice] = event.num_cached_tokens

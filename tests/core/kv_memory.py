@@ -1,0 +1,145 @@
+"""A backend without a model: its KV memory remembers what was written where, and every token is a hash of what is read back through the
+block table. A block that is stale, missing, foreign or written by two gives another token, so equal texts prove the paging right.
+
+``plain_run`` makes the same tokens from the same rule without any paging: the truth that a run is compared with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from octavo.core.request import FinishReason, Request, derive_seed
+from octavo.core.step import SequenceSlice, SliceResult, StepPlan, StepResult, TokenLogprobs
+
+EOS = 3
+VOCAB = 4  # tokens 0, 1, 2 and EOS: prompts of so few tokens share prefixes all the time
+
+
+UNWRITTEN = -1
+
+
+def digest(kind: int, numbers: list[int]) -> int:
+    """64 bits that depend on every number and its place. (The hash of a tuple of ints is fast, and the same in every process.)"""
+    value = hash((kind, *numbers))
+    return (value * 0x9E3779B97F4A7C15 >> 7) & 0xFFFFFFFFFFFFFFFF
+
+
+def kv_entry(read: list[int], token: int) -> int:
+    """What a row stores: a function of its token and of all that it read, hence of its position too."""
+    return digest(token, read)
+
+
+def draw(read: list[int], seed: int, output: list[int]) -> tuple[int, float]:
+    """The next token and its 'log-probability': functions of everything read from the cache, the seed, and the sampling state."""
+    value = digest(digest(seed, output), read)
+    return (EOS if value % 12 == 0 else value // 16 % 3), -(value % 1000) / 100.0
+
+
+@dataclass
+class SlotState:
+    seed: int
+    prompt: list[int]
+    output: list[int] = field(default_factory=list)
+
+
+class KVMemoryBackend:
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.block_size = block_size
+        self.memory = [[UNWRITTEN] * block_size for _ in range(num_blocks)]
+        self.slots: dict[int, SlotState] = {}
+        self.num_rows = 0
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        for slot in plan.slot_closes:
+            del self.slots[slot]
+        for opened in plan.slot_opens:
+            assert opened.slot not in self.slots, f"slot {opened.slot} is opened twice"
+            self.slots[opened.slot] = SlotState(opened.seed, list(opened.prompt_token_ids), list(opened.output_token_ids))
+        for copy in plan.block_copies:
+            self.memory[copy.dst_block] = list(self.memory[copy.src_block])
+        # One forward pass: nobody sees what another slice of the same step writes.
+        writes: dict[tuple[int, int], int] = {}
+        results = [self._run(piece, writes) for piece in plan.slices]
+        for (block, offset), entry in writes.items():
+            self.memory[block][offset] = entry
+        return StepResult(plan.step_index, results, seconds=0.001)
+
+    def _run(self, piece: SequenceSlice, writes: dict[tuple[int, int], int]) -> SliceResult:
+        size, table = self.block_size, piece.block_table
+        read = [self.memory[table[p // size]][p % size] for p in range(piece.start)]
+        result = SliceResult()
+        if piece.prompt_logprobs is not None:
+            result.prompt_logprobs = []
+        for i, token in enumerate(piece.token_ids):
+            position = piece.start + i
+            place = (table[position // size], position % size)
+            assert place not in writes, f"two slices write block {place[0]}"
+            writes[place] = kv_entry(read, token)
+            read.append(writes[place])
+            self.num_rows += 1
+            if i < len(piece.next_token_ids):
+                assert result.prompt_logprobs is not None
+                result.prompt_logprobs.append(logprobs_of(piece.next_token_ids[i], prompt_value(read)))
+        assert len(piece.sample_slots) == piece.num_samples
+        for slot in piece.sample_slots:
+            state = self.slots[slot]
+            token, value = draw(read, state.seed, state.output)
+            state.output.append(token)
+            result.token_ids.append(token)
+            if piece.logprobs is not None:
+                result.logprobs = [*(result.logprobs or []), logprobs_of(token, value)]
+        return result
+
+
+def prompt_value(read: list[int]) -> float:
+    return -(digest(-5, read) % 1000) / 100.0
+
+
+def logprobs_of(token: int, value: float) -> TokenLogprobs:
+    return TokenLogprobs(token, value, 1, [token], [value])
+
+
+@dataclass
+class Text:
+    """What a client gets of one choice."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    prompt_logprobs: list[float] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+
+
+def text_stop(request: Request, output: list[int]) -> str | None:
+    """Stop strings over a toy text in which token t is the digit t. ``output`` ends with the token that was just drawn."""
+    if len(output) <= request.params.min_tokens:
+        return None
+    text = "".join(map(str, output))
+    return next((stop for stop in request.params.stop if text.endswith(stop)), None)
+
+
+def plain_run(request: Request, choice: int, max_total: int) -> Text:
+    """One choice alone, with no cache at all. ``max_total``: most tokens of the sequence."""
+    params, text = request.params, Text()
+    read: list[int] = []
+    for i, token in enumerate(request.prompt_token_ids):
+        read.append(kv_entry(read, token))
+        if params.prompt_logprobs is not None and choice == 0 and i + 1 < len(request.prompt_token_ids):
+            text.prompt_logprobs.append(prompt_value(read))
+    eos = () if params.ignore_eos else request.eos_token_ids
+    limit = min(max_total - len(request.prompt_token_ids), params.max_tokens if params.max_tokens is not None else max_total)
+    while text.finish_reason is None and len(text.token_ids) < limit:
+        token, value = draw(read, derive_seed(request.seed, choice), text.token_ids)
+        text.token_ids.append(token)
+        if params.logprobs is not None:
+            text.logprobs.append(value)
+        stop = text_stop(request, text.token_ids)
+        if stop is not None:
+            text.finish_reason, text.stop_reason = FinishReason.STOP, stop
+        elif len(text.token_ids) > params.min_tokens and token in eos:
+            text.finish_reason = FinishReason.STOP
+        elif len(text.token_ids) > params.min_tokens and token in params.stop_token_ids:
+            text.finish_reason, text.stop_reason = FinishReason.STOP, token
+        read.append(kv_entry(read, token))
+    text.finish_reason = text.finish_reason or FinishReason.LENGTH
+    return text
