@@ -39,7 +39,7 @@ class NativeSampler:
 
 @st.composite
 def logit_rows(draw, vocab_size: int) -> np.ndarray:
-    """float32 [vocab_size]: normal spread from flat to extreme, with ties, zeros of both signs, denormals, huge values and -inf mixed in."""
+    """float32 [vocab_size]: from flat to extreme, with ties, zeros of both signs, denormals, huge values and -inf mixed in."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     scale = draw(st.sampled_from([0.0, 1e-3, 1.0, 3.0, 30.0, 1e5]))
     row = rng.normal(0, 1, vocab_size) * scale

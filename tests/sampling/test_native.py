@@ -75,7 +75,10 @@ def test_raw_logprobs_equal_the_reference(isa, data):
     assert_same(TokenLogprobs(*_native.raw_logprobs(row, token, k, isa)), want)
 
 
-FILTERS = [{}, {"top_p": 0.9}, {"top_p": 0.999}, {"top_k": 40}, {"top_k": 5000, "top_p": 0.8}, {"min_p": 1e-4}, {"min_p": 0.02, "top_k": 1000, "top_p": 0.95}]
+FILTERS = [
+    {}, {"top_p": 0.9}, {"top_p": 0.999}, {"top_k": 40}, {"top_k": 5000, "top_p": 0.8}, {"min_p": 1e-4},
+    {"min_p": 0.02, "top_k": 1000, "top_p": 0.95},
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("isa", LEVELS)
@@ -99,7 +102,7 @@ def test_large_vocabulary_equals_the_reference(isa, params, spread):
 def test_exp_and_log_agree_to_the_bit(isa):
     """Log-probabilities of two-token rows expose one exp and one log each; twenty thousand arguments over the whole range."""
     rng = np.random.default_rng(0)
-    gaps = np.concatenate([-rng.exponential(8, 10_000), -rng.uniform(0, 90, 10_000), -np.exp2(rng.uniform(-130, 7, 500))]).astype(np.float32)
+    gaps = -np.concatenate([rng.exponential(8, 10_000), rng.uniform(0, 90, 10_000), np.exp2(rng.uniform(-130, 7, 500))]).astype(np.float32)
     for gap, want in zip(gaps, -arithmetic.log(arithmetic.exp(gaps) + np.float32(1)), strict=True):
         assert _native.raw_logprobs(np.array([0, gap], np.float32), 0, 0, isa)[1] == want
 
