@@ -31,17 +31,42 @@ constexpr int kChunk = 2, kAccumulators = 2;
 // Vectors beside each other for R queries: the power of two that fills the accumulators.
 constexpr int block_vectors(int queries) { return kAccumulators / queries >= 4 ? 4 : kAccumulators / queries >= 2 ? 2 : 1; }
 
-struct LoadF16 { using Element = uint16_t; static OCTAVO_INLINE F32x16 load(const uint16_t* p) { return f32_load_f16(p); } };
-struct LoadBF16 { using Element = uint16_t; static OCTAVO_INLINE F32x16 load(const uint16_t* p) { return f32_load_bf16(p); } };
-struct LoadF32 { using Element = float; static OCTAVO_INLINE F32x16 load(const float* p) { return f32_load(p); } };
+// The stored types, and kWide: a tile already widened into scratch.
+struct LoadF16 {
+  using Element = uint16_t;
+  static constexpr bool kStored = true;
+  static OCTAVO_INLINE F32x16 load(const uint16_t* p) { return f32_load_f16(p); }
+};
+struct LoadBF16 {
+  using Element = uint16_t;
+  static constexpr bool kStored = true;
+  static OCTAVO_INLINE F32x16 load(const uint16_t* p) { return f32_load_bf16(p); }
+};
+struct LoadF32 {
+  using Element = float;
+  static constexpr bool kStored = true;
+  static OCTAVO_INLINE F32x16 load(const float* p) { return f32_load(p); }
+};
+struct LoadWide : LoadF32 { static constexpr bool kStored = false; };
 
 // Where the subtiles of one tile lie: k[u]: [head_dim][16], v[u]: [16][v_stride].
+// ahead[u]: what will be read a tile later, as an offset from k[u] and v[u] in bytes; blocks lie anywhere, so the hardware's
+// own prefetch stops at the end of each.
 template <class Load>
 struct TileView {
   const typename Load::Element* k[kSubtiles];
   const typename Load::Element* v[kSubtiles];
   int v_stride;
+  ptrdiff_t ahead[kSubtiles];
 };
+
+// Touches what lies `ahead` bytes from p once per cache line; i counts sixteens of elements.
+template <class Load>
+OCTAVO_INLINE void prefetch_ahead(const typename Load::Element* p, ptrdiff_t ahead, int i) {
+  if constexpr (Load::kStored) {
+    if (sizeof(typename Load::Element) == 4 || i % 2 == 0) __builtin_prefetch((const uint8_t*)p + ahead, 0, 2);  // into L2: the first level has too few miss buffers for a DRAM's latency
+  }
+}
 
 // One pass over the KV for `count` queries of one kv_head; query j is (row, head) number first + j, heads innermost.
 struct Pass {
@@ -58,6 +83,9 @@ struct Pass {
   float* scores = nullptr;            // [kChunk][kTile]
   float *wide_k = nullptr, *wide_v = nullptr;    // [kSubtiles][head_dim][16], [kTile][stride]
 
+  const uint8_t* subtile(int position) const {
+    return kv_tile(kv, s.block_table[position / kv.block_size], position % kv.block_size, kv_head);
+  }
   int row(int j) const { return (first + j) / group; }
   int head(int j) const { return kv_head * group + (first + j) % group; }
   float* out(int j) const { return s.out + (size_t)row(j) * s.out_stride + (size_t)head(j) * p.head_dim; }
@@ -76,20 +104,24 @@ OCTAVO_INLINE bool sees_split(const AttentionParams& p, int position, int split)
 
 // ---- products ------------------------------------------------------------------------------------------------------
 
-// scores[r][16 v + lane] = sum over d of q[r][d] * k[v][d][lane], one chain per element.
+// scores[r][16 v + lane] = sum over d of q[r][d] * k[v][d][lane] for subtiles v of [u, u + NV), one chain per element.
 template <class Load, int R, int NV>
-OCTAVO_INLINE void dot_block(const float* q, int q_stride, const typename Load::Element* const* k, int head_dim, float* scores) {
+OCTAVO_INLINE void dot_block(const float* q, int q_stride, const TileView<Load>& tile, int u, int head_dim, float* scores) {
   F32x16 sum[R][NV];
   for (int r = 0; r < R; ++r) for (int v = 0; v < NV; ++v) sum[r][v] = f32_zero();
   for (int d = 0; d < head_dim; ++d) {
     F32x16 b[NV];
-    for (int v = 0; v < NV; ++v) b[v] = Load::load(k[v] + (size_t)d * kSubtile);
+    for (int v = 0; v < NV; ++v) {
+      const typename Load::Element* k = tile.k[u + v] + (size_t)d * kSubtile;
+      prefetch_ahead<Load>(k, tile.ahead[u + v], d);
+      b[v] = Load::load(k);
+    }
     for (int r = 0; r < R; ++r) {
       const F32x16 a = f32_set(q[(size_t)r * q_stride + d]);
       for (int v = 0; v < NV; ++v) sum[r][v] = f32_fma(a, b[v], sum[r][v]);
     }
   }
-  for (int r = 0; r < R; ++r) for (int v = 0; v < NV; ++v) f32_store(scores + r * kTile + v * kSubtile, sum[r][v]);
+  for (int r = 0; r < R; ++r) for (int v = 0; v < NV; ++v) f32_store(scores + r * kTile + (u + v) * kSubtile, sum[r][v]);
 }
 
 // Scores of R queries against subtiles [begin, end).
@@ -97,9 +129,9 @@ template <class Load, int R>
 OCTAVO_INLINE void dot_tile(const float* q, int q_stride, const TileView<Load>& tile, int begin, int end, int head_dim, float* scores) {
   constexpr int NV = block_vectors(R);
   int u = begin;
-  for (; u + NV <= end; u += NV) dot_block<Load, R, NV>(q, q_stride, tile.k + u, head_dim, scores + u * kSubtile);
-  if (NV > 2 && u + 2 <= end) { dot_block<Load, R, 2>(q, q_stride, tile.k + u, head_dim, scores + u * kSubtile); u += 2; }
-  if (NV > 1 && u < end) dot_block<Load, R, 1>(q, q_stride, tile.k + u, head_dim, scores + u * kSubtile);
+  for (; u + NV <= end; u += NV) dot_block<Load, R, NV>(q, q_stride, tile, u, head_dim, scores);
+  if (NV > 2 && u + 2 <= end) { dot_block<Load, R, 2>(q, q_stride, tile, u, head_dim, scores); u += 2; }
+  if (NV > 1 && u < end) dot_block<Load, R, 1>(q, q_stride, tile, u, head_dim, scores);
 }
 
 // acc[r][16 v + lane] = acc * alpha[r] + sum over t in [begin, end) of p[r][t] * v[t][column + 16 v + lane], t ascending.
@@ -112,9 +144,13 @@ OCTAVO_INLINE void accumulate_block(const float* p, const float* alpha, const Ti
   for (int t = begin; t < end;) {
     const int stop = int_min(end, (t / kSubtile + 1) * kSubtile);
     const typename Load::Element* row = tile.v[t / kSubtile] + (size_t)(t % kSubtile) * tile.v_stride + column;
+    const ptrdiff_t ahead = tile.ahead[t / kSubtile];
     for (; t < stop; ++t, row += tile.v_stride) {
       F32x16 b[NV];
-      for (int v = 0; v < NV; ++v) b[v] = Load::load(row + 16 * v);
+      for (int v = 0; v < NV; ++v) {
+        prefetch_ahead<Load>(row + 16 * v, ahead, v);
+        b[v] = Load::load(row + 16 * v);
+      }
       for (int r = 0; r < R; ++r) {
         const F32x16 a = f32_set(p[r * kTile + t]);
         for (int v = 0; v < NV; ++v) sum[r][v] = f32_fma(a, b[v], sum[r][v]);
@@ -143,24 +179,28 @@ OCTAVO_INLINE F32x16 keep_lanes(F32x16 a, float fill, int u, int begin, int end)
   return a;
 }
 
-// Applies softcap and mask to one query's scores in place; returns their maximum, at least m.
+// Applies softcap and mask to one query's scores of [begin, end) in place; returns their maximum, at least m.
+// `whole` is begin == 0 and end == kTile made known to the compiler, here and below.
+template <bool whole>
 OCTAVO_INLINE float finish_scores(float* scores, float cap, int begin, int end, float m) {
   F32x16 max = f32_set(m);
-  for (int u = begin / kSubtile; u * kSubtile < end; ++u) {
+  for (int u = whole ? 0 : begin / kSubtile; u < (whole ? kSubtiles : (end + kSubtile - 1) / kSubtile); ++u) {
     F32x16 s = f32_load(scores + u * kSubtile);
     if (cap > 0.0f) s = f32_tanh(s * f32_set(1.0f / cap)) * f32_set(cap);
-    s = keep_lanes(s, -__builtin_inff(), u, begin, end);
+    if (!whole) s = keep_lanes(s, -__builtin_inff(), u, begin, end);
     max = f32_max(max, s);
-    f32_store(scores + u * kSubtile, s);
+    if (!whole || cap > 0.0f) f32_store(scores + u * kSubtile, s);
   }
   return f32_max_lane(max);
 }
 
 // scores -> exp(scores - m), exactly zero where masked; l = l * alpha + their sum, lane by lane.
+template <bool whole>
 OCTAVO_INLINE void finish_weights(float* scores, int begin, int end, float m, float alpha, float* l) {
   F32x16 sum = f32_load(l) * f32_set(alpha);
-  for (int u = begin / kSubtile; u * kSubtile < end; ++u) {
-    const F32x16 w = keep_lanes(f32_exp(f32_load(scores + u * kSubtile) - f32_set(m)), 0.0f, u, begin, end);
+  for (int u = whole ? 0 : begin / kSubtile; u < (whole ? kSubtiles : (end + kSubtile - 1) / kSubtile); ++u) {
+    F32x16 w = f32_exp(f32_load(scores + u * kSubtile) - f32_set(m));
+    if (!whole) w = keep_lanes(w, 0.0f, u, begin, end);
     sum = sum + w;
     f32_store(scores + u * kSubtile, w);
   }
@@ -194,6 +234,19 @@ OCTAVO_INLINE void accumulate_seen(const Seen& seen, const TileView<Load>& tile,
       accumulate_tile<Load, 1>(scores + r * kTile, &one, tile, common_end, seen.end[r], acc + (size_t)r * stride, stride);
 }
 
+// Scores of the R queries from j on -> weights; updates their m and l and leaves in alpha how much their acc shrinks.
+template <int R, bool whole>
+OCTAVO_INLINE void softmax_tile(const Pass& pass, const Seen& seen, int j, float* alpha) {
+  for (int r = 0; r < R; ++r) {
+    const float m = finish_scores<whole>(pass.scores + r * kTile, pass.p.softcap, seen.begin[r], seen.end[r], pass.m[j + r]);
+    alpha[r] = pass.m[j + r] - m;
+    pass.m[j + r] = m;
+  }
+  f32_store(alpha, f32_exp(f32_load(alpha)));
+  for (int r = 0; r < R; ++r)
+    finish_weights<whole>(pass.scores + r * kTile, seen.begin[r], seen.end[r], pass.m[j + r], alpha[r], pass.l + (size_t)(j + r) * 16);
+}
+
 // One tile for the R queries from j on, each of which sees some of it.
 template <class Load, int R>
 void attend_chunk(const Pass& pass, const TileView<Load>& tile, int tile_begin, int j) {
@@ -206,14 +259,8 @@ void attend_chunk(const Pass& pass, const TileView<Load>& tile, int tile_begin, 
   dot_tile<Load, R>(pass.q + (size_t)j * stride, stride, tile, seen.begin[0] / kSubtile, (seen.end[R - 1] + kSubtile - 1) / kSubtile,
                     pass.p.head_dim, pass.scores);
   float alpha[16] = {0};
-  for (int r = 0; r < R; ++r) {
-    const float m = finish_scores(pass.scores + r * kTile, pass.p.softcap, seen.begin[r], seen.end[r], pass.m[j + r]);
-    alpha[r] = pass.m[j + r] - m;
-    pass.m[j + r] = m;
-  }
-  f32_store(alpha, f32_exp(f32_load(alpha)));
-  for (int r = 0; r < R; ++r)
-    finish_weights(pass.scores + r * kTile, seen.begin[r], seen.end[r], pass.m[j + r], alpha[r], pass.l + (size_t)(j + r) * 16);
+  if (seen.begin[R - 1] == 0 && seen.end[0] == kTile) softmax_tile<R, true>(pass, seen, j, alpha);
+  else softmax_tile<R, false>(pass, seen, j, alpha);
   accumulate_seen<Load, R>(seen, tile, pass.scores, alpha, pass.acc + (size_t)j * stride, stride);
 }
 
@@ -235,7 +282,7 @@ void attend_queries(const Pass& pass, const TileView<Load>& tile, int tile_begin
 
 // Subtiles [begin, end) as float32 in scratch, V rows padded to a multiple of sixteen.
 template <class Load>
-void widen_tile(const Pass& pass, const TileView<Load>& from, int begin, int end, TileView<LoadF32>* to) {
+void widen_tile(const Pass& pass, const TileView<Load>& from, int begin, int end, TileView<LoadWide>* to) {
   const int head_dim = pass.p.head_dim, stride = pass.stride;
   to->v_stride = stride;
   for (int u = begin; u < end; ++u) {
@@ -268,13 +315,15 @@ void attend_tile(const Pass& pass, int tile_begin) {
   TileView<Load> tile;
   tile.v_stride = pass.p.head_dim;
   for (int u = begin; u < end; ++u) {
-    const int position = tile_begin + u * kSubtile, block_size = pass.kv.block_size;
-    tile.k[u] = (const typename Load::Element*)kv_tile(pass.kv, pass.s.block_table[position / block_size], position % block_size, pass.kv_head);
+    const int position = tile_begin + u * kSubtile;
+    const uint8_t* at = pass.subtile(position);
+    tile.k[u] = (const typename Load::Element*)at;
     tile.v[u] = tile.k[u] + (size_t)pass.p.head_dim * kSubtile;
+    tile.ahead[u] = position + kTile < pass.end[pass.count - 1] ? pass.subtile(position + kTile) - at : 0;
   }
   const bool padded = pass.stride != pass.p.head_dim;
   if (!padded && (b - a <= kChunk || pass.kv.type == KVType::kF32)) return attend_queries(pass, tile, tile_begin, a, b);
-  TileView<LoadF32> wide;
+  TileView<LoadWide> wide;
   widen_tile(pass, tile, begin, end, &wide);
   attend_queries(pass, wide, tile_begin, a, b);
 }

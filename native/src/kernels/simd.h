@@ -189,9 +189,22 @@ OCTAVO_INLINE float f32_sum(F32x16 a) {
   return t[0];
 }
 OCTAVO_INLINE float f32_max_lane(F32x16 a) {
+#if defined(OCTAVO_AVX512)
+  return _mm512_reduce_max_ps(a.v);  // pairs lanes in the same order
+#else
   float t[16]; f32_store(t, a);
   for (int w = 8; w >= 1; w /= 2) for (int i = 0; i < w; ++i) t[i] = t[i] > t[i + w] ? t[i] : t[i + w];
   return t[0];
+#endif
+}
+
+// p * 2^k for integral lanes of k in -126..127.
+OCTAVO_INLINE F32x16 f32_scale2i(F32x16 p, F32x16 k) {
+#if defined(OCTAVO_AVX512)
+  return {_mm512_scalef_ps(p.v, k.v)};
+#else
+  return p * f32_exp2i(k);
+#endif
 }
 
 // exp(x): Cody-Waite reduction and a degree-6 polynomial (Cephes expf, S. Moshier), about 1 ulp; 0 below -87.
@@ -208,7 +221,7 @@ OCTAVO_INLINE F32x16 f32_exp(F32x16 x) {
   p = f32_fma(p, r, f32_set(1.6666665459e-1f));
   p = f32_fma(p, r, f32_set(5.0000001201e-1f));
   p = f32_fma(p, r * r, r + f32_set(1.0f));
-  return p * f32_exp2i(k);
+  return f32_scale2i(p, k);
 }
 
 // tanh(x) = 1 - 2 / (exp(2x) + 1); exp saturates well before float does, so the ends are exactly +-1.
