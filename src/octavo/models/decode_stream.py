@@ -7,7 +7,7 @@ Never decodes a token twice, so a push costs the same at the start and at the en
 from __future__ import annotations
 
 import codecs
-from typing import Sequence
+from collections.abc import Sequence
 
 from octavo.models.vocabulary import Vocabulary
 
@@ -59,7 +59,7 @@ class DecodeStream:
         """The end of the text: one U+FFFD if a character is incomplete, else "". What was flushed is gone; the stream may go on."""
         return self._decoder.decode(b"", True)
 
-    def fork(self) -> "DecodeStream":
+    def fork(self) -> DecodeStream:
         """A stream of its own that goes on from here, for another continuation of the same tokens."""
         twin = object.__new__(DecodeStream)
         twin._vocabulary, twin._skip_special, twin._strip_blank = self._vocabulary, self._skip_special, self._strip_blank

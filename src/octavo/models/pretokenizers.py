@@ -59,7 +59,7 @@ class PreTokenizer:
     add_bos: bool = False
     nfc: bool = False
 
-    def splitter(self) -> "tokenizers.pre_tokenizers.PreTokenizer":
+    def splitter(self) -> tokenizers.pre_tokenizers.PreTokenizer:
         """The splitter as the `tokenizers` library runs it, ending in GPT-2's byte-level alphabet."""
         from tokenizers import Regex, pre_tokenizers
 

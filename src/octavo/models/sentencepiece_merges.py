@@ -5,7 +5,8 @@ Owns one computation, done on arrays because Gemma has 262,144 tokens and about 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Sequence
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,10 +33,10 @@ def derive(tokens: Sequence[str]) -> list[tuple[str, str]]:
     right = table.find(suffixes[cuts])
     both = (right >= 0).nonzero()[0]
     text_of = tokens.__getitem__
-    return list(zip(map(text_of, left[cuts[both]].tolist()), map(text_of, right[both].tolist())))
+    return list(zip(map(text_of, left[cuts[both]].tolist()), map(text_of, right[both].tolist()), strict=True))
 
 
-def _hashes(tokens: Sequence[str]) -> tuple["np.ndarray", "np.ndarray", "np.ndarray"]:
+def _hashes(tokens: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Hashes [tokens] of the tokens, and [cuts] of what is left and right of each cut, token by token.
 
     The hash of c0..cn-1 is the sum of mix(ci) * M^i modulo 2^64, so that prefixes are running sums and suffixes differences.
@@ -64,7 +65,7 @@ def _hashes(tokens: Sequence[str]) -> tuple["np.ndarray", "np.ndarray", "np.ndar
     return whole * mixer, prefixes[inside] * mixer, suffixes[inside] * mixer
 
 
-def _powers(base: int, count: int) -> "np.ndarray":
+def _powers(base: int, count: int) -> np.ndarray:
     """base^0 .. base^(count - 1) modulo 2^64."""
     import numpy as np
 
@@ -76,7 +77,7 @@ def _powers(base: int, count: int) -> "np.ndarray":
 class _HashTable:
     """Open addressing with linear probing on whole arrays: each round settles every key whose slot is its own."""
 
-    def __init__(self, keys: "np.ndarray") -> None:
+    def __init__(self, keys: np.ndarray) -> None:
         import numpy as np
 
         bits = max(4, (4 * len(keys)).bit_length())  # at most a quarter full
@@ -90,10 +91,10 @@ class _HashTable:
             settled = self._keys[self._slots[slot]] == keys[pending]  # itself, or an equal token
             pending, slot = pending[~settled], (slot[~settled] + 1) & self._mask
 
-    def _first_slot(self, keys: "np.ndarray") -> "np.ndarray":
+    def _first_slot(self, keys: np.ndarray) -> np.ndarray:
         return (keys >> self._shift).view("int64")
 
-    def find(self, keys: "np.ndarray") -> "np.ndarray":
+    def find(self, keys: np.ndarray) -> np.ndarray:
         """For each key the index of an equal one in the table, or -1."""
         import numpy as np
 

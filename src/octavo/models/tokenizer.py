@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import Any, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from octavo.models.decode_stream import DecodeStream
 from octavo.models.vocabulary import TokenizerError, TokenizerParts
@@ -53,14 +54,14 @@ class Tokenizer:
         self.eos_token = "" if parts.eos_token_id is None else parts.vocabulary.text_of(parts.eos_token_id)
 
     @classmethod
-    def from_gguf(cls, metadata: Mapping[str, Any]) -> "Tokenizer":
+    def from_gguf(cls, metadata: Mapping[str, Any]) -> Tokenizer:
         """From the metadata of a GGUF file (``tokenizer.*`` keys, Python values). TokenizerError names the key at fault."""
         from octavo.models import tokenizer_gguf
 
         return cls(tokenizer_gguf.build(metadata))
 
     @classmethod
-    def from_folder(cls, path: str | os.PathLike[str]) -> "Tokenizer":
+    def from_folder(cls, path: str | os.PathLike[str]) -> Tokenizer:
         """From a folder with tokenizer.json and its settings files. TokenizerError names the file at fault."""
         from octavo.models import tokenizer_hf
 

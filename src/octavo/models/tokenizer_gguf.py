@@ -8,8 +8,9 @@ and SentencePiece BPE with byte fallback ("llama": Llama 2, Mistral, Gemma). Any
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Iterator, Mapping, Sequence
+from typing import Any
 
 from octavo.models import sentencepiece_merges
 from octavo.models.pretokenizers import PreTokenizer, pre_tokenizer
@@ -111,7 +112,7 @@ def _ids_by_text(vocabulary: Vocabulary) -> dict[str, int]:
     names = vocabulary.tokens
     if bytes in set(map(type, names)):
         names = [f"\0invalid UTF-8 {token.hex()}" if isinstance(token, bytes) else token for token in names]
-    return dict(zip(reversed(names), range(len(names) - 1, -1, -1)))  # type: ignore[arg-type]
+    return dict(zip(reversed(names), range(len(names) - 1, -1, -1), strict=True))  # type: ignore[arg-type]
 
 
 def _byte_level_encoder(metadata: Mapping[str, Any], ids_by_text: dict[str, int], family: PreTokenizer) -> Any:
@@ -188,7 +189,8 @@ def _add_whole_tokens(parts: TokenizerParts) -> None:
     """Control and user-defined tokens are found in text before anything is split, longest first."""
     from tokenizers import AddedToken
 
-    control, user = [], []
+    control: list[AddedToken] = []
+    user: list[AddedToken] = []
     tokens, kinds = parts.vocabulary.tokens, parts.vocabulary.kinds
     for token, kind in [(tokens[i], kind) for i, kind in enumerate(kinds) if kind in _WHOLE]:
         if token and isinstance(token, str):

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Mapping
+from typing import TYPE_CHECKING, Any
 
 from octavo.models.vocabulary import END_OF_TURN_TEXTS, Spelling, TokenizerError, TokenizerParts, TokenKind, Vocabulary
 
@@ -42,8 +43,9 @@ def build(path: str | os.PathLike[str]) -> TokenizerParts:
     parts.bos_token_id = _named_token(encoder, config, "bos_token")
     parts.eos_token_id = _named_token(encoder, config, "eos_token")
     parts.eos_token_ids = _end_ids(parts, folder)
-    for token_id in {parts.bos_token_id, *parts.eos_token_ids} - {None}:
-        parts.vocabulary.kinds[token_id] = TokenKind.CONTROL
+    for token_id in (parts.bos_token_id, *parts.eos_token_ids):
+        if token_id is not None:
+            parts.vocabulary.kinds[token_id] = TokenKind.CONTROL
     _read_around(parts, config)
     parts.chat_template_source = _chat_template(folder, config)
     return parts
@@ -69,7 +71,7 @@ def _steps(component: Any) -> list[dict[str, Any]]:
     return state.get("decoders") or state.get("pretokenizers") or state.get("normalizers") or [state]
 
 
-def _spelling(encoder: "tokenizers.Tokenizer", file: Path) -> tuple[Spelling, bool]:
+def _spelling(encoder: tokenizers.Tokenizer, file: Path) -> tuple[Spelling, bool]:
     """How tokens spell bytes, and whether decoding takes a blank off the start of the text."""
     decoder = _steps(encoder.decoder)
     kinds = {step["type"] for step in decoder}
@@ -83,7 +85,7 @@ def _spelling(encoder: "tokenizers.Tokenizer", file: Path) -> tuple[Spelling, bo
     raise TokenizerError(f"{file}: decoder {found} is not known; known: ByteLevel, Metaspace, Replace + ByteFallback + Fuse (+ Strip)")
 
 
-def _read_vocabulary(encoder: "tokenizers.Tokenizer", spelling: Spelling) -> Vocabulary:
+def _read_vocabulary(encoder: tokenizers.Tokenizer, spelling: Spelling) -> Vocabulary:
     ids_by_text = encoder.get_vocab(with_added_tokens=True)
     added = encoder.get_added_tokens_decoder()
     size = max([*ids_by_text.values(), *added], default=-1) + 1
@@ -93,15 +95,14 @@ def _read_vocabulary(encoder: "tokenizers.Tokenizer", spelling: Spelling) -> Voc
         tokens[token_id], kinds[token_id] = text, TokenKind.NORMAL
     if spelling is Spelling.SENTENCEPIECE and getattr(encoder.model, "byte_fallback", False):
         for byte in range(256):
-            token_id = ids_by_text.get(f"<0x{byte:02X}>")
-            if token_id is not None:
-                kinds[token_id] = TokenKind.BYTE
+            if (name := f"<0x{byte:02X}>") in ids_by_text:
+                kinds[ids_by_text[name]] = TokenKind.BYTE
     for token_id, token in added.items():
         tokens[token_id], kinds[token_id] = token.content, TokenKind.CONTROL if token.special else TokenKind.USER_DEFINED
     return Vocabulary(tokens, kinds, spelling)
 
 
-def _named_token(encoder: "tokenizers.Tokenizer", config: Mapping[str, Any], key: str) -> int | None:
+def _named_token(encoder: tokenizers.Tokenizer, config: Mapping[str, Any], key: str) -> int | None:
     value = config.get(key)
     text = value.get("content") if isinstance(value, dict) else value
     if text is None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import operator
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, Sequence
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import tokenizers
@@ -130,7 +131,8 @@ class Vocabulary:
 
     def byte_tokens_complete(self) -> bool:
         """Whether every byte has a byte token, so that any text can be encoded."""
-        found = {token.upper() for token, kind in zip(self.tokens, self.kinds) if kind == TokenKind.BYTE and isinstance(token, str)}
+        tokens = [self.tokens[i] for i, kind in enumerate(self.kinds) if kind == TokenKind.BYTE]
+        found = {token.upper() for token in tokens if isinstance(token, str)}
         return len(found) == 256
 
     def unspellable(self) -> re.Pattern[str] | None:
@@ -156,7 +158,7 @@ class TokenizerParts:
     ``strip_first_blank``: the encoder puts a blank before the first word, so decoding takes one off the start of the text.
     """
 
-    encoder: "tokenizers.Tokenizer"
+    encoder: tokenizers.Tokenizer
     vocabulary: Vocabulary
     bos_token_id: int | None = None
     eos_token_id: int | None = None
