@@ -27,7 +27,17 @@ _HOMES = {
     "OutputEvent": "octavo.engine.outputs",
     "GenerationError": "octavo.engine.outputs",
 }
-__all__ = ["__version__", *_HOMES]  # noqa: PLE0604
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "EngineConfig",
+    "GenerationError",
+    "OutputEvent",
+    "ParameterError",
+    "RequestOutput",
+    "SamplingParams",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:

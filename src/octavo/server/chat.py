@@ -47,43 +47,22 @@ def render(request: ChatRequest | TokenizeRequest, model: LoadedModel) -> str:
     try:
         return model.chat_template.render(messages, generation_prompt, continue_final, None, **extra)
     except TemplateError as error:
-        raise invalid(f"messages: {error}", "messages", "chat_template_error") from None
+        raise invalid(str(error), "messages", "chat_template_error") from None
     except TypeError:
         raise invalid("chat_template_kwargs: it names an argument that is not the template's to give", "chat_template_kwargs") from None
 
 
 def check_messages(messages: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
-    """Messages whose content is text (lists of text parts are joined by line ends) and whose role is known.
-
-    ``developer`` is OpenAI's newer word for ``system`` and becomes it.
-    """
+    """Messages of known roles; what is in them is the template's business. ``developer`` is OpenAI's newer word for ``system``."""
     if messages is None:
         raise invalid("messages: the field is missing", "messages", "missing_field")
     if not messages:
         raise invalid("messages: [] is not allowed; at least one message is needed", "messages")
-    return [_checked(i, message) for i, message in enumerate(messages)]
-
-
-def _checked(i: int, message: dict[str, Any]) -> dict[str, Any]:
-    where = f"messages[{i}]"
-    role = message.get("role")
-    if role not in ROLES:
-        raise invalid(f"{where}.role: {role!r:.80} is not allowed; one of {', '.join(ROLES)}", "messages")
-    content = message.get("content")
-    if isinstance(content, list):
-        content = "\n".join(_part_text(f"{where}.content[{k}]", part) for k, part in enumerate(content))
-    if content is None and not (role == "assistant" and message.get("tool_calls")):
-        raise invalid(f"{where}.content: it is missing; only an assistant's message with tool_calls may leave it out", "messages")
-    if content is not None and not isinstance(content, str):
-        raise invalid(f"{where}.content: it must be a string or a list of text parts", "messages")
-    return {**message, "role": "system" if role == "developer" else role, "content": content}
-
-
-def _part_text(where: str, part: Any) -> str:
-    if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
-        return part["text"]
-    kind = part.get("type") if isinstance(part, dict) else part
-    raise invalid(f"{where}: a part of type {kind!r:.80} is not supported; only text is", "messages", "unsupported_parameter")
+    for i, message in enumerate(messages):
+        role = message.get("role")
+        if role not in ROLES:
+            raise invalid(f"messages[{i}].role: {str(role)[:80]!r} is not allowed; one of {', '.join(ROLES)}", "messages")
+    return [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
 
 
 class ChatFormat:

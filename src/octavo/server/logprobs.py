@@ -66,9 +66,9 @@ def append_completion_entry(out: dict[str, list[Any]], entry: TokenLogprobs, nam
 def echoed_logprobs(
     prompt: str, prompt_token_ids: Sequence[int], entries: Sequence[TokenLogprobs | None], names: TokenNames, k: int
 ) -> dict[str, list[Any]]:
-    """The completions shape for an echoed prompt, with the best ``k`` of each entry; its first token has no log-probability. Offsets point into ``prompt``.
+    """The completions shape for an echoed prompt, with the best ``k`` of each entry; its first token has no log-probability.
 
-    What the tokenizer put before the text (BOS) is at offset 0.
+    Offsets point into ``prompt``. What the tokenizer put before the text (BOS) is at offset 0.
     """
     out = empty_completion_logprobs()
     stream = names.tokenizer.stream((), skip_special_tokens=False)

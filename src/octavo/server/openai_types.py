@@ -56,19 +56,13 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     cache_salt: str | None = None
     warnings: list[str] = []  # filled by parse_body, never read from the body
 
-    def sampling_params(self, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None) -> SamplingParams:
-        """SamplingParams with the API's defaults for what is absent; ranges are checked later, by the engine."""
+    def sampling_params(self, **resolved: Any) -> SamplingParams:
+        """SamplingParams with defaults for what is absent and ``resolved`` as it is; ranges are checked later, by the engine."""
         given = {name: value for name in _SAMPLING_NAMES if (value := getattr(self, name)) is not None}
         for name in ("stop", "stop_token_ids", "bad_words", "allowed_token_ids"):
             if isinstance(given.get(name), list):
                 given[name] = tuple(given[name])
-        return SamplingParams(
-            max_tokens=max_tokens,
-            logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
-            logit_bias=_logit_bias(self.logit_bias or {}),
-            **given,
-        )
+        return SamplingParams(**given, **resolved, logit_bias=_logit_bias(self.logit_bias or {}))
 
     def check_stream_options(self) -> bool:
         """Whether a usage chunk is wanted."""
@@ -114,7 +108,7 @@ class CompletionRequest(SamplingFields, kw_only=True):
         prompt_logprobs = self.prompt_logprobs
         if self.echo and self.logprobs is not None:
             prompt_logprobs = max(self.logprobs, prompt_logprobs or 0)
-        return self.sampling_params(max_tokens, self.logprobs, prompt_logprobs)
+        return self.sampling_params(max_tokens=max_tokens, logprobs=self.logprobs, prompt_logprobs=prompt_logprobs)
 
 
 class ChatRequest(SamplingFields, kw_only=True):
@@ -134,7 +128,8 @@ class ChatRequest(SamplingFields, kw_only=True):
         max_tokens = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         if self.top_logprobs is not None and not self.logprobs:
             raise invalid("top_logprobs: it is only allowed when logprobs is true", "top_logprobs")
-        return self.sampling_params(max_tokens, (self.top_logprobs or 0) if self.logprobs else None, self.prompt_logprobs)
+        logprobs = (self.top_logprobs or 0) if self.logprobs else None
+        return self.sampling_params(max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=self.prompt_logprobs)
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):

@@ -44,17 +44,17 @@ def _gauges(engine: Engine) -> Iterator[Any]:
     from prometheus_client.core import GaugeMetricFamily
 
     scheduler = engine.scheduler
-    pool = scheduler.kv.pool
     yield GaugeMetricFamily("octavo_num_requests_running", "Sequences that hold KV blocks.", value=scheduler.num_running)
-    yield GaugeMetricFamily("octavo_num_requests_waiting", "Sequences in the queue, preempted ones included.", value=scheduler.num_waiting)
+    waiting = "Sequences in the queue, preempted ones included."
+    yield GaugeMetricFamily("octavo_num_requests_waiting", waiting, value=scheduler.num_waiting)
     blocks = GaugeMetricFamily(
         "octavo_kv_blocks", "KV blocks: used by sequences, cached for reuse and evictable, or free.", labels=["state"]
     )
-    blocks.add_metric(["used"], pool.num_used)
-    blocks.add_metric(["cached"], pool.num_cached)
-    blocks.add_metric(["free"], pool.num_free)
+    blocks.add_metric(["used"], scheduler.num_used_blocks)
+    blocks.add_metric(["cached"], scheduler.num_cached_blocks)
+    blocks.add_metric(["free"], scheduler.num_free_blocks)
     yield blocks
-    usage = pool.num_used / engine.num_kv_blocks
+    usage = scheduler.num_used_blocks / scheduler.num_blocks
     yield GaugeMetricFamily("octavo_kv_cache_usage_ratio", "Share of KV blocks that sequences use; cached ones do not count.", value=usage)
 
 

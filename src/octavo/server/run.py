@@ -11,6 +11,7 @@ import gc
 import os
 import socket
 import sys
+from collections.abc import MutableMapping
 from types import FrameType
 from typing import Any
 
@@ -31,7 +32,8 @@ class Protocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope[TRANSPORT_KEY] = self.transport  # type: ignore[typeddict-unknown-key]
+        scope: MutableMapping[str, Any] = self.scope  # type: ignore[assignment]
+        scope[TRANSPORT_KEY] = self.transport
 
 
 class Server(uvicorn.Server):
@@ -76,7 +78,7 @@ def make_server(app: App, engine: AsyncEngine, host: str, port: int, drain_s: fl
 
 
 def run_server(config: EngineConfig, host: str = "127.0.0.1", port: int = 8000, options: ServerOptions | None = None) -> None:
-    """Serve until a signal. Port 0 takes a free one. Raises ConfigError, ModelFileError, BackendError, OSError (port in use) before that."""
+    """Serve until a signal. Port 0 takes a free one. Before that: ConfigError, ModelFileError, BackendError, OSError (port in use)."""
     options = options or ServerOptions()
     listener = _listen(host, port)
     try:
