@@ -21,6 +21,7 @@ from tests.models.tiny import BOS_ID, IM_END_ID, IM_START_ID, random_tensor, wri
 from tests.models.tiny_hf import write_tiny_hf
 
 SMALL = {"layers": 2, "hidden": 32, "heads": 2, "kv_heads": 1, "ffn": 64, "vocab": 300}
+CHAT = "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
 IDS = [IM_START_ID, 70, 80, 90, 100]
 
 
@@ -52,6 +53,7 @@ def test_gguf_becomes_a_model(tmp_path):
     assert model.weight_bytes == sum(len(weight.data) for weight in model.weights.values())
     assert model.bos_token_id == BOS_ID and IM_END_ID in model.eos_token_ids
     assert model.chat_template is not None
+    assert model.chat_template.render([{"role": "user", "content": "hello"}]) == CHAT
     ids = model.tokenizer.encode("the quick brown fox")
     assert len(ids) < 19 and model.tokenizer.decode(ids) == "the quick brown fox"
     assert np.isfinite(logits(model)).all()
@@ -65,6 +67,7 @@ def test_folder_becomes_a_model(tmp_path):
     assert model.weights["layers.0.norm_mlp"].name == "model.layers.0.post_attention_layernorm.weight"
     assert model.bos_token_id == BOS_ID and IM_END_ID in model.eos_token_ids
     assert model.chat_template is not None
+    assert model.chat_template.render([{"role": "user", "content": "hello"}]) == CHAT
     assert model.tokenizer.decode(model.tokenizer.encode("the quick brown fox")) == "the quick brown fox"
     assert np.isfinite(logits(model)).all()
 
@@ -98,6 +101,11 @@ def test_tied_gguf_equals_its_untied_twin(tmp_path):
 
 def weights_by_file_name(model: LoadedModel):
     return {weight.name: weight for weight in model.weights.values()}
+
+
+def test_file_without_a_chat_template_has_none(tmp_path):
+    path = write_tiny_gguf(tmp_path / "m.gguf", metadata_overrides={"tokenizer.chat_template": None}, **SMALL)
+    assert load_model(path).chat_template is None
 
 
 @pytest.mark.parametrize("name", ["blk.1.ffn_up.weight", "blk.0.attn_norm.weight", "output_norm.weight", "token_embd.weight"])

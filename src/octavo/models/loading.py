@@ -56,9 +56,8 @@ def load_model(path: str | os.PathLike[str], name: str | None = None) -> LoadedM
     tokenizer = opened.tokenizer
     _check_vocabulary(path, opened.program, tokenizer, may_exceed=is_folder)
     _check_values(opened.weights.values())
-    with _errors_name(path):
-        source = tokenizer.chat_template_source
-        template = None if source is None else ChatTemplate(source, tokenizer.bos_token, tokenizer.eos_token)
+    source = tokenizer.chat_template_source
+    template = None if source is None else ChatTemplate(source, tokenizer.bos_token, tokenizer.eos_token)
     return LoadedModel(
         name=name or (path.resolve().name if is_folder else path.stem),
         path=str(path),
@@ -111,7 +110,7 @@ def _open_folder(folder: Path) -> _Opened:
 
 @contextmanager
 def _errors_name(path: Path) -> Iterator[None]:
-    """Errors of what was read (families, tokenizer, template) get the path, which those do not know."""
+    """Errors in what was read (families, tokenizer) get the path, which those do not know."""
     try:
         yield
     except ModelFileError:
