@@ -128,7 +128,10 @@ def bigram_engine(
     """An engine whose ``backend`` is a Bigram and whose served model is called m."""
     tokenizer = tokenizer or byte_tokenizer()
     config = EngineConfig(
-        ModelConfig("bigram", served_model_name="m"), CacheConfig(num_kv_blocks=num_kv_blocks), SchedulerConfig(**scheduler), BackendConfig()
+        ModelConfig("bigram", served_model_name="m"),
+        CacheConfig(num_kv_blocks=num_kv_blocks),
+        SchedulerConfig(**scheduler),
+        BackendConfig(),
     )
     backend = Bigram(tokenizer.vocab_size, config.scheduler.max_num_seqs)
     return Engine(bigram_model(tokenizer, context, chat_template), config, backend)

@@ -23,7 +23,7 @@ class ByteDecoder:
     def flush(self) -> str:
         return self.utf8.decode(b"", final=True)
 
-    def fork(self) -> "ByteDecoder":
+    def fork(self) -> ByteDecoder:
         return ByteDecoder()
 
 

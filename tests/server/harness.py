@@ -42,9 +42,7 @@ class RunningServer:
         self._thread.join(TIMEOUT_S)
         assert not self._thread.is_alive()
 
-    def request(
-        self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
-    ) -> tuple[int, dict[str, str], bytes]:
+    def request(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> tuple[int, dict[str, str], bytes]:
         """(status, headers, body). ``body``: bytes as they are, anything else as JSON."""
         data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT_S)

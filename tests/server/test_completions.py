@@ -169,7 +169,9 @@ def test_cached_prompt_tokens_are_reported(server: RunningServer) -> None:
     ids = [9] * 40
     cached = [server.complete(ids, max_tokens=2, cache_salt="cached")["usage"]["prompt_tokens_details"]["cached_tokens"] for _ in range(2)]
     assert cached == [0, 32]
-    usage = server.stream(PATH, {"prompt": ids, "max_tokens": 1, "stream_options": {"include_usage": True}, "cache_salt": "cached"})[-1]["usage"]
+    usage = server.stream(PATH, {"prompt": ids, "max_tokens": 1, "stream_options": {"include_usage": True}, "cache_salt": "cached"})[-1][
+        "usage"
+    ]
     assert usage["prompt_tokens_details"] == {"cached_tokens": 32}
 
 

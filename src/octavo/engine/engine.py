@@ -73,6 +73,10 @@ class Engine:
         arrival_s = self.clock.now()
         return self._preparer.prepare(Request(request_id, prompt_token_ids, params, seed=0, cache_salt=cache_salt, arrival_s=arrival_s))
 
+    def room(self, num_prompt_tokens: int) -> int:
+        """Output tokens that a prompt of this length leaves room for; 0 or less: none."""
+        return self.scheduler.limits.max_total_tokens - num_prompt_tokens
+
     def add(self, prepared: PreparedRequest) -> None:
         self.loop.add(prepared.request)
         self.metrics.request_added(prepared.request)

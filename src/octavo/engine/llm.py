@@ -101,7 +101,7 @@ class LLM:
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        add_generation_prompt: bool = True,
+        add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
         use_progress_bar: bool | None = None,
     ) -> list[RequestOutput]:
@@ -119,14 +119,12 @@ class LLM:
         return self._stream(self.render_chat(messages), sampling_params or SamplingParams())
 
     def render_chat(
-        self, messages: Sequence[Message], add_generation_prompt: bool = True, continue_final_message: bool = False
+        self, messages: Sequence[Message], add_generation_prompt: bool | None = None, continue_final_message: bool = False
     ) -> dict[str, Any]:
         """The conversation as a prompt: its text by the chat template, and its token ids (the template writes all special tokens)."""
         template = self.engine.model.chat_template
         if template is None:
             raise ParameterError("messages", f"{len(messages)} messages", f"model {self.engine.model.name!r} has no chat template")
-        if continue_final_message:
-            add_generation_prompt = False
         text = template.render([dict(m) for m in messages], add_generation_prompt, continue_final_message)
         return {"prompt": text, "prompt_token_ids": self.tokenizer.encode(text, add_special_tokens=False)}
 

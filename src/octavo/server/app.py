@@ -21,14 +21,23 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import octavo
+from octavo.core.request import ParameterError
 from octavo.engine.async_engine import AsyncEngine
 from octavo.server import asgi
 from octavo.server.asgi import App, ClientLeft, ConnectionGuard, Header, KeyCheck, Receive, Scope, Send
-from octavo.server.calls import Answer, Call, ChoiceFormat, Prompt, open_call, tokenise
+from octavo.server.calls import Answer, Call, CallIdentity, ChoiceFormat, Wanted, open_call, tokenise
 from octavo.server.chat import ChatFormat, chat_prompt
 from octavo.server.completions import CompletionFormat, completion_prompts
-from octavo.server.errors import APIError, as_api_error, invalid
-from octavo.server.openai_types import ChatRequest, CompletionRequest, DetokenizeRequest, SamplingFields, TokenizeRequest, parse_body
+from octavo.server.errors import APIError, invalid
+from octavo.server.openai_types import (
+    DEFAULT_COMPLETION_TOKENS,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    SamplingFields,
+    TokenizeRequest,
+    parse_body,
+)
 from octavo.server.prometheus import exposition
 
 OPEN_PATHS = frozenset({"/health", "/health/live"})  # the only ones that need no key
@@ -71,36 +80,29 @@ class Service:
         request = parse_body(exchange.body, CompletionRequest)
         self._check_model(request.model)
         prompts = await completion_prompts(request, self.model.tokenizer)
-        await self._generate(exchange, request, prompts, CompletionFormat(request, self.model.tokenizer))
+        wanted = Wanted(request.params(), DEFAULT_COMPLETION_TOKENS, request.cache_salt or None, request.warnings)
+        call = open_call(self.engine, CallIdentity("cmpl", self.model_name, self.fingerprint), prompts, wanted)
+        await self._answer(exchange, request, call, CompletionFormat(request, self.model.tokenizer))
 
     async def chat_completions(self, exchange: Exchange) -> None:
         request = parse_body(exchange.body, ChatRequest)
         self._check_model(request.model)
         prompt = await chat_prompt(request, self.model)
-        await self._generate(exchange, request, [prompt], ChatFormat(request, self.model.tokenizer))
+        wanted = Wanted(request.params(), None, request.cache_salt or None, request.warnings)
+        try:
+            call = open_call(self.engine, CallIdentity("chatcmpl", self.model_name, self.fingerprint), [prompt], wanted)
+        except ParameterError as error:
+            error.param = "messages" if error.param == "prompt" else error.param
+            raise
+        await self._answer(exchange, request, call, ChatFormat(request, self.model.tokenizer))
 
-    async def _generate(
-        self, exchange: Exchange, request: CompletionRequest | ChatRequest, prompts: list[Prompt], choice_format: ChoiceFormat
-    ) -> None:
+    async def _answer(self, exchange: Exchange, request: SamplingFields, call: Call, choice_format: ChoiceFormat) -> None:
         include_usage = request.check_stream_options()
-        call = self._open_call(request, prompts, request.params())
         answer = Answer(self.engine, call, choice_format, exchange.scope, exchange.send)
         if request.stream:
             await answer.streamed(exchange.headers, include_usage)
         else:
             await answer.whole(exchange.headers)
-
-    def _open_call(self, request: SamplingFields, prompts: list[Prompt], params: Any) -> Call:
-        prefix, param = ("chatcmpl", "messages") if isinstance(request, ChatRequest) else ("cmpl", "prompt")
-        salt = request.cache_salt or None  # an empty salt is no salt
-        try:
-            response_id, prepared, outputs, warnings = open_call(self.engine, prefix, prompts, params, salt)
-        except Exception as error:
-            api_error = as_api_error(error)
-            if api_error.param == "prompt":
-                api_error.param = param
-            raise api_error from None
-        return Call(response_id, self.model_name, self.fingerprint, prepared, outputs, request.warnings + warnings)
 
     async def tokenize(self, exchange: Exchange) -> None:
         """A prompt's token ids (with what the model puts before it, unless ``add_special_tokens`` is false), or a conversation's."""

@@ -10,7 +10,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from octavo.core.request import SamplingParams
@@ -31,6 +31,25 @@ class Prompt:
 
     text: str | None
     token_ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class CallIdentity:
+    """How an answer names itself."""
+
+    id_prefix: str
+    model: str
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a call asks for besides its prompts. ``default_max_tokens`` holds where ``params`` has none, within the context."""
+
+    params: SamplingParams
+    default_max_tokens: int | None
+    cache_salt: str | None
+    warnings: list[str]
 
 
 class ChoiceFormat(Protocol):
@@ -102,15 +121,19 @@ async def tokenise(tokenizer: Tokenizer, text: str, add_special_tokens: bool, pa
         raise invalid(f"{param}: {error}", param) from None
 
 
-def open_call(
-    engine: AsyncEngine, prefix: str, prompts: Sequence[Prompt], params: SamplingParams, cache_salt: str | None
-) -> tuple[str, list[PreparedRequest], list[RequestOutput], list[str]]:
-    """Check all prompts of a call before any of them is queued: (response id, requests, outputs, warnings). Raises ParameterError."""
-    response_id = f"{prefix}-{uuid.uuid4().hex}"
-    prepared = [engine.prepare(p.token_ids, params, f"{response_id}-{i}", cache_salt) for i, p in enumerate(prompts)]
+def open_call(engine: AsyncEngine, identity: CallIdentity, prompts: Sequence[Prompt], wanted: Wanted) -> Call:
+    """Check all prompts of a call before any of them is queued. Raises ParameterError, EngineUnavailable."""
+    response_id = f"{identity.id_prefix}-{uuid.uuid4().hex}"
+    prepared = []
+    for i, prompt in enumerate(prompts):
+        params = wanted.params
+        if params.max_tokens is None and wanted.default_max_tokens is not None:
+            room = engine.engine.room(len(prompt.token_ids))
+            params = replace(params, max_tokens=max(1, min(wanted.default_max_tokens, room)))
+        prepared.append(engine.prepare(prompt.token_ids, params, f"{response_id}-{i}", wanted.cache_salt))
     outputs = [RequestOutput.start(one.request, prompt.text, one.warnings) for one, prompt in zip(prepared, prompts, strict=True)]
-    warnings = list(dict.fromkeys(w for one in prepared for w in one.warnings))
-    return response_id, prepared, outputs, warnings
+    warnings = list(dict.fromkeys([*wanted.warnings, *(w for one in prepared for w in one.warnings)]))
+    return Call(response_id, identity.model, identity.fingerprint, prepared, outputs, warnings)
 
 
 class Answer:

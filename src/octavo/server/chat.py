@@ -20,6 +20,7 @@ from octavo.server.streaming import encode_json
 if TYPE_CHECKING:
     from octavo.models.loaded import LoadedModel
 
+_OWN_ARGUMENTS = {"self", "messages", "tools", "add_generation_prompt", "continue_final_message"}
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -34,26 +35,20 @@ async def chat_prompt(request: ChatRequest | TokenizeRequest, model: LoadedModel
 def render(request: ChatRequest | TokenizeRequest, model: LoadedModel) -> str:
     from octavo.models.chat_template import TemplateError
 
-    messages = check_messages(request.messages)
+    messages = _check_messages(request.messages)
     if model.chat_template is None:
         raise invalid(f"messages: the model {model.name!r} has no chat template; use /v1/completions", "messages", "no_chat_template")
-    continue_final = bool(request.continue_final_message)
-    if continue_final and request.add_generation_prompt:
-        raise invalid("continue_final_message: it cannot be combined with add_generation_prompt", "continue_final_message")
-    if continue_final and messages[-1]["role"] != "assistant":
-        raise invalid("continue_final_message: the last message must be the assistant's", "continue_final_message")
-    generation_prompt = request.add_generation_prompt is not False and not continue_final
-    extra = {name: value for name, value in (request.chat_template_kwargs or {}).items() if value is not None}
+    extra = request.chat_template_kwargs or {}
+    for name in extra.keys() & _OWN_ARGUMENTS:
+        raise invalid(f"chat_template_kwargs: {name!r} is a field of the request, not of chat_template_kwargs", "chat_template_kwargs")
     try:
-        return model.chat_template.render(messages, generation_prompt, continue_final, None, **extra)
+        return model.chat_template.render(messages, request.add_generation_prompt, bool(request.continue_final_message), None, **extra)
     except TemplateError as error:
-        raise invalid(str(error), "messages", "chat_template_error") from None
-    except TypeError:
-        raise invalid("chat_template_kwargs: it names an argument that is not the template's to give", "chat_template_kwargs") from None
+        raise invalid(str(error), error.param, "chat_template_error") from None
 
 
-def check_messages(messages: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
-    """Messages of known roles; what is in them is the template's business. ``developer`` is OpenAI's newer word for ``system``."""
+def _check_messages(messages: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
+    """Messages of known roles; what is in them is the template's business."""
     if messages is None:
         raise invalid("messages: the field is missing", "messages", "missing_field")
     if not messages:
@@ -62,7 +57,7 @@ def check_messages(messages: list[dict[str, Any]] | None) -> list[dict[str, Any]
         role = message.get("role")
         if role not in ROLES:
             raise invalid(f"messages[{i}].role: {str(role)[:80]!r} is not allowed; one of {', '.join(ROLES)}", "messages")
-    return [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
+    return messages
 
 
 class ChatFormat:

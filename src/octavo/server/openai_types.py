@@ -80,7 +80,7 @@ _SAMPLING_NAMES = (
 
 
 class CompletionRequest(SamplingFields, kw_only=True):
-    """POST /v1/completions. ``max_tokens`` absent means 16."""
+    """POST /v1/completions. ``max_tokens`` absent means 16, or what is left of the context when that is less."""
 
     prompt: str | list[Any] | None = None
     echo: bool | None = None
@@ -104,11 +104,10 @@ class CompletionRequest(SamplingFields, kw_only=True):
         raise invalid("prompt: it must be text, token ids (integers), a list of texts, or a list of lists of token ids", "prompt")
 
     def params(self) -> SamplingParams:
-        max_tokens = DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
         prompt_logprobs = self.prompt_logprobs
         if self.echo and self.logprobs is not None:
             prompt_logprobs = max(self.logprobs, prompt_logprobs or 0)
-        return self.sampling_params(max_tokens=max_tokens, logprobs=self.logprobs, prompt_logprobs=prompt_logprobs)
+        return self.sampling_params(max_tokens=self.max_tokens, logprobs=self.logprobs, prompt_logprobs=prompt_logprobs)
 
 
 class ChatRequest(SamplingFields, kw_only=True):

@@ -1,0 +1,173 @@
+"""What a body may say: numbers, types, nulls, limits, unknown fields. Raw bodies, since a client library would not send most of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from octavo.models.chat_template import ChatTemplate
+from tests.engine.scripted import bigram_engine, byte_tokenizer
+from tests.models.tiny import CHAT_TEMPLATE
+from tests.server.harness import RunningServer
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+GOOD = {COMPLETIONS: '"prompt":"x","max_tokens":2', CHAT: '"messages":[{"role":"user","content":"x"}],"max_tokens":2'}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    engine = bigram_engine(byte_tokenizer(), context=64, chat_template=ChatTemplate(CHAT_TEMPLATE))
+    with RunningServer(engine) as running:
+        yield running
+
+
+def is_served(server: RunningServer) -> None:
+    assert server.complete("x", max_tokens=1)["choices"]
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+@pytest.mark.parametrize(
+    ("param", "value"),
+    [
+        *(("temperature", v) for v in ("NaN", "Infinity", "-Infinity", "1e999", "-1e999", "-0.5", '"hot"', "true", "[1]")),
+        *(("top_p", v) for v in ("NaN", "-0.1", "1.5")),
+        *(("presence_penalty", v) for v in ("NaN", "10")),
+        *(("frequency_penalty", v) for v in ("-2.5",)),
+        *(("repetition_penalty", v) for v in ("0", "-1", "NaN")),
+        *(("top_k", v) for v in ("0.01", "-5", '"3"', "NaN")),
+        *(("min_p", v) for v in ("2", "-1")),
+        *(("n", v) for v in ('"two"', "0", "-1", "1.5", "1000")),
+        *(("max_tokens", v) for v in ("-1", "1.5", '"3"', "100000000000000000000")),
+        *(("min_tokens", v) for v in ("-1", "3")),
+        *(("seed", v) for v in ('"x"', "1.5", "99999999999999999999999")),
+        *(("stop", v) for v in ("[1]", '[""]', '""', "5", json.dumps(["s"] * 65), json.dumps("s" * 5000))),
+        *(("stop_token_ids", v) for v in ("[100000]", '["a"]', "[-1]")),
+        *(("allowed_token_ids", v) for v in ("[]", "[100000]")),
+        *(("bad_words", v) for v in ('"a"', '[""]', '[" "]')),
+        *(("logit_bias", v) for v in ('{"x":1}', '{"100000":1}', '{"5":1000}', '{"5":"a"}', "[]", '{"5":NaN}')),
+        *(("stream_options", v) for v in ("[]", '{"include_usage":true}')),
+        *(("response_format", v) for v in ('"json"', '{"type":"json_schema","json_schema":"{}"}', '{"type":"json_object"}')),
+        *(("tools", v) for v in ("{}", '[{"type":"function","function":{"name":"f"}}]')),
+        ("tool_choice", '"required"'),
+        ("prompt_logprobs", "21"),
+        ("best_of", "3"),
+        ("suffix", '"x"'),
+        ("guided_json", "{}"),
+        ("priority", "1"),
+        ("cache_salt", "5"),
+        ("stream", '"yes"'),
+        ("model", "5"),
+    ],
+)
+def test_a_bad_value_is_a_400_that_names_its_field(server: RunningServer, path: str, param: str, value: str) -> None:
+    body = "{" + GOOD[path].replace('"max_tokens":2', f'"{param}":{value}' + ("" if param == "max_tokens" else ',"max_tokens":2')) + "}"
+    for stream in ("", ',"stream":true'):
+        if stream and param in ("stream", "stream_options"):
+            continue
+        status, error = server.error(path, body.encode()[:-1] + stream.encode() + b"}")
+        assert status == 400 and error["param"] == param, error
+        assert param in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (b"", None),
+        (b'{"model":"m",}', None),
+        (b"[]", None),
+        (b'"hi"', None),
+        (b"nul", None),
+        (b'{"messages":"hi","prompt":5}', "any"),
+        (b'{"messages":[1],"prompt":5}', "any"),
+        (b'{"messages":[],"prompt":[]}', "any"),
+        (b"{}", "any"),
+        (b'{"messages":[{"role":5}],"prompt":{}}', "any"),
+        (b'{"a":' + b"[" * 5000 + b"]" * 5000 + b"}", None),
+        (b"[" * 5000, None),
+        (b'{"prompt":"\xff\xfe","messages":[{"role":"user","content":"\xff"}]}', None),
+        (b'{"prompt":"\\ud800","messages":[{"role":"user","content":"\\ud800"}]}', None),
+        (b'{"logprobs":"x","prompt":"x","messages":[{"role":"user","content":"x"}]}', "logprobs"),
+    ],
+)
+def test_a_broken_body_is_a_400(server: RunningServer, body: bytes, param: str | None) -> None:
+    for path, own in ((COMPLETIONS, "prompt"), (CHAT, "messages")):
+        status, error = server.error(path, body)
+        assert status == 400
+        assert error["param"] == (own if param == "any" else param)
+    is_served(server)
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+@pytest.mark.parametrize("stream", [False, True])
+def test_nulls_are_as_if_absent(server: RunningServer, path: str, stream: bool) -> None:
+    nulls = '"stop":null,"seed":null,"max_tokens":null,"temperature":null,"logit_bias":{},"tools":null,"user":"","top_k":null,"n":null'
+    body = "{" + GOOD[path].replace('"max_tokens":2', nulls) + f',"stream":{json.dumps(stream)}' + "}"
+    status, headers, data = server.request("POST", path, body.encode())
+    assert status == 200 and b'"error"' not in data and b'"warnings"' not in data
+
+
+@pytest.mark.parametrize(
+    "fields", [{"top_k": -1}, {"top_k": 0}, {"top_k": 9999999}, {"top_p": 1}, {"top_p": 0.5}, {"min_p": 0}, {"seed": -1}]
+)
+def test_values_at_the_edge_are_fine(server: RunningServer, fields: dict[str, Any]) -> None:
+    assert server.post(COMPLETIONS, {"prompt": "x", "max_tokens": 2, **fields})["choices"]
+
+
+def test_top_p_0_is_greedy(server: RunningServer) -> None:
+    answers = [server.post(COMPLETIONS, {"prompt": "x", "max_tokens": 5, "top_p": 0, "ignore_eos": True})["choices"] for _ in range(2)]
+    assert answers[0] == answers[1]
+
+
+def test_fields_that_nobody_defines_are_reported(server: RunningServer) -> None:
+    body = {"prompt": "x", "max_tokens": 1, "tempreature": 3, "user": "me", "metadata": {"a": "b"}}
+    (warning,) = server.post(COMPLETIONS, body)["warnings"]
+    assert "tempreature" in warning
+    chunks = server.stream(COMPLETIONS, body | {"max_tokens": 3, "ignore_eos": True})
+    assert [c.get("warnings") for c in chunks] == [[warning], None, None]
+
+
+def test_neutral_values_of_unserved_fields_are_fine(server: RunningServer) -> None:
+    neutral = {
+        "response_format": {"type": "text"},
+        "tools": [],
+        "tool_choice": "none",
+        "best_of": 1,
+        "suffix": None,
+        "use_beam_search": False,
+    }
+    assert "warnings" not in server.post(COMPLETIONS, {"prompt": "x", "max_tokens": 1, **neutral})
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+@pytest.mark.parametrize("max_tokens", [100, 4, 1, "absent", None])
+def test_the_context_limit(server: RunningServer, path: str, max_tokens: Any) -> None:
+    overhead = server.post("/tokenize", {"messages": [{"role": "user", "content": ""}]})["count"] if path == CHAT else 0
+    for num_prompt in (60, 63, 64, 65):
+        text = "q" * (num_prompt - overhead)
+        body: dict[str, Any] = {"messages": [{"role": "user", "content": text}]} if path == CHAT else {"prompt": text}
+        body |= {"ignore_eos": True} | ({} if max_tokens == "absent" else {"max_tokens": max_tokens})
+        if num_prompt >= 64:
+            status, error = server.error(path, body)
+            assert status == 400 and error["code"] == "context_length_exceeded"
+            assert str(num_prompt) in error["message"] and "64" in error["message"]
+            assert error["param"] == ("messages" if path == CHAT else "prompt")
+            continue
+        answer = server.post(path, body)
+        left = 64 - num_prompt
+        asked = max_tokens if isinstance(max_tokens, int) else (16 if path == COMPLETIONS else left)
+        assert answer["usage"]["prompt_tokens"] == num_prompt
+        assert answer["usage"]["completion_tokens"] == min(asked, left)
+        assert answer["choices"][0]["finish_reason"] == "length"
+        clamped = isinstance(max_tokens, int) and max_tokens > left
+        assert ("warnings" in answer) == clamped
+        if clamped:
+            assert f"{max_tokens} was reduced to {left}" in answer["warnings"][0]
+
+
+def test_the_type_of_the_content_does_not_matter(server: RunningServer) -> None:
+    for content_type in ("", "text/plain", "application/json; charset=utf-8"):
+        status, _, _ = server.request("POST", COMPLETIONS, b'{"prompt":"x","max_tokens":1}', {"Content-Type": content_type})
+        assert status == 200
