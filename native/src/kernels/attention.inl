@@ -21,10 +21,11 @@ constexpr int kSubtile = 16;              // tokens per vector and per KV tile o
 constexpr int kTile = 64;                 // tokens per step of the running maximum
 constexpr int kSubtiles = kTile / kSubtile;
 constexpr int kQueries = 96;              // queries per pass over the KV: bounds the scratch
+// Queries computed together, and vectors of sums that fit the registers beside what feeds them.
 #if defined(OCTAVO_AVX512)
-constexpr int kChunk = 6, kAccumulators = 24;  // queries, and vectors, held in registers
+constexpr int kChunk = 6, kAccumulators = 24;
 #elif defined(OCTAVO_AVX2)
-constexpr int kChunk = 6, kAccumulators = 6;
+constexpr int kChunk = 6, kAccumulators = 5;
 #else
 constexpr int kChunk = 2, kAccumulators = 2;
 #endif
@@ -102,6 +103,9 @@ OCTAVO_INLINE bool sees_split(const AttentionParams& p, int position, int split)
   return position >= split * kSplitTokens && visible_begin(p, position) < (split + 1) * kSplitTokens;
 }
 
+// Keeps a caller's constants out of the registers that hold accumulators.
+#define OCTAVO_NOINLINE __attribute__((noinline))
+
 // ---- products ------------------------------------------------------------------------------------------------------
 
 // scores[r][16 v + lane] = sum over d of q[r][d] * k[v][d][lane] for subtiles v of [u, u + NV), one chain per element.
@@ -126,7 +130,7 @@ OCTAVO_INLINE void dot_block(const float* q, int q_stride, const TileView<Load>&
 
 // Scores of R queries against subtiles [begin, end).
 template <class Load, int R>
-OCTAVO_INLINE void dot_tile(const float* q, int q_stride, const TileView<Load>& tile, int begin, int end, int head_dim, float* scores) {
+OCTAVO_NOINLINE void dot_tile(const float* q, int q_stride, const TileView<Load>& tile, int begin, int end, int head_dim, float* scores) {
   constexpr int NV = block_vectors(R);
   int u = begin;
   for (; u + NV <= end; u += NV) dot_block<Load, R, NV>(q, q_stride, tile, u, head_dim, scores);
@@ -161,7 +165,7 @@ OCTAVO_INLINE void accumulate_block(const float* p, const float* alpha, const Ti
 }
 
 template <class Load, int R>
-OCTAVO_INLINE void accumulate_tile(const float* p, const float* alpha, const TileView<Load>& tile, int begin, int end, float* acc, int stride) {
+OCTAVO_NOINLINE void accumulate_tile(const float* p, const float* alpha, const TileView<Load>& tile, int begin, int end, float* acc, int stride) {
   constexpr int NV = block_vectors(R);
   int c = 0;
   for (; c + 16 * NV <= stride; c += 16 * NV) accumulate_block<Load, R, NV>(p, alpha, tile, begin, end, c, acc, stride);
@@ -219,11 +223,9 @@ OCTAVO_INLINE void accumulate_seen(const Seen& seen, const TileView<Load>& tile,
   const int common_begin = seen.begin[R - 1], common_end = seen.end[0];
   const float one = 1.0f;
   const bool common = common_begin < common_end;
-  bool before[R];
   for (int r = 0; r < R; ++r) {
     const int stop = common ? common_begin : seen.end[r];
-    before[r] = seen.begin[r] < stop;
-    if (!before[r]) continue;
+    if (seen.begin[r] >= stop) continue;
     accumulate_tile<Load, 1>(scores + r * kTile, alpha + r, tile, seen.begin[r], stop, acc + (size_t)r * stride, stride);
     alpha[r] = 1.0f;
   }
@@ -338,7 +340,7 @@ OCTAVO_INLINE void merge_state(float m, float l, const float* acc, int head_dim,
   const F32x16 keep = f32_set(factors[0]), take = f32_set(factors[1]);
   for (int d = 0; d < head_dim; d += 16) {
     const int n = lanes_left(head_dim, d);
-    f32_store_n(out + d, f32_fma(f32_load_n(out + d, n), keep, f32_load_n(acc + d, n) * take), n);
+    store_lanes(out + d, f32_fma(load_lanes(out + d, n), keep, load_lanes(acc + d, n) * take), n);
   }
   *total_l = *total_l * factors[0] + l * factors[1];
   *total_m = new_m;
@@ -353,7 +355,7 @@ OCTAVO_INLINE void begin_total(int head_dim, float* total_m, float* total_l, flo
 OCTAVO_INLINE void finish_total(int head_dim, float total_l, float* out) {
   for (int d = 0; d < head_dim; d += 16) {
     const int n = lanes_left(head_dim, d);
-    f32_store_n(out + d, f32_load_n(out + d, n) / f32_set(total_l), n);
+    store_lanes(out + d, load_lanes(out + d, n) / f32_set(total_l), n);
   }
 }
 
@@ -436,7 +438,7 @@ void load_queries(const Pass& pass, bool totals) {
     pass.end[j] = position + 1;
     const float* q = pass.s.q + (size_t)pass.row(j) * pass.s.q_stride + (size_t)pass.head(j) * head_dim;
     for (int d = 0; d < head_dim; d += 16)
-      f32_store(pass.q + (size_t)j * pass.stride + d, f32_load_n(q + d, lanes_left(head_dim, d)) * f32_set(pass.p.scale));
+      f32_store(pass.q + (size_t)j * pass.stride + d, load_lanes(q + d, lanes_left(head_dim, d)) * f32_set(pass.p.scale));
     if (totals) begin_total(head_dim, pass.total_m + j, pass.total_l + j, pass.out(j));
   }
 }

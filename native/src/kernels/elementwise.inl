@@ -9,6 +9,13 @@ namespace OCTAVO_ISA_NS {
 
 OCTAVO_INLINE int lanes_left(int dim, int i) { return dim - i < 16 ? dim - i : 16; }
 
+// n of 1..16 lanes; nearly always all of them, and then a plain load or store.
+OCTAVO_INLINE F32x16 load_lanes(const float* p, int n) { return n == 16 ? f32_load(p) : f32_load_n(p, n); }
+OCTAVO_INLINE void store_lanes(float* p, F32x16 a, int n) {
+  if (n == 16) f32_store(p, a);
+  else f32_store_n(p, a, n);
+}
+
 // Sum of squares in four chains of sixteen lanes; vector j of the row always belongs to chain j % 4.
 OCTAVO_INLINE float sum_of_squares(const float* x, int dim) {
   F32x16 sum[4] = {f32_zero(), f32_zero(), f32_zero(), f32_zero()};
@@ -20,7 +27,7 @@ OCTAVO_INLINE float sum_of_squares(const float* x, int dim) {
     }
   }
   for (int c = 0; i < dim; i += 16, ++c) {
-    const F32x16 a = f32_load_n(x + i, lanes_left(dim, i));
+    const F32x16 a = load_lanes(x + i, lanes_left(dim, i));
     sum[c] = f32_fma(a, a, sum[c]);
   }
   return f32_sum((sum[0] + sum[1]) + (sum[2] + sum[3]));
@@ -28,9 +35,10 @@ OCTAVO_INLINE float sum_of_squares(const float* x, int dim) {
 
 void rmsnorm(const float* x, const float* w, float eps, int dim, float* out) {
   const F32x16 inverse = f32_set(1.0f / __builtin_sqrtf(sum_of_squares(x, dim) / (float)dim + eps));
-  int i = 0;
-  for (; i + 16 <= dim; i += 16) f32_store(out + i, f32_load(x + i) * inverse * f32_load(w + i));
-  if (i < dim) f32_store_n(out + i, f32_load_n(x + i, dim - i) * inverse * f32_load_n(w + i, dim - i), dim - i);
+  for (int i = 0; i < dim; i += 16) {
+    const int n = lanes_left(dim, i);
+    store_lanes(out + i, load_lanes(x + i, n) * inverse * load_lanes(w + i, n), n);
+  }
 }
 
 // A group whose largest magnitude is zero, or so small (< 4e-37) that 127 / max overflows, becomes exactly zero.
@@ -67,9 +75,10 @@ OCTAVO_INLINE F32x16 activate(F32x16 g) {
 
 template <bool gelu>
 OCTAVO_INLINE void gated_act_row(const float* gate, const float* up, int dim, float* out) {
-  int i = 0;
-  for (; i + 16 <= dim; i += 16) f32_store(out + i, activate<gelu>(f32_load(gate + i)) * f32_load(up + i));
-  if (i < dim) f32_store_n(out + i, activate<gelu>(f32_load_n(gate + i, dim - i)) * f32_load_n(up + i, dim - i), dim - i);
+  for (int i = 0; i < dim; i += 16) {
+    const int n = lanes_left(dim, i);
+    store_lanes(out + i, activate<gelu>(load_lanes(gate + i, n)) * load_lanes(up + i, n), n);
+  }
 }
 
 void gated_act(const float* gate, const float* up, int dim, int activation, float* out) {
@@ -78,16 +87,18 @@ void gated_act(const float* gate, const float* up, int dim, int activation, floa
 }
 
 void add(const float* a, const float* b, int dim, float* out) {
-  int i = 0;
-  for (; i + 16 <= dim; i += 16) f32_store(out + i, f32_load(a + i) + f32_load(b + i));
-  if (i < dim) f32_store_n(out + i, f32_load_n(a + i, dim - i) + f32_load_n(b + i, dim - i), dim - i);
+  for (int i = 0; i < dim; i += 16) {
+    const int n = lanes_left(dim, i);
+    store_lanes(out + i, load_lanes(a + i, n) + load_lanes(b + i, n), n);
+  }
 }
 
 void softcap(const float* x, int dim, float cap, float* out) {
   const F32x16 c = f32_set(cap);
-  int i = 0;
-  for (; i + 16 <= dim; i += 16) f32_store(out + i, f32_tanh(f32_load(x + i) / c) * c);
-  if (i < dim) f32_store_n(out + i, f32_tanh(f32_load_n(x + i, dim - i) / c) * c, dim - i);
+  for (int i = 0; i < dim; i += 16) {
+    const int n = lanes_left(dim, i);
+    store_lanes(out + i, f32_tanh(load_lanes(x + i, n) / c) * c, n);
+  }
 }
 
 // (a, b) rotated by the angle whose cosine and sine are c and s.
@@ -100,10 +111,10 @@ OCTAVO_INLINE void rotate(F32x16* a, F32x16* b, F32x16 c, F32x16 s) {
 // Pairs [i, i + n) of one head, n <= 16; both layouts go through the same rotation of sixteen pairs.
 OCTAVO_INLINE void rope_pairs(float* x, int half, bool interleaved, int i, int n, F32x16 c, F32x16 s) {
   if (!interleaved) {
-    F32x16 a = f32_load_n(x + i, n), b = f32_load_n(x + half + i, n);
+    F32x16 a = load_lanes(x + i, n), b = load_lanes(x + half + i, n);
     rotate(&a, &b, c, s);
-    f32_store_n(x + i, a, n);
-    f32_store_n(x + half + i, b, n);
+    store_lanes(x + i, a, n);
+    store_lanes(x + half + i, b, n);
     return;
   }
   float even[16] = {0}, odd[16] = {0};
@@ -139,9 +150,9 @@ OCTAVO_INLINE void store_head_16(uint16_t* k_out, uint16_t* v_out, KVType type, 
   for (int d = 0; d < head_dim; d += 16) {
     const int n = lanes_left(head_dim, d);
     uint16_t t[16];
-    convert_16(f32_load_n(k + d, n), type, t);
+    convert_16(load_lanes(k + d, n), type, t);
     for (int j = 0; j < n; ++j) k_out[(d + j) * 16] = t[j];
-    convert_16(f32_load_n(v + d, n), type, t);
+    convert_16(load_lanes(v + d, n), type, t);
     std::memcpy(v_out + d, t, sizeof(uint16_t) * (size_t)n);
   }
 }
