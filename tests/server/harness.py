@@ -74,12 +74,21 @@ class RunningServer:
         assert events[-1] == "[DONE]"
         return [strict_json(e) for e in events[:-1]]
 
+    def limit_buffers(self, num_bytes: int) -> None:
+        """Small kernel buffers for connections made from now on, so that a reader that stops is felt soon."""
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, num_bytes)
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, num_bytes)
+
     def open_stream(self, path: str, body: dict[str, Any]) -> socket.socket:
         """A connection that has sent a streaming request and read nothing."""
         return self.send_raw("POST", path, json.dumps({**body, "stream": True}).encode())
 
-    def send_raw(self, method: str, path: str, data: bytes) -> socket.socket:
-        connection = socket.create_connection(("127.0.0.1", self.port), TIMEOUT_S)
+    def send_raw(self, method: str, path: str, data: bytes, receive_buffer_bytes: int | None = None) -> socket.socket:
+        connection = socket.socket()
+        connection.settimeout(TIMEOUT_S)
+        if receive_buffer_bytes is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
+        connection.connect(("127.0.0.1", self.port))
         head = f"{method} {path} HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n"
         connection.sendall(head.encode() + b"Connection: close\r\n\r\n" + data)
         return connection

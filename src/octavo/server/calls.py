@@ -7,6 +7,7 @@ a ``ChoiceFormat`` (``completions`` and ``chat`` have one each).
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import uuid
 from collections.abc import Sequence
@@ -14,13 +15,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from octavo.core.request import SamplingParams
-from octavo.engine.async_engine import AsyncEngine, EngineUnavailable
+from octavo.engine.async_engine import AsyncEngine, EngineUnavailable, StreamOverflow
 from octavo.engine.outputs import CompletionOutput, GenerationError, OutputEvent, RequestOutput
 from octavo.engine.params import PreparedRequest
 from octavo.models.tokenizer import Tokenizer, TokenizerError
 from octavo.server.asgi import Header, Scope, Send, drop_connection, send_json
 from octavo.server.errors import as_api_error, invalid
 from octavo.server.streaming import DONE, EVENT_STREAM_HEADERS, Frames, error_event
+
+logger = logging.getLogger("octavo.server")
 
 LONG_TEXT_CHARS = 16_384  # longer texts are tokenised on another thread, so that running streams do not wait
 
@@ -146,7 +149,8 @@ class Answer:
         self._scope = scope
         self._send = send
         self._prompt_index = {one.request.request_id: i for i, one in enumerate(call.prepared)}
-        self._seen: set[int] = set()
+        self._seen: set[int] = set()  # choices that have had an event
+        self._started = False
 
     async def whole(self, headers: tuple[Header, ...]) -> None:
         """One JSON answer when every choice has ended. Raises GenerationError."""
@@ -155,6 +159,8 @@ class Answer:
         try:
             while not stream.finished:
                 for event in await stream.read():
+                    if event.error is not None:
+                        raise self._error_of(event.error)
                     self._count(event).apply(event)
         finally:
             self._engine.abort(stream)
@@ -167,7 +173,7 @@ class Answer:
         await send_json(self._send, content, headers=headers)
 
     async def streamed(self, headers: tuple[Header, ...], include_usage: bool) -> None:
-        """Chunks as events come. Errors before the first chunk are raised; later ones become an error event."""
+        """Chunks as events come. An error before the first chunk is raised; a later one becomes an error event."""
         call = self._call
         frames = Frames(call.shared_fields(self._format.chunk_object), include_usage)
         first_fields = self._format.first_chunk_fields(call.outputs) | ({"warnings": call.warnings} if call.warnings else {})
@@ -175,26 +181,36 @@ class Answer:
             frames.add_to_first(first_fields)
         stream = self._engine.submit(call.prepared)
         stream.on_overflow = lambda: drop_connection(self._scope)
+        data, error = b"", None
         try:
-            data = self._chunks(await stream.read(), frames)
-            await self._send({"type": "http.response.start", "status": 200, "headers": [*EVENT_STREAM_HEADERS, *headers]})
-            while not stream.finished:
-                await self._send({"type": "http.response.body", "body": data, "more_body": True})
-                try:
-                    data = self._chunks(await stream.read(), frames)
-                except (GenerationError, EngineUnavailable) as error:
-                    data = error_event(as_api_error(error).content())
-                    break
-            else:
-                data += frames.usage(call.usage()) if include_usage else b""
-            await self._send({"type": "http.response.body", "body": data + DONE, "more_body": False})
+            while error is None and not stream.finished:
+                if data:
+                    await self._send_chunks(data, headers)
+                data, error = self._chunks(await stream.read(), frames)
+            if error is not None:
+                if not (data or self._started):
+                    raise error
+                data += error_event(as_api_error(error).content())
+            elif include_usage:
+                data += frames.usage(call.usage())
+            await self._send_chunks(data + DONE, headers, more=False)
+        except StreamOverflow as overflow:
+            logger.warning("%s: its client was cut off: %s", call.response_id, overflow)
         finally:
             self._engine.abort(stream)
 
-    def _chunks(self, events: list[OutputEvent], frames: Frames) -> bytes:
-        """The chunks of some events, in one piece. Keeps no output: a long stream takes no more memory than a short one."""
+    async def _send_chunks(self, data: bytes, headers: tuple[Header, ...], more: bool = True) -> None:
+        if not self._started:
+            self._started = True
+            await self._send({"type": "http.response.start", "status": 200, "headers": [*EVENT_STREAM_HEADERS, *headers]})
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+    def _chunks(self, events: list[OutputEvent], frames: Frames) -> tuple[bytes, Exception | None]:
+        """The chunks of some events, in one piece, and the error that ended them. Keeps no output: a stream's memory does not grow."""
         data = b""
         for event in events:
+            if event.error is not None:
+                return data, self._error_of(event.error)
             output = self._count(event)
             output.apply_to_prompt(event)
             index = self._prompt_index[event.request_id] * self._call.n + event.choice
@@ -202,11 +218,12 @@ class Answer:
             self._seen.add(index)
             for choice in self._format.chunks(index, output, event, first):
                 data += frames.chunk(choice)
-        return data
+        return data, None
 
     def _count(self, event: OutputEvent) -> RequestOutput:
-        """The output an event belongs to. Raises what ended the request, if an error did."""
-        if event.error is not None:
-            raise EngineUnavailable(event.error) if self._engine.draining else GenerationError(event.error)
+        """Count an event's tokens; the output it belongs to."""
         self._call.num_output_tokens += len(event.token_ids)
         return self._call.outputs[self._prompt_index[event.request_id]]
+
+    def _error_of(self, message: str) -> Exception:
+        return EngineUnavailable(message) if self._engine.draining else GenerationError(message)
