@@ -112,7 +112,8 @@ struct Setup {
     return 2 * (size_t)m.kv_heads * m.head_dim * ((context + 15) / 16 * 16) * (type == KVType::kF32 ? 4 : 2);
   }
   Setup(const Kernels& k, const Model& m, KVType type, int context)
-      : kernels(k), context(context), width(m.heads * m.head_dim), memory(bytes_of(m, type, context) * m.layers), layer_bytes(bytes_of(m, type, context)) {
+      : kernels(k), context(context), width(m.heads * m.head_dim), memory(bytes_of(m, type, context) * m.layers),
+        layer_bytes(bytes_of(m, type, context)) {
     params = {m.heads, m.kv_heads, m.head_dim, 0.1f, 0.0f, 0};
     const int block_size = 16, blocks = (context + block_size - 1) / block_size;
     const size_t block_bytes = layer_bytes / blocks;
@@ -134,7 +135,8 @@ struct Setup {
   void run(int layer, int start, int rows) {
     void* at = (void*)(((uintptr_t)scratch.data() + 63) & ~(uintptr_t)63);
     const AttentionSequence s = {&q[(size_t)start * width], &out[(size_t)start * width], width, width, start, rows, table.data()};
-    for (int h = 0; h < params.kv_heads; ++h) kernels.attention(layers[layer], params, s, h, 0, rows, 0, attention_num_splits(s), nullptr, at);
+    const int splits = attention_num_splits(s);
+    for (int h = 0; h < params.kv_heads; ++h) kernels.attention(layers[layer], params, s, h, 0, rows, 0, splits, nullptr, at);
   }
 };
 
@@ -144,10 +146,13 @@ void report(const Kernels& kernels, const Model& model, KVType type, int context
   const double cached = median_s(31, [&] { setup.run(0, context - 1, 1); });
   const double prefill = median_s(5, [&] { setup.run(0, 0, context); });
   const double flop = 2.0 * context * (context + 1) * model.heads * model.head_dim;  // two products over the visible half
-  std::printf("%-8s %-8s %-4s %5d  decode %6.1f us a layer, %5.1f GB/s of KV (one layer in cache %5.1f, plain read %5.1f)   prefill %7.2f ms a layer, %5.1f GFLOP/s, %4.1f %% of peak\n",
-              kernels.name, model.name, type == KVType::kF16 ? "f16" : type == KVType::kBF16 ? "bf16" : "f32", context, decode * 1e6,
-              (double)setup.layer_bytes / decode * 1e-9, (double)setup.layer_bytes / cached * 1e-9, read_bytes_per_s(setup.memory) * 1e-9, prefill * 1e3,
-              flop / prefill * 1e-9, 100 * flop / prefill / peak);
+  const double bytes = (double)setup.layer_bytes, giga = 1e-9;
+  const char* type_name = type == KVType::kF16 ? "f16" : type == KVType::kBF16 ? "bf16" : "f32";
+  std::printf("%-8s %-8s %-4s %5d  decode %6.1f us a layer, %5.1f GB/s of KV (one layer in cache %5.1f, plain read %5.1f)", kernels.name,
+              model.name, type_name, context, decode * 1e6, bytes / decode * giga, bytes / cached * giga,
+              read_bytes_per_s(setup.memory) * giga);
+  std::printf("   prefill %7.2f ms a layer, %5.1f GFLOP/s, %4.1f %% of peak\n", prefill * 1e3, flop / prefill * giga,
+              100 * flop / prefill / peak);
 }
 
 }  // namespace

@@ -41,7 +41,8 @@ struct Cache {
   // K or V element of a token, through the documented layout.
   float get(int token, int kv_head, int d, bool value) const {
     const size_t tile = (size_t)kv_head * (view.block_size / 16) + token % view.block_size / 16, lane = token % 16;
-    const size_t index = tile * 32 * view.head_dim + (value ? 16 * (size_t)view.head_dim + lane * view.head_dim + d : 16 * (size_t)d + lane);
+    const size_t in_tile = value ? 16 * (size_t)view.head_dim + lane * view.head_dim + d : 16 * (size_t)d + lane;
+    const size_t index = tile * 32 * view.head_dim + in_tile;
     const uint8_t* block = view.base + table[token / view.block_size] * view.block_bytes;
     if (view.type == KVType::kF32) return ((const float*)block)[index];
     const uint16_t h = ((const uint16_t*)block)[index];
@@ -55,7 +56,8 @@ struct Problem {
   int tokens, width, kv_width;
   std::vector<float> q, k, v;  // [tokens][heads * head_dim], [tokens][kv_heads * head_dim]
 
-  Problem(const Shape& s, int tokens, uint64_t seed) : shape(s), tokens(tokens), width(s.heads * s.head_dim), kv_width(s.kv_heads * s.head_dim) {
+  Problem(const Shape& s, int tokens, uint64_t seed)
+      : shape(s), tokens(tokens), width(s.heads * s.head_dim), kv_width(s.kv_heads * s.head_dim) {
     Rng rng{seed};
     params = {s.heads, s.kv_heads, s.head_dim, 1.0f / std::sqrt((float)s.head_dim), s.softcap, s.window};
     q = rng.uniform_values((size_t)tokens * width, 4.0f);
@@ -63,8 +65,9 @@ struct Problem {
     v = rng.uniform_values((size_t)tokens * kv_width, 2.0f);
   }
   void store(const Kernels& kernels, Cache& cache, int from, int to) const {
+    const int block_size = cache.view.block_size;
     for (int t = from; t < to; ++t)
-      kernels.store_kv(cache.view, cache.table[t / cache.view.block_size], t % cache.view.block_size, &k[(size_t)t * kv_width], &v[(size_t)t * kv_width]);
+      kernels.store_kv(cache.view, cache.table[t / block_size], t % block_size, &k[(size_t)t * kv_width], &v[(size_t)t * kv_width]);
   }
   // Rows start .. start + rows - 1, out at their place in a [tokens][width] array.
   AttentionSequence sequence(const Cache& cache, int start, int rows, std::vector<float>& out) const {
@@ -88,7 +91,8 @@ void run_rows(const Kernels& kernels, const Problem& problem, const Cache& cache
 }
 
 // Rows and splits cut at random into items, states stored and merged.
-void run_partial(const Kernels& kernels, const Problem& problem, const Cache& cache, int start, int rows, Rng& rng, std::vector<float>& out) {
+void run_partial(const Kernels& kernels, const Problem& problem, const Cache& cache, int start, int rows, Rng& rng,
+                 std::vector<float>& out) {
   Scratch scratch(kernels, problem.params);
   const AttentionSequence s = problem.sequence(cache, start, rows, out);
   const int splits = attention_num_splits(s);
@@ -114,7 +118,8 @@ double reference_query(const Problem& problem, const Cache& cache, int row, int 
   for (int t = from; t <= row; ++t) {
     double dot = 0, absolute = 0;
     for (int d = 0; d < s.head_dim; ++d) {
-      const double x = (double)problem.q[(size_t)row * problem.width + head * s.head_dim + d] * problem.params.scale * cache.get(t, kv_head, d, false);
+      const double q = (double)problem.q[(size_t)row * problem.width + head * s.head_dim + d] * problem.params.scale;
+      const double x = q * cache.get(t, kv_head, d, false);
       dot += x;
       absolute += std::fabs(x);
     }
@@ -153,10 +158,15 @@ void check_against_reference(const char* level, const Problem& problem, const Ca
   }
 }
 
-void check_same(const char* level, const char* form, const Problem& problem, const std::vector<float>& a, const std::vector<float>& b, int from, int to) {
-  for (int row = from; row < to; ++row)
-    if (!check(same_bits(&a[(size_t)row * problem.width], &b[(size_t)row * problem.width], problem.width), "%s %s: %s head_dim %d heads %d/%d window %d row %d of %d differs",
-               level, form, type_name(problem.shape.type), problem.shape.head_dim, problem.shape.heads, problem.shape.kv_heads, problem.shape.window, row, problem.tokens)) return;
+// Rows [from, to) of a and b are the same bits.
+void check_same(const char* level, const char* form, const Problem& problem, const std::vector<float>& a, const std::vector<float>& b,
+                int from, int to) {
+  const Shape& s = problem.shape;
+  for (int row = from; row < to; ++row) {
+    const size_t at = (size_t)row * problem.width;
+    if (!check(same_bits(&a[at], &b[at], problem.width), "%s %s: %s head_dim %d heads %d/%d window %d row %d of %d differs", level, form,
+               type_name(s.type), s.head_dim, s.heads, s.kv_heads, s.window, row, problem.tokens)) return;
+  }
 }
 
 // Every form of computing the same rows: whole, row by row as decode does, chunks of 7, partial and merged, blocks of 32.
@@ -199,7 +209,8 @@ void check_later_rows(const Kernels& kernels, const Shape& shape, int tokens) {
   problem.store(kernels, cache, 0, tokens);
   run_rows(kernels, problem, cache, 0, tokens, clean);
   const int first_bad = tokens - 3;
-  for (int i = first_bad * problem.kv_width; i < tokens * problem.kv_width; ++i) problem.k[i] = problem.v[i] = i % 3 ? (i % 2 ? INFINITY : -INFINITY) : NAN;
+  for (int i = first_bad * problem.kv_width; i < tokens * problem.kv_width; ++i)
+    problem.k[i] = problem.v[i] = i % 3 ? (i % 2 ? INFINITY : -INFINITY) : NAN;
   problem.store(kernels, cache, first_bad, tokens);
   run_rows(kernels, problem, cache, 0, tokens, poisoned);
   check_same(kernels.name, "non-finite later rows", problem, clean, poisoned, 0, first_bad);
@@ -232,8 +243,8 @@ void check_level(const Kernels& kernels) {
   int i = 0;
   for (int head_dim : head_dims)
     for (const int* h : heads) {
-      const Shape shape = {h[0], h[1], head_dim, i % 3 == 1 ? 32 : i % 3 == 2 ? 5 : 0, i % 4 == 3 ? 20.0f : 0.0f, types[i % 3 == 0 ? i / 3 % 3 : i % 3]};
-      check_forms(kernels, shape, lengths[i % 12], (uint64_t)i);
+      const int window = i % 5 == 1 ? 32 : i % 5 == 3 ? 5 : 0;
+      check_forms(kernels, {h[0], h[1], head_dim, window, i % 4 == 3 ? 20.0f : 0.0f, types[i % 3]}, lengths[i % 12], (uint64_t)i);
       ++i;
     }
   for (KVType type : types) {

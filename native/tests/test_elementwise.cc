@@ -27,7 +27,8 @@ struct Row {
 void check_row(const char* level, const char* what, const Row& got, const std::vector<double>& want, const std::vector<double>& bound) {
   check(got.intact(), "%s %s dim %d wrote beyond its row", level, what, got.n);
   for (int i = 0; i < got.n; ++i)
-    if (!check(std::fabs(got.values[i] - want[i]) <= bound[i], "%s %s dim %d at %d: %.9g, expected %.9g +- %.2g", level, what, got.n, i, got.values[i], want[i], bound[i])) return;
+    if (!check(std::fabs(got.values[i] - want[i]) <= bound[i], "%s %s dim %d at %d: %.9g, expected %.9g +- %.2g", level, what, got.n, i,
+               got.values[i], want[i], bound[i])) return;
 }
 
 void test_rmsnorm(const Kernels& k, int dim, float range, Rng& rng) {
@@ -112,14 +113,16 @@ void test_quantize(const Kernels& kernels, int k, float range, Rng& rng) {
   for (int g = 0; g < k / 32; ++g) {
     float max = 0;
     for (int i = 0; i < 32; ++i) max = std::max(max, std::fabs(x[g * 32 + i]));
-    check(out.scale[k / 32 + g] == max / 127.0f, "%s quantize k %d group %d scale %g of max %g", kernels.name, k, g, out.scale[k / 32 + g], max);
+    const float scale = out.scale[k / 32 + g];
+    check(scale == max / 127.0f, "%s quantize k %d group %d scale %g of max %g", kernels.name, k, g, scale, max);
     int sum[2] = {0, 0};
     for (int i = 0; i < 32; ++i) {
-      const int q = out.q[(size_t)k + g * 32 + i];
-      check(q == (int)std::nearbyint(x[g * 32 + i] * (127.0f / max)), "%s quantize k %d at %d: %d of %g, max %g", kernels.name, k, g * 32 + i, q, x[g * 32 + i], max);
+      const int at = g * 32 + i, q = out.q[(size_t)k + at];
+      check(q == (int)std::nearbyint(x[at] * (127.0f / max)), "%s quantize k %d at %d: %d of %g, max %g", kernels.name, k, at, q, x[at], max);
       sum[i / 16] += q;
     }
-    for (int half : {0, 1}) check(out.sum16[k / 16 + 2 * g + half] == sum[half], "%s quantize k %d group %d sum", kernels.name, k, g);
+    for (int half : {0, 1})
+      check(out.sum16[k / 16 + 2 * g + half] == sum[half], "%s quantize k %d group %d sum", kernels.name, k, g);
   }
   for (int row : {0, 2}) {
     for (int i = 0; i < k; ++i) check(out.q[(size_t)row * k + i] == 99, "%s quantize touched row %d", kernels.name, row);
@@ -204,11 +207,13 @@ std::vector<float> storable_values(int n, KVType type, Rng& rng) {
 }
 
 void test_store_kv(const Kernels& kernels, KVType type, int kv_heads, int head_dim, int block_size, Rng& rng) {
-  const size_t element = type == KVType::kF32 ? 4 : 2, block_bytes = 2 * (size_t)kv_heads * head_dim * block_size * element + 64;
+  const size_t element = type == KVType::kF32 ? 4 : 2;
+  const size_t block_bytes = 2 * (size_t)kv_heads * head_dim * block_size * element + 64;
   std::vector<uint8_t> memory(3 * block_bytes, 0xa5), want = memory;
   const KVLayerView view = {memory.data(), block_bytes, kv_heads, head_dim, block_size, type};
   for (int offset : {0, 7, block_size - 1}) {
-    const std::vector<float> k = storable_values(kv_heads * head_dim, type, rng), v = storable_values(kv_heads * head_dim, type, rng);
+    const int n = kv_heads * head_dim;
+    const std::vector<float> k = storable_values(n, type, rng), v = storable_values(n, type, rng);
     kernels.store_kv(view, 1, offset, k.data(), v.data());
     for (int h = 0; h < kv_heads; ++h)
       for (int d = 0; d < head_dim; ++d)

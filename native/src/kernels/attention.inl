@@ -14,74 +14,26 @@
 // Slots a query does not see are never touched by its arithmetic beyond its own dead lane of QK, so unwritten KV memory may
 // hold anything, NaN included.
 
+#include "kernels/attention_tile.inl"
+
 namespace octavo {
 namespace OCTAVO_ISA_NS {
 
-constexpr int kSubtile = 16;              // tokens per vector and per KV tile of the block layout
-constexpr int kTile = 64;                 // tokens per step of the running maximum
-constexpr int kSubtiles = kTile / kSubtile;
-constexpr int kQueries = 96;              // queries per pass over the KV: bounds the scratch
-// Queries computed together, and vectors of sums that fit the registers beside what feeds them.
-#if defined(OCTAVO_AVX512)
-constexpr int kChunk = 6, kAccumulators = 24;
-#elif defined(OCTAVO_AVX2)
-constexpr int kChunk = 6, kAccumulators = 5;
-#else
-constexpr int kChunk = 2, kAccumulators = 2;
-#endif
-// Vectors beside each other for R queries: the power of two that fills the accumulators.
-constexpr int block_vectors(int queries) { return kAccumulators / queries >= 4 ? 4 : kAccumulators / queries >= 2 ? 2 : 1; }
-
-// The stored types, and kWide: a tile already widened into scratch.
-struct LoadF16 {
-  using Element = uint16_t;
-  static constexpr bool kStored = true;
-  static OCTAVO_INLINE F32x16 load(const uint16_t* p) { return f32_load_f16(p); }
-};
-struct LoadBF16 {
-  using Element = uint16_t;
-  static constexpr bool kStored = true;
-  static OCTAVO_INLINE F32x16 load(const uint16_t* p) { return f32_load_bf16(p); }
-};
-struct LoadF32 {
-  using Element = float;
-  static constexpr bool kStored = true;
-  static OCTAVO_INLINE F32x16 load(const float* p) { return f32_load(p); }
-};
-struct LoadWide : LoadF32 { static constexpr bool kStored = false; };
-
-// Where the subtiles of one tile lie: k[u]: [head_dim][16], v[u]: [16][v_stride].
-// ahead[u]: what will be read a tile later, as an offset from k[u] and v[u] in bytes; blocks lie anywhere, so the hardware's
-// own prefetch stops at the end of each.
-template <class Load>
-struct TileView {
-  const typename Load::Element* k[kSubtiles];
-  const typename Load::Element* v[kSubtiles];
-  int v_stride;
-  ptrdiff_t ahead[kSubtiles];
-};
-
-// Touches what lies `ahead` bytes from p once per cache line; i counts sixteens of elements.
-template <class Load>
-OCTAVO_INLINE void prefetch_ahead(const typename Load::Element* p, ptrdiff_t ahead, int i) {
-  if constexpr (Load::kStored) {
-    if (sizeof(typename Load::Element) == 4 || i % 2 == 0) __builtin_prefetch((const uint8_t*)p + ahead, 0, 2);  // into L2: the first level has too few miss buffers for a DRAM's latency
-  }
-}
+constexpr int kQueries = 96;  // queries per pass over the KV: bounds the scratch
 
 // One pass over the KV for `count` queries of one kv_head; query j is (row, head) number first + j, heads innermost.
 struct Pass {
   const KVLayerView& kv;
   const AttentionParams& p;
   const AttentionSequence& s;
-  int kv_head, group, stride;         // stride: head_dim rounded up to 16
+  int kv_head, group, stride;  // stride: head_dim rounded up to 16
   int first = 0, count = 0;
-  int *begin = nullptr, *end = nullptr;  // [kQueries] positions a query sees
-  float* q = nullptr;                 // [kQueries][stride], scaled; zero beyond head_dim
-  float* acc = nullptr;               // [kQueries][stride] of the current split
-  float *m = nullptr, *l = nullptr;   // [kQueries], [kQueries][16] of the current split
+  int *begin = nullptr, *end = nullptr;          // [kQueries] positions a query sees
+  float* q = nullptr;                            // [kQueries][stride], scaled; zero beyond head_dim
+  float* acc = nullptr;                          // [kQueries][stride] of the current split
+  float *m = nullptr, *l = nullptr;              // [kQueries], [kQueries][16] of the current split
   float *total_m = nullptr, *total_l = nullptr;  // [kQueries] of the splits merged so far; their acc is in out
-  float* scores = nullptr;            // [kChunk][kTile]
+  float* scores = nullptr;                       // [kChunk][kTile]
   float *wide_k = nullptr, *wide_v = nullptr;    // [kSubtiles][head_dim][16], [kTile][stride]
 
   const uint8_t* subtile(int position) const {
@@ -92,10 +44,6 @@ struct Pass {
   float* out(int j) const { return s.out + (size_t)row(j) * s.out_stride + (size_t)head(j) * p.head_dim; }
 };
 
-OCTAVO_INLINE int round_up_16(int n) { return (n + 15) & ~15; }
-OCTAVO_INLINE int int_min(int a, int b) { return a < b ? a : b; }
-OCTAVO_INLINE int int_max(int a, int b) { return a > b ? a : b; }
-
 // Positions seen from `position`: [begin, position + 1).
 OCTAVO_INLINE int visible_begin(const AttentionParams& p, int position) { return p.window > 0 ? int_max(0, position - p.window + 1) : 0; }
 
@@ -103,138 +51,7 @@ OCTAVO_INLINE bool sees_split(const AttentionParams& p, int position, int split)
   return position >= split * kSplitTokens && visible_begin(p, position) < (split + 1) * kSplitTokens;
 }
 
-// Keeps a caller's constants out of the registers that hold accumulators.
-#define OCTAVO_NOINLINE __attribute__((noinline))
-
-// ---- products ------------------------------------------------------------------------------------------------------
-
-// scores[r][16 v + lane] = sum over d of q[r][d] * k[v][d][lane] for subtiles v of [u, u + NV), one chain per element.
-template <class Load, int R, int NV>
-OCTAVO_INLINE void dot_block(const float* q, int q_stride, const TileView<Load>& tile, int u, int head_dim, float* scores) {
-  F32x16 sum[R][NV];
-  for (int r = 0; r < R; ++r) for (int v = 0; v < NV; ++v) sum[r][v] = f32_zero();
-  for (int d = 0; d < head_dim; ++d) {
-    F32x16 b[NV];
-    for (int v = 0; v < NV; ++v) {
-      const typename Load::Element* k = tile.k[u + v] + (size_t)d * kSubtile;
-      prefetch_ahead<Load>(k, tile.ahead[u + v], d);
-      b[v] = Load::load(k);
-    }
-    for (int r = 0; r < R; ++r) {
-      const F32x16 a = f32_set(q[(size_t)r * q_stride + d]);
-      for (int v = 0; v < NV; ++v) sum[r][v] = f32_fma(a, b[v], sum[r][v]);
-    }
-  }
-  for (int r = 0; r < R; ++r) for (int v = 0; v < NV; ++v) f32_store(scores + r * kTile + (u + v) * kSubtile, sum[r][v]);
-}
-
-// Scores of R queries against subtiles [begin, end).
-template <class Load, int R>
-OCTAVO_NOINLINE void dot_tile(const float* q, int q_stride, const TileView<Load>& tile, int begin, int end, int head_dim, float* scores) {
-  constexpr int NV = block_vectors(R);
-  int u = begin;
-  for (; u + NV <= end; u += NV) dot_block<Load, R, NV>(q, q_stride, tile, u, head_dim, scores);
-  if (NV > 2 && u + 2 <= end) { dot_block<Load, R, 2>(q, q_stride, tile, u, head_dim, scores); u += 2; }
-  if (NV > 1 && u < end) dot_block<Load, R, 1>(q, q_stride, tile, u, head_dim, scores);
-}
-
-// acc[r][16 v + lane] = acc * alpha[r] + sum over t in [begin, end) of p[r][t] * v[t][column + 16 v + lane], t ascending.
-template <class Load, int R, int NV>
-OCTAVO_INLINE void accumulate_block(const float* p, const float* alpha, const TileView<Load>& tile, int begin, int end, int column,
-                                    float* acc, int stride) {
-  F32x16 sum[R][NV];
-  for (int r = 0; r < R; ++r)
-    for (int v = 0; v < NV; ++v) sum[r][v] = f32_load(acc + (size_t)r * stride + column + 16 * v) * f32_set(alpha[r]);
-  for (int t = begin; t < end;) {
-    const int stop = int_min(end, (t / kSubtile + 1) * kSubtile);
-    const typename Load::Element* row = tile.v[t / kSubtile] + (size_t)(t % kSubtile) * tile.v_stride + column;
-    const ptrdiff_t ahead = tile.ahead[t / kSubtile];
-    for (; t < stop; ++t, row += tile.v_stride) {
-      F32x16 b[NV];
-      for (int v = 0; v < NV; ++v) {
-        prefetch_ahead<Load>(row + 16 * v, ahead, v);
-        b[v] = Load::load(row + 16 * v);
-      }
-      for (int r = 0; r < R; ++r) {
-        const F32x16 a = f32_set(p[r * kTile + t]);
-        for (int v = 0; v < NV; ++v) sum[r][v] = f32_fma(a, b[v], sum[r][v]);
-      }
-    }
-  }
-  for (int r = 0; r < R; ++r) for (int v = 0; v < NV; ++v) f32_store(acc + (size_t)r * stride + column + 16 * v, sum[r][v]);
-}
-
-template <class Load, int R>
-OCTAVO_NOINLINE void accumulate_tile(const float* p, const float* alpha, const TileView<Load>& tile, int begin, int end, float* acc, int stride) {
-  constexpr int NV = block_vectors(R);
-  int c = 0;
-  for (; c + 16 * NV <= stride; c += 16 * NV) accumulate_block<Load, R, NV>(p, alpha, tile, begin, end, c, acc, stride);
-  if (NV > 2 && c + 32 <= stride) { accumulate_block<Load, R, 2>(p, alpha, tile, begin, end, c, acc, stride); c += 32; }
-  if (NV > 1 && c < stride) accumulate_block<Load, R, 1>(p, alpha, tile, begin, end, c, acc, stride);
-}
-
-// ---- softmax over one tile -----------------------------------------------------------------------------------------
-
-// Lanes of subtile u that lie in [begin, end) of the tile from a, the rest `fill`.
-OCTAVO_INLINE F32x16 keep_lanes(F32x16 a, float fill, int u, int begin, int end) {
-  const int from = begin - u * kSubtile, to = end - u * kSubtile;
-  if (to < kSubtile) a = f32_first(to, a, f32_set(fill));
-  if (from > 0) a = f32_first(from, f32_set(fill), a);
-  return a;
-}
-
-// Applies softcap and mask to one query's scores of [begin, end) in place; returns their maximum, at least m.
-// `whole` is begin == 0 and end == kTile made known to the compiler, here and below.
-template <bool whole>
-OCTAVO_INLINE float finish_scores(float* scores, float cap, int begin, int end, float m) {
-  F32x16 max = f32_set(m);
-  for (int u = whole ? 0 : begin / kSubtile; u < (whole ? kSubtiles : (end + kSubtile - 1) / kSubtile); ++u) {
-    F32x16 s = f32_load(scores + u * kSubtile);
-    if (cap > 0.0f) s = f32_tanh(s * f32_set(1.0f / cap)) * f32_set(cap);
-    if (!whole) s = keep_lanes(s, -__builtin_inff(), u, begin, end);
-    max = f32_max(max, s);
-    if (!whole || cap > 0.0f) f32_store(scores + u * kSubtile, s);
-  }
-  return f32_max_lane(max);
-}
-
-// scores -> exp(scores - m), exactly zero where masked; l = l * alpha + their sum, lane by lane.
-template <bool whole>
-OCTAVO_INLINE void finish_weights(float* scores, int begin, int end, float m, float alpha, float* l) {
-  F32x16 sum = f32_load(l) * f32_set(alpha);
-  for (int u = whole ? 0 : begin / kSubtile; u < (whole ? kSubtiles : (end + kSubtile - 1) / kSubtile); ++u) {
-    F32x16 w = f32_exp(f32_load(scores + u * kSubtile) - f32_set(m));
-    if (!whole) w = keep_lanes(w, 0.0f, u, begin, end);
-    sum = sum + w;
-    f32_store(scores + u * kSubtile, w);
-  }
-  f32_store(l, sum);
-}
-
-// ---- tiles ---------------------------------------------------------------------------------------------------------
-
-// What R queries see of one tile, as offsets into it; both ascend with the query.
-struct Seen { int begin[kChunk], end[kChunk]; };
-
-// PV of R queries. The tokens that all of them see go together; those only some see go query by query, in the same order,
-// because a weight of zero would not keep out an infinite or NaN value of a later row.
-template <class Load, int R>
-OCTAVO_INLINE void accumulate_seen(const Seen& seen, const TileView<Load>& tile, float* scores, float* alpha, float* acc, int stride) {
-  const int common_begin = seen.begin[R - 1], common_end = seen.end[0];
-  const float one = 1.0f;
-  const bool common = common_begin < common_end;
-  for (int r = 0; r < R; ++r) {
-    const int stop = common ? common_begin : seen.end[r];
-    if (seen.begin[r] >= stop) continue;
-    accumulate_tile<Load, 1>(scores + r * kTile, alpha + r, tile, seen.begin[r], stop, acc + (size_t)r * stride, stride);
-    alpha[r] = 1.0f;
-  }
-  if (!common) return;
-  accumulate_tile<Load, R>(scores, alpha, tile, common_begin, common_end, acc, stride);
-  for (int r = 0; r < R; ++r)
-    if (common_end < seen.end[r])
-      accumulate_tile<Load, 1>(scores + r * kTile, &one, tile, common_end, seen.end[r], acc + (size_t)r * stride, stride);
-}
+// ---- tiles -----------------------------------------------------------------------------------------------------------
 
 // Scores of the R queries from j on -> weights; updates their m and l and leaves in alpha how much their acc shrinks.
 template <int R, bool whole>
@@ -292,11 +109,17 @@ void widen_tile(const Pass& pass, const TileView<Load>& from, int begin, int end
     float* v = pass.wide_v + (size_t)u * kSubtile * stride;
     to->k[u] = k;
     to->v[u] = v;
-    for (int d = 0; d < head_dim; ++d) f32_store(k + d * kSubtile, Load::load(from.k[u] + d * kSubtile));
+    for (int d = 0; d < head_dim; ++d) {
+      prefetch_ahead<Load>(from.k[u] + d * kSubtile, from.ahead[u], d);
+      f32_store(k + d * kSubtile, Load::load(from.k[u] + d * kSubtile));
+    }
     for (int t = 0; t < kSubtile; ++t) {
       const typename Load::Element* row = from.v[u] + (size_t)t * from.v_stride;
       int d = 0;
-      for (; d + 16 <= head_dim; d += 16) f32_store(v + (size_t)t * stride + d, Load::load(row + d));
+      for (; d + 16 <= head_dim; d += 16) {
+        prefetch_ahead<Load>(row + d, from.ahead[u], d / 16);
+        f32_store(v + (size_t)t * stride + d, Load::load(row + d));
+      }
       if (d == head_dim) continue;
       typename Load::Element rest[16] = {0};
       std::memcpy(rest, row + d, sizeof(rest[0]) * (size_t)(head_dim - d));
