@@ -1,0 +1,85 @@
+"""Keys, lookups, and the reasons why a match ends."""
+
+from __future__ import annotations
+
+import pytest
+
+from octavo.core.prefix_index import MatchEnd, MatchReport, Namespace, PrefixIndex, PrefixNode, block_key, pack_tokens, root_key
+
+PLAIN = Namespace()
+
+
+def publish(index: PrefixIndex, token_ids: list[int], blocks: list[int], namespace: Namespace = PLAIN) -> list[PrefixNode]:
+    """Offer ``token_ids`` in ``blocks``, in order."""
+    key, nodes = index.root_key(namespace), []
+    for i, block in enumerate(blocks):
+        parent, tokens = index.node(key), pack_tokens(token_ids[i * index.block_size : (i + 1) * index.block_size])
+        key = block_key(key, tokens)
+        node = index.publish(parent, namespace, key, tokens, block)
+        assert node is not None
+        nodes.append(node)
+    index.check_invariants()
+    return nodes
+
+
+def test_each_source_of_key_material_is_tagged() -> None:
+    names = ["", "x", "y", "salt:1:x", "1:x"]
+    keys = {root_key(f, Namespace(s, a)) for f in names for s in names for a in names}
+    assert len(keys) == len(names) ** 3
+    assert root_key("f", Namespace(None, None)) == root_key("f", Namespace("", ""))  # empty is none
+
+
+def test_keys_commit_to_all_tokens_before() -> None:
+    root = root_key("", PLAIN)
+    assert block_key(block_key(root, pack_tokens([1, 2])), pack_tokens([3, 4])) != block_key(
+        block_key(root, pack_tokens([1, 3])), pack_tokens([3, 4])
+    )
+    assert block_key(root, pack_tokens([1, 2])) != block_key(root_key("", Namespace(salt="x")), pack_tokens([1, 2]))
+
+
+def test_the_first_block_with_a_key_stays() -> None:
+    index = PrefixIndex(2)
+    first = publish(index, [1, 2, 3, 4], [5, 6])
+    assert publish(index, [1, 2, 3, 4], [7, 8]) == first
+    assert len(index) == 2 and index.offers(5) and not index.offers(7)
+
+
+def test_a_key_taken_by_other_tokens_is_refused() -> None:
+    index = PrefixIndex(2)
+    (node,) = publish(index, [1, 2], [5])
+    other = pack_tokens([8, 9])
+    assert index.find(node.parent, node.key, other) is None
+    assert index.publish(node.parent, PLAIN, node.key, other, 6) is None
+    assert index.find(node, node.key, node.tokens) is None  # the same tokens, but under another parent
+    index.check_invariants()
+
+
+def test_parents_cannot_be_forgotten_before_children() -> None:
+    index = PrefixIndex(2)
+    publish(index, [1, 2, 3, 4], [5, 6])
+    with pytest.raises(AssertionError, match="block 5 is evicted before its children"):
+        index.forget(5)
+    index.forget(6)
+    index.forget(5)
+    index.check_invariants()
+    assert len(index) == 0 and index.node(index.root_key(PLAIN)) is None
+
+
+def test_why_a_match_ends() -> None:
+    index = PrefixIndex(2, num_remembered=1)
+    assert index.explain(PLAIN, [1, 2, 3]) == MatchReport(0, MatchEnd.NOT_CACHED)
+    publish(index, [1, 2, 3, 4, 5, 6], [0, 1, 2])
+    publish(index, [1, 2, 3, 9], [0, 3])
+    assert index.explain(PLAIN, [1, 2, 3, 4, 5]) == MatchReport(4, MatchEnd.COMPLETE)
+    assert index.explain(PLAIN, [1, 2, 3, 4]) == MatchReport(2, MatchEnd.COMPLETE)  # the last token has to run
+    assert index.explain(PLAIN, [1, 2, 3, 7, 0]) == MatchReport(2, MatchEnd.DIFFERENT_TOKEN, differs_at=3)
+    assert index.explain(PLAIN, [8, 2, 3, 7, 0]) == MatchReport(0, MatchEnd.DIFFERENT_TOKEN, differs_at=0)
+    assert index.explain(PLAIN, [1, 2, 3, 4, 5, 6, 7, 8, 9]) == MatchReport(6, MatchEnd.NOT_CACHED)
+    assert index.explain(Namespace(salt="x"), [1, 2, 3, 4, 5]) == MatchReport(0, MatchEnd.OTHER_NAMESPACE)
+    index.forget(2)
+    assert index.explain(PLAIN, [1, 2, 3, 4, 5, 6, 7]) == MatchReport(4, MatchEnd.EVICTED)
+    index.forget(1)  # only one eviction is remembered
+    assert index.explain(PLAIN, [1, 2, 3, 4, 5, 6, 7]) == MatchReport(2, MatchEnd.EVICTED)
+    publish(index, [1, 2, 3, 4], [0, 1])
+    assert index.explain(PLAIN, [1, 2, 3, 4, 5, 6, 7]) == MatchReport(4, MatchEnd.NOT_CACHED)
+    assert index.explain(PLAIN, []) == MatchReport(0, MatchEnd.COMPLETE)
