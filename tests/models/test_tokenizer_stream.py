@@ -54,6 +54,16 @@ def test_two_emojis_are_two_deltas():
     assert [text for text in deltas(BYTES, list("😀👍".encode())) if text] == ["😀", "👍"]
 
 
+@pytest.mark.parametrize("character", ["é", "字", "😀"])
+def test_a_character_that_the_prompt_began_belongs_to_the_output(character):
+    data = list(character.encode())
+    for cut in range(1, len(data)):
+        prompt = [104, *data[:cut]]
+        assert "".join(deltas(BYTES, [*data[cut:], 105], prompt)) == character + "i"
+        assert deltas(BYTES, [105], prompt) == ["\ufffdi", ""]
+        assert deltas(BYTES, [], prompt) == ["\ufffd"]
+
+
 def test_bytes_of_consecutive_tokens_join_to_the_character():
     output = list("字".encode())
     assert b"".join(map(BYTES.token_bytes, output)).decode() == "字"

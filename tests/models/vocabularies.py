@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tokenizers import Tokenizer as HFTokenizer
+from tokenizers import models, pre_tokenizers, trainers
 
 from octavo.models.vocabulary import byte_level_alphabet
 
@@ -31,6 +32,10 @@ NASTY_TEXTS = [
     "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
     "ends in newline\n",
     "ends in blanks   ",
+    "½   ",
+    "😀 😀 😀 😀  😀  ",
+    "😀!! x+y=2²  ",
+    "Στίγμα Ωμέγα: ΣΣ σς",
 ]
 
 
@@ -56,19 +61,25 @@ def spm_metadata(pieces: Sequence[str], byte_tokens: bool = True, **keys: Any) -
     return gguf("llama", tokens, kinds, **{"scores": scores, "bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0, **keys})
 
 
-def trained_metadata(reference: HFTokenizer, pre: str | None, texts: Sequence[str], num_tokens: int = 600) -> dict[str, Any]:
-    """Train ``reference`` on ``texts`` and give its vocabulary as a GGUF file would; id 0 is the control token <|im_start|>."""
-    from tokenizers import pre_tokenizers, trainers
+def trained_metadata(reference: HFTokenizer, pre: str | None, texts: Sequence[str], num_tokens: int = 900) -> dict[str, Any]:
+    """Give ``reference`` a vocabulary learnt from ``texts``, and the same as a GGUF file has it; id 0 is the control token <|im_start|>.
 
+    Learnt without splitting, so that merges reach over every border between pieces: a piece split wrongly gives other ids.
+    """
+    unsplit = HFTokenizer(models.BPE({}, []))
+    unsplit.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     trainer = trainers.BpeTrainer(
         vocab_size=num_tokens,
         special_tokens=["<|im_start|>"],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    reference.train_from_iterator([text for text in texts for _ in range(3)], trainer)
-    model = json.loads(reference.to_str())["model"]
+    parts = [text[start : start + length] for text in texts for length in (2, 3, 5, 9) for start in range(len(text))]
+    unsplit.train_from_iterator(parts, trainer)
+    model = json.loads(unsplit.to_str())["model"]
+    merges = [tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in model["merges"]]
+    reference.model = models.BPE(model["vocab"], merges, ignore_merges=reference.model.ignore_merges)
+    reference.add_special_tokens(["<|im_start|>"])
     tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
-    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
     kinds = [CONTROL if token == "<|im_start|>" else NORMAL for token in tokens]
-    return gguf("gpt2", tokens, kinds, pre=pre, merges=merges, bos_token_id=0, eos_token_id=0)
+    return gguf("gpt2", tokens, kinds, pre=pre, merges=[" ".join(merge) for merge in merges], bos_token_id=0, eos_token_id=0)

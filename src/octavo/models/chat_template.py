@@ -14,7 +14,7 @@ from octavo.models.chat_messages import Message, TemplateError, leading_system, 
 
 __all__ = ["ChatTemplate", "TemplateError"]
 
-_RESERVED = frozenset(("messages", "tools", "add_generation_prompt", "bos_token", "eos_token"))
+_RESERVED = frozenset(("self", "messages", "tools", "add_generation_prompt", "bos_token", "eos_token"))
 # Marks the end of the message to continue. Ends in a blank to show whether the template keeps blanks at a message's end.
 _END_MARK = "\u2063octavo:end\u2063 "
 
@@ -29,6 +29,7 @@ class ChatTemplate:
 
     def render(
         self,
+        /,
         messages: Sequence[Mapping[str, Any]],
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,

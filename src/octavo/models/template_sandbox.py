@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from contextvars import ContextVar
 from datetime import datetime
 from functools import lru_cache, update_wrapper
@@ -82,24 +83,24 @@ class _Accounting(NodeTransformer):
     def __init__(self, environment: jinja2.Environment) -> None:
         self._environment = environment
 
-    def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802 - jinja2's naming
+    def visit_For(self, node: Any) -> nodes.Node:
         if node.recursive:
             raise TemplateError(f"chat template, line {node.lineno}: recursive loops are not supported")
         self.generic_visit(node)
         node.iter = self._through("octavo_steps", node.iter)
         return node
 
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
+    def visit_Concat(self, node: Any) -> nodes.Node:
         self.generic_visit(node)
         return self._through("octavo_concat", nodes.List(node.nodes, lineno=node.lineno))
 
-    def visit_List(self, node: Any) -> nodes.Node:  # noqa: N802
+    def visit_List(self, node: Any) -> nodes.Node:
         self.generic_visit(node)
         return self._through("octavo_made", node)
 
-    visit_Dict = visit_List  # noqa: N815
+    visit_Dict = visit_List
 
-    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:  # noqa: N802
+    def visit_Tuple(self, node: Any) -> nodes.Node:
         return self.visit_List(node) if node.ctx == "load" else node
 
     def _through(self, name: str, node: nodes.Expr) -> nodes.Filter:
@@ -147,7 +148,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
                 budget.reserve(len(left) + len(right))
         return budget.made(super().call_binop(context, operator, left, right))
 
-    def call(__self, __context: Any, __callee: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: B902, N805 - as the base class
+    def call(__self, __context: Any, __callee: Any, *args: Any, **kwargs: Any) -> Any:  # as the base class: any keyword may be the callee's
         budget = _budget()
         budget.step()
         args = _checked_call(budget, __callee, args)
@@ -227,7 +228,7 @@ def _check_sum(_budget: Any, iterable: Any, attribute: Any = None, start: Any = 
         raise limits.LimitExceeded("the chat template sums values that are not numbers")
 
 
-_FILTER_CHECKS = {
+_FILTER_CHECKS: dict[str, Callable[..., None]] = {
     "do_replace": _check_replace,
     "do_indent": _check_indent,
     "do_format": _check_format,
@@ -283,7 +284,8 @@ def _checked_call(budget: limits.RenderBudget, callee: Any, args: tuple[Any, ...
         return args
     method = callee.__dict__.get("__wrapped__", callee) if isinstance(callee, FunctionType) else callee  # the sandbox wraps str.format
     if isinstance(method, (BuiltinMethodType, MethodType)):
-        owner, name = method.__self__, method.__name__
+        owner: Any = method.__self__
+        name = method.__name__
         for kind, names in _METHODS:
             if isinstance(owner, kind) and name in names:
                 return _checked_text_method(budget, owner, name, args) if kind is str else args
