@@ -35,9 +35,7 @@ def sentencepiece(metaspace: bool) -> HFTokenizer:
         hf.decoder = decoders.Sequence([decoders.ByteFallback(), blanks, decoders.Fuse()])
     else:
         hf.normalizer = normalizers.Sequence([normalizers.Prepend(BLANK), normalizers.Replace(" ", BLANK)])
-        hf.decoder = decoders.Sequence(
-            [decoders.Replace(BLANK, " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-        )
+        hf.decoder = decoders.Sequence([decoders.Replace(BLANK, " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
     hf.add_special_tokens([AddedToken(token, normalized=False) for token in ("<unk>", "<s>", "</s>")])
     return hf
 

@@ -284,11 +284,10 @@ def _checked_call(budget: limits.RenderBudget, callee: Any, args: tuple[Any, ...
         return args
     method = callee.__dict__.get("__wrapped__", callee) if isinstance(callee, FunctionType) else callee  # the sandbox wraps str.format
     if isinstance(method, (BuiltinMethodType, MethodType)):
-        owner: Any = method.__self__
-        name = method.__name__
+        owner, name = method.__self__, method.__name__
         for kind, names in _METHODS:
             if isinstance(owner, kind) and name in names:
-                return _checked_text_method(budget, owner, name, args) if kind is str else args
+                return _checked_text_method(budget, owner, name, args) if isinstance(owner, str) else args
     raise SecurityError(f"a chat template may not call {getattr(type(callee), '__name__', '?')} {getattr(method, '__name__', '')!r}")
 
 
