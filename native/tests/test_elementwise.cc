@@ -118,7 +118,8 @@ void test_quantize(const Kernels& kernels, int k, float range, Rng& rng) {
     int sum[2] = {0, 0};
     for (int i = 0; i < 32; ++i) {
       const int at = g * 32 + i, q = out.q[(size_t)k + at];
-      check(q == (int)std::nearbyint(x[at] * (127.0f / max)), "%s quantize k %d at %d: %d of %g, max %g", kernels.name, k, at, q, x[at], max);
+      const int want = (int)std::nearbyint(x[at] * (127.0f / max));
+      check(q == want, "%s quantize k %d at %d: %d of %g, max %g", kernels.name, k, at, q, x[at], max);
       sum[i / 16] += q;
     }
     for (int half : {0, 1})
@@ -126,7 +127,8 @@ void test_quantize(const Kernels& kernels, int k, float range, Rng& rng) {
   }
   for (int row : {0, 2}) {
     for (int i = 0; i < k; ++i) check(out.q[(size_t)row * k + i] == 99, "%s quantize touched row %d", kernels.name, row);
-    for (int i = 0; i < k / 32; ++i) check(out.scale[row * (k / 32) + i] == kGuard, "%s quantize touched scale of row %d", kernels.name, row);
+    for (int i = 0; i < k / 32; ++i)
+      check(out.scale[row * (k / 32) + i] == kGuard, "%s quantize touched scale of row %d", kernels.name, row);
     for (int i = 0; i < k / 16; ++i) check(out.sum16[row * (k / 16) + i] == 12345, "%s quantize touched sums of row %d", kernels.name, row);
   }
 }
@@ -225,7 +227,8 @@ void test_store_kv(const Kernels& kernels, KVType type, int kv_heads, int head_d
           std::memcpy(&want[block_bytes + at * element], type == KVType::kF32 ? (const void*)&x : (const void*)&code, element);
         }
   }
-  check(memory == want, "%s store_kv type %d kv_heads %d head_dim %d block_size %d", kernels.name, (int)type, kv_heads, head_dim, block_size);
+  check(memory == want, "%s store_kv type %d kv_heads %d head_dim %d block_size %d", kernels.name, (int)type, kv_heads, head_dim,
+        block_size);
 }
 
 void test_store_ends(const Kernels& kernels) {
@@ -235,7 +238,8 @@ void test_store_ends(const Kernels& kernels) {
     kernels.store_kv({(uint8_t*)memory.data(), memory.size() * 2, 1, 8, 16, type}, 0, 0, x.data(), x.data());
     const uint16_t* v = memory.data() + 128;
     const uint16_t inf = type == KVType::kF16 ? 0x7c00 : 0x7f80;
-    check(v[0] == inf && v[1] == (inf | 0x8000) && (v[2] & 0x7fff) > inf && v[6] == 0x8000 && v[7] == 0, "%s store of special values", kernels.name);
+    const bool kept = v[0] == inf && v[1] == (inf | 0x8000) && (v[2] & 0x7fff) > inf && v[6] == 0x8000 && v[7] == 0;
+    check(kept, "%s store of special values", kernels.name);
     if (type == KVType::kF16) check(v[3] == inf && v[4] == 0x7bff && v[5] == inf, "%s store of large halves", kernels.name);
   }
 }
