@@ -14,10 +14,9 @@ HELP = "/reset forgets the conversation, /exit (or Ctrl-D) leaves, Ctrl-C stops 
 
 @click.command()
 @model_options
-@click.option("--system", help="System message of the conversation.")
 @sampling_options(default_temperature=0.7)
 @engine_options
-def chat(system: str | None, **options: Any) -> None:
+def chat(system: str, **options: Any) -> None:
     """Talk with a model: streamed, over several turns."""
     with open_llm(options) as llm:
         if llm.engine.model.chat_template is None:
@@ -28,7 +27,7 @@ def chat(system: str | None, **options: Any) -> None:
 class Conversation:
     """Messages so far, and the loop that reads one and answers it."""
 
-    def __init__(self, llm: Any, params: Any, system: str | None) -> None:
+    def __init__(self, llm: Any, params: Any, system: str) -> None:
         self.llm = llm
         self.params = params
         self.start = [{"role": "system", "content": system}] if system else []

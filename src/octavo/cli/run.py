@@ -12,13 +12,17 @@ from octavo.cli.options import engine_config, engine_options, model_options
 from octavo.cli.progress import fetch
 
 
+DEFAULT_SYSTEM = "You are a helpful assistant."
+
+
 def sampling_options(default_temperature: float) -> Any:
-    """--temperature and its like, shared by run and chat."""
+    """--system, --temperature and their like, shared by run and chat."""
 
     def add(function: Any) -> Any:
         for option in reversed(
             [
-                click.option("--max-tokens", type=int, help="Longest answer in tokens (default: up to the context limit)."),
+                click.option("--system", default=DEFAULT_SYSTEM, show_default=True, help="System message; '' leaves it to the model's template."),
+                click.option("--max-tokens", type=int, default=1024, show_default=True, help="Longest answer in tokens."),
                 click.option("--temperature", type=float, default=default_temperature, show_default=True, help="0 is greedy."),
                 click.option("--top-p", type=float, default=1.0, show_default=True),
                 click.option("--top-k", type=int, default=0, help="0: off."),
@@ -52,12 +56,11 @@ def open_llm(options: dict[str, Any]) -> Any:
 @click.command()
 @click.argument("prompt")
 @model_options
-@click.option("--system", help="System message put before the prompt.")
 @click.option("--raw", is_flag=True, help="Continue the prompt as it is, without the model's chat template.")
 @sampling_options(default_temperature=0.0)
 @click.option("--stats", is_flag=True, help="Print token counts and speed to stderr.")
 @engine_options
-def run(prompt: str, system: str | None, raw: bool, stats: bool, **options: Any) -> None:
+def run(prompt: str, system: str, raw: bool, stats: bool, **options: Any) -> None:
     """Answer PROMPT with a model and exit ("-" reads it from stdin)."""
     if prompt == "-":
         prompt = sys.stdin.read()
@@ -66,18 +69,21 @@ def run(prompt: str, system: str | None, raw: bool, stats: bool, **options: Any)
         loaded = time.perf_counter()
         params = sampling_params(options)
         if raw or llm.engine.model.chat_template is None:
-            if system:
+            if system and system != DEFAULT_SYSTEM:
                 raise click.UsageError("--system needs a model with a chat template, and cannot be used with --raw")
             events = llm.stream(prompt, params)
         else:
             messages = [{"role": "system", "content": system}] if system else []
             events = llm.stream_chat([*messages, {"role": "user", "content": prompt}], params)
-        first, count = None, 0
+        first, count, cut = None, 0, False
         for event in events:
             first = first or time.perf_counter()
             count += len(event.token_ids)
+            cut = event.finish_reason == "length"
             click.echo(event.text, nl=False)
         click.echo()
+        if cut:
+            click.echo(f"(cut after {count} tokens; --max-tokens raises the limit)", err=True)
         if stats and first is not None:
             seconds = time.perf_counter() - first
             speed = f"{(count - 1) / seconds:.1f} token/s" if count > 1 and seconds > 0 else "-"

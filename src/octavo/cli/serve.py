@@ -1,0 +1,29 @@
+"""`octavo serve`: the OpenAI-compatible server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from octavo.cli.options import ByteSize, engine_config, engine_options, model_options
+from octavo.cli.progress import fetch
+
+
+@click.command()
+@model_options
+@click.option("--served-model-name", help="Name of the model in requests and answers (default: the model's own).")
+@click.option("--host", default="127.0.0.1", show_default=True)
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes a free port.")
+@click.option("--api-key", envvar="OCTAVO_API_KEY", help="Requests must carry it as a bearer token (also $OCTAVO_API_KEY).")
+@click.option("--max-body-size", type=ByteSize(), default="32MiB", show_default=True, help="Largest request body.")
+@click.option("--drain-s", type=click.FloatRange(0), default=30.0, show_default=True, help="Seconds running requests get at shutdown.")
+@engine_options
+def serve(**options: Any) -> None:
+    """Serve a model over an OpenAI-compatible API."""
+    from octavo.server.app import ServerOptions
+    from octavo.server.run import run_server
+
+    config = engine_config({**options, "model": fetch(options["model"]), "served_model_name": options["served_model_name"]})
+    server_options = ServerOptions(api_key=options["api_key"], max_body_bytes=options["max_body_size"], drain_s=options["drain_s"])
+    run_server(config, options["host"], options["port"], server_options)
