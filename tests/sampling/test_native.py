@@ -28,7 +28,7 @@ def assert_same(left: TokenLogprobs | None, right: TokenLogprobs | None) -> None
 
 
 @pytest.mark.parametrize("isa", LEVELS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(data=st.data())
 def test_draws_equal_the_reference(isa, data):
     """Three draws in a row from one slot, so that counts, bad-word tails and min_tokens move, then a fork and a fourth."""
@@ -59,7 +59,7 @@ def test_draws_equal_the_reference(isa, data):
 
 
 @pytest.mark.parametrize("isa", LEVELS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_raw_logprobs_equal_the_reference(isa, data):
     vocab_size = data.draw(st.one_of(st.integers(1, 200), st.integers(900, 5000)), "vocab_size")

@@ -9,6 +9,7 @@ import pytest
 
 from octavo.core.request import SamplingParams, derive_seed
 from octavo.core.step import SlotOpen
+from octavo.sampling.arithmetic import log
 from octavo.sampling.structured import mask_from_ids
 
 VOCAB = 8
@@ -83,7 +84,8 @@ KEPT = [
     ({"top_k": 3}, {1, 3, 2}),
     ({"top_k": 4}, {0, 1, 2, 3}),
     ({"top_k": -1}, {0, 1, 2, 3}),
-    ({"top_p": 1e-9}, {1}),  # the best always remains
+    ({"top_p": 1e-9}, {1}),  # the best always remains,
+    ({"top_p": 1e-12}, {1}),  # even when the share is less than one unit of mass
     ({"top_p": 0.39}, {1}),
     ({"top_p": 0.41}, {1, 3}),  # the token that crosses is kept
     ({"top_p": 0.89}, {1, 3, 2}),
@@ -109,6 +111,24 @@ def test_ties_at_the_edge_of_a_filter_keep_the_lower_id(make_sampler):
     assert drawn(open_one(make_sampler, SamplingParams(top_k=4)), tied) == {0, 1, 2, 4}
     assert drawn(open_one(make_sampler, SamplingParams(top_p=0.3)), tied) == {1, 4}
     assert drawn(open_one(make_sampler, SamplingParams(top_k=5)), row([3] * 8)) == {0, 1, 2, 3, 4}
+    assert drawn(open_one(make_sampler, SamplingParams(top_p=0.5)), row([3] * 8)) == {0, 1, 2, 3}  # exactly half is enough
+
+
+def test_min_p_keeps_a_token_exactly_at_its_floor(make_sampler):
+    floor = log(np.float32(0.5))
+    below = np.nextafter(floor, np.float32(-1))
+    assert drawn(open_one(make_sampler, SamplingParams(min_p=0.5), vocab_size=4), row([below, floor, 0, floor])) == {1, 2, 3}
+
+
+@pytest.mark.parametrize(("depth", "count"), [(-3, 20), (-7, 900), (-12, 20_000), (-18, 20_000)])
+def test_the_tail_counts_in_the_mass_of_top_p(make_sampler, depth, count):
+    """Two likely tokens and a flat tail; whether the second one is kept hangs on a fifth of the tail's mass."""
+    logits = np.full(count, depth, np.float32)
+    logits[[7, count - 9]] = 0, -1
+    tail = (count - 2) * math.exp(depth)  # the best token has a mass of 1
+    for share, kept in ((-0.1, {7}), (0.1, {7, count - 9})):
+        params = SamplingParams(top_p=(1 + share * tail) / (1 + math.exp(-1) + tail))
+        assert drawn(open_one(make_sampler, params, vocab_size=count), logits, 40) == kept
 
 
 def test_masks_allowed_ids_and_bias_combine(make_sampler):
@@ -226,12 +246,15 @@ def test_fork_in_the_middle_copies_the_state(make_sampler):
 WRONG_OPENS = [
     ({"prompt": [VOCAB]}, "prompt_token_ids"),
     ({"output": [-1]}, "output_token_ids"),
-    ({"eos": [99]}, "stop and end token ids"),
-    ({"params": SamplingParams(stop_token_ids=(8,))}, "stop and end token ids"),
+    ({"eos": [99]}, "eos_token_ids"),
+    ({"params": SamplingParams(stop_token_ids=(8,))}, "stop_token_ids"),
     ({"params": SamplingParams(logit_bias={8: 1.0})}, "logit_bias"),
     ({"params": SamplingParams(bad_words_token_ids=((1, 8),))}, "bad_words_token_ids"),
     ({"params": SamplingParams(bad_words_token_ids=((),))}, "bad_words_token_ids"),
-    ({"params": SamplingParams(allowed_token_ids=(8,))}, "token id 8 is not in 0 .. 7"),
+    ({"params": SamplingParams(allowed_token_ids=(8,))}, "allowed_token_ids"),
+    ({"params": SamplingParams(top_p=-0.1)}, "top_p"),
+    ({"params": SamplingParams(temperature=math.nan)}, "temperature"),
+    ({"params": SamplingParams(min_p=1.5)}, "min_p"),
     ({"params": SamplingParams(repetition_penalty=1e-50)}, "repetition_penalty"),
 ]
 

@@ -232,10 +232,16 @@ void SamplerSlots::check_free(int slot) const {
 }
 
 void SamplerSlots::check_params(const SlotParams& p) const {
+  // The draw's loops end only for these; everything else is the caller's validation.
+  if (!(p.temperature >= 0.0f && p.temperature <= std::numeric_limits<float>::max())) {
+    throw std::invalid_argument("temperature: " + std::to_string(p.temperature) + " is not a finite number from 0");
+  }
+  if (!(p.top_p >= 0.0f && p.top_p <= 1.0f)) throw std::invalid_argument("top_p: " + std::to_string(p.top_p) + " is not in 0 .. 1");
+  if (!(p.min_p >= 0.0f && p.min_p <= 1.0f)) throw std::invalid_argument("min_p: " + std::to_string(p.min_p) + " is not in 0 .. 1");
   if (!(p.repetition_penalty >= std::numeric_limits<float>::min())) {
     throw std::invalid_argument("repetition_penalty: " + std::to_string(p.repetition_penalty) + " is not a positive normal float32");
   }
-  check_ids("stop and end token ids", p.stop_ids);
+  check_ids("eos_token_ids", p.stop_ids);
   for (const auto& [id, bias] : p.logit_bias) check_ids("logit_bias", {id});
   for (const auto& word : p.bad_words) {
     if (word.empty()) throw std::invalid_argument("bad_words_token_ids: a sequence is empty");

@@ -50,9 +50,10 @@ std::vector<uint32_t> mask_of_ids(const std::vector<int32_t>& ids, int vocab_siz
   return mask;
 }
 
-// core.request.SamplingParams (with the entry's end tokens) as the slot wants it.
+// core.request.SamplingParams, held to its own limits, with the entry's end tokens, as the slot wants it.
 SlotParams params_of(nb::handle entry, int vocab_size) {
   const nb::object p = entry.attr("params");
+  p.attr("validate")(vocab_size);
   const auto number = [&p](const char* name) { return static_cast<float>(nb::cast<double>(p.attr(name))); };
   SlotParams out;
   out.temperature = number("temperature");

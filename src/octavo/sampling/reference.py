@@ -142,20 +142,23 @@ class ReferenceSampler:
         self._slots: dict[int, _Slot] = {}
 
     def open(self, entry: SlotOpen) -> None:
-        """Give ``entry.slot`` the state that its tokens imply. Raises ValueError for a slot in use or an id outside the vocabulary."""
+        """Give ``entry.slot`` the state that its tokens imply.
+
+        Raises ValueError for a slot in use, parameters outside their limits, or an id outside the vocabulary.
+        """
         self._check_free(entry.slot)
         p = entry.params
+        p.validate(self.vocab_size)
         if not np.float32(p.repetition_penalty) >= SMALLEST_NORMAL:
             raise ValueError(f"repetition_penalty: {p.repetition_penalty!r} is not a positive normal float32")
         if any(not word for word in p.bad_words_token_ids):
             raise ValueError("bad_words_token_ids: a sequence is empty")
-        stop_ids = frozenset(p.stop_token_ids) | entry.eos_token_ids
         self._check_ids("prompt_token_ids", entry.prompt_token_ids)
         self._check_ids("output_token_ids", entry.output_token_ids)
-        self._check_ids("logit_bias", p.logit_bias)
-        self._check_ids("stop and end token ids", stop_ids)
+        self._check_ids("eos_token_ids", entry.eos_token_ids)
         for word in p.bad_words_token_ids:
             self._check_ids("bad_words_token_ids", word)
+        stop_ids = frozenset(p.stop_token_ids) | entry.eos_token_ids
         allowed = None
         if p.allowed_token_ids is not None:
             allowed = _unpack_mask(mask_from_ids(p.allowed_token_ids, self.vocab_size), self.vocab_size)
