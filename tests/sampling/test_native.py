@@ -108,6 +108,21 @@ def test_exp_and_log_agree_to_the_bit(isa):
 
 
 @pytest.mark.parametrize("isa", LEVELS)
+def test_noise_agrees_where_it_decides(isa):
+    """Near ties between the token with the greatest noise, far in its tail, and another: a few ulps of noise turn the draw."""
+    vocab_size, seed = 4000, 77
+    sampler = NativeSampler(vocab_size, 1, isa)
+    sampler.open(SlotOpen(0, SamplingParams(), seed, [], []))
+    for position in range(200):
+        noise = arithmetic.gumbel(seed, position, np.arange(vocab_size))
+        top, other = int(noise.argmax()), position * 19
+        for margin, winner in ((-1e-5, top), (1e-5, other)):
+            row = np.full(vocab_size, -60, np.float32)
+            row[top], row[other] = 0, (noise[top] - noise[other]) + np.float32(margin)
+            assert top == other or sampler.sample(0, row, position).token_id == winner
+
+
+@pytest.mark.parametrize("isa", LEVELS)
 def test_slots_draw_at_the_same_time(isa):
     """Threads on different slots of one object draw what they draw alone."""
     vocab_size, num_slots = 5000, 4
