@@ -7,6 +7,7 @@ import math
 import pytest
 
 from octavo import LLM, GenerationError, ParameterError, SamplingParams
+from octavo.core.request import FinishReason
 from octavo.core.step import StepPlan
 from tests.engine.scripted import EOS_ID, LIKELY, Bigram, bigram_engine, byte_ids, byte_tokenizer, script
 
@@ -196,6 +197,22 @@ def test_a_row_without_an_answer_ends_its_own_request_alone() -> None:
         llm.generate("z", GREEDY)
     texts += [event.text for event in good]
     assert "".join(texts) == "ab"
+
+
+def test_a_choice_without_an_answer_ends_all_choices_of_its_request() -> None:
+    llm = LLM.from_engine(bigram_engine())
+    logits = backend_of(llm).logits
+    (a, b, c) = byte_ids(llm.engine, "abc")
+    logits[a, [b, c]] = 20.0  # about half of the choices draw b, which allows nothing after it
+    logits[b] = float("nan")
+    logits[c, c] = LIKELY
+    with pytest.raises(GenerationError, match="nan"):
+        llm.generate("a", SamplingParams(n=8, seed=1, max_tokens=50))
+    scheduler = llm.engine.scheduler
+    scheduler.check_invariants()
+    assert not llm.engine.has_work and scheduler.num_used_blocks == 0 and scheduler.stats.num_failed == 1
+    assert llm.engine.metrics.num_finished[FinishReason.ERROR] == 1
+    assert llm.generate("c", SamplingParams(n=8, temperature=0, max_tokens=3))[0].outputs[7].text == "ccc"
 
 
 def test_max_tokens_0_gives_the_prompt_alone() -> None:

@@ -92,6 +92,12 @@ class Scheduler:
         self._state.stats.num_failed += len(owners)
         return [event for owner in owners for event in self._drop(owner, FinishReason.ERROR, message)]
 
+    def _fail(self, owner: RequestState, message: str) -> list[TokenEvent]:
+        """End one request, all its choices, because a row of it allowed no answer."""
+        del self._state.requests[owner.request.request_id]
+        self._state.stats.num_failed += 1
+        return self._drop(owner, FinishReason.ERROR, message)
+
     def _drop(self, owner: RequestState, reason: FinishReason, error: str | None) -> list[TokenEvent]:
         events = []
         for seq in owner.sequences:
@@ -174,6 +180,7 @@ class Scheduler:
     def apply(self, result: StepResult, text_stops: TextStops = _NO_TEXT_STOPS) -> list[TokenEvent]:
         """Take over what the step in flight computed; one event per choice that got tokens or ended.
 
+        A slice with an ``error`` ends its request, all choices, with ERROR events; nothing that slice computed is offered for reuse.
         ``text_stops``: the stop strings that the engine found in the text of this result; nothing past one is kept. Raises
         StepProtocolError, and changes nothing, when ``result`` or ``text_stops`` do not belong to the plan in flight.
         """
@@ -187,11 +194,15 @@ class Scheduler:
             seq.num_computed += seq.num_scheduled
             state.stats.num_computed_tokens += seq.num_scheduled
             seq.num_scheduled = 0
-            state.kv.publish(seq)
+            if outcome.error is None:
+                state.kv.publish(seq)
             if seq.status is SequenceStatus.FINISHED:  # aborted while in flight
                 state.release(seq)
                 continue
             owner = state.requests[seq.request.request_id]
+            if outcome.error is not None:
+                events += self._fail(owner, outcome.error)
+                continue
             if outcome.prompt_logprobs:
                 owner.prompt_logprobs += outcome.prompt_logprobs
             if piece.num_samples:
@@ -265,7 +276,7 @@ def _check_result(draft: Draft, result: StepResult, text_stops: TextStops) -> No
     if len(result.slices) != len(draft.plan.slices):
         raise StepProtocolError(f"step {step}: {len(result.slices)} results for {len(draft.plan.slices)} slices")
     for piece, outcome in zip(draft.plan.slices, result.slices, strict=True):
-        if len(outcome.token_ids) != piece.num_samples:
+        if outcome.error is None and len(outcome.token_ids) != piece.num_samples:
             drawn = f"{len(outcome.token_ids)} tokens for {piece.num_samples} samples"
             raise StepProtocolError(f"step {step}, sequence {piece.seq_id}: {drawn}")
     if text_stops:
