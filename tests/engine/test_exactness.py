@@ -1,0 +1,102 @@
+"""Equal to the plain run, token by token, on a tiny random model: after prefix hits, preemption, beside others, and for each of n choices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from octavo import LLM, RequestOutput, SamplingParams
+from octavo.core.request import derive_seed
+from tests.models.tiny import write_tiny_gguf
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_gguf(tmp_path_factory.mktemp("models") / "rand.gguf")
+
+
+def open_llm(path: Path, **options: object) -> LLM:
+    return LLM(str(path), backend="reference", **{"num_kv_blocks": 128, **options})
+
+
+@pytest.fixture(scope="module")
+def plain(path: Path) -> Iterator[LLM]:
+    """No prefix cache, whole prompts, a large pool: one request at a time is the plain run."""
+    with open_llm(path, enable_prefix_caching=False, max_num_batched_tokens=512) as llm:
+        yield llm
+
+
+def prompt_of(num_tokens: int, salt: int = 0) -> list[int]:
+    return [5 + (i * i + 7 * i + 13 * salt) % 480 for i in range(num_tokens)]
+
+
+def ids_of(output: RequestOutput, choice: int = 0) -> list[int]:
+    return output.outputs[choice].token_ids
+
+
+def test_whole_prompts_block_multiples_and_part_filled_blocks(path: Path, plain: LLM) -> None:
+    prompts = [prompt_of(n) for n in (1, 15, 16, 17, 31, 32, 33, 48)]
+    expected = [ids_of(plain.generate(p, GREEDY)[0]) for p in prompts]
+    with open_llm(path) as llm:
+        for _ in range(3):
+            for prompt, ids in zip(prompts, expected, strict=True):
+                output = llm.generate(prompt, GREEDY)[0]
+                assert ids_of(output) == ids and output.num_cached_tokens <= len(prompt) - 1
+        assert output.num_cached_tokens == 32  # 48 tokens: the last one is always computed, so its block is not shared
+        llm.engine.scheduler.check_invariants()
+    with open_llm(path) as llm:
+        outputs = llm.generate([p for p in prompts for _ in range(3)], GREEDY)
+        assert [ids_of(o) for o in outputs] == [ids for ids in expected for _ in range(3)]
+
+
+def test_only_computed_blocks_are_shared(path: Path, plain: LLM) -> None:
+    prompt, others = prompt_of(20), prompt_of(12, salt=3)
+    for max_tokens, num_hit in ((12, 16), (13, 32)):
+        params = replace(GREEDY, max_tokens=max_tokens)
+        with open_llm(path) as llm:
+            generated = ids_of(llm.generate(prompt, params)[0])[:12]
+            for following, hit in ((others, 16), ([*generated, 9], num_hit)):
+                output = llm.generate(prompt + following, GREEDY)[0]
+                assert output.num_cached_tokens == hit
+                assert ids_of(output) == ids_of(plain.generate(prompt + following, GREEDY)[0])
+
+
+def test_preemption_keeps_tokens_log_probabilities_and_text(path: Path, plain: LLM) -> None:
+    base = SamplingParams(
+        temperature=0.9, frequency_penalty=0.8, repetition_penalty=1.2, min_tokens=20, max_tokens=60, logprobs=2, stop=("qq", " the")
+    )
+    prompts = [prompt_of(18, salt=k) for k in range(6)]
+    params = [replace(base, seed=k) for k in range(6)]
+    expected = [plain.generate(p, one)[0] for p, one in zip(prompts, params, strict=True)]
+    with open_llm(path, num_kv_blocks=11) as llm:  # two of six at full length
+        outputs = llm.generate(prompts, params)
+        assert llm.engine.scheduler.stats.num_preemptions > 0
+        assert [o.outputs for o in outputs] == [o.outputs for o in expected]
+        assert llm.engine.scheduler.num_used_blocks == 0
+    assert any(o.outputs[0].finish_reason == "length" for o in outputs)
+
+
+@pytest.mark.parametrize("caching", [True, False])
+def test_each_choice_equals_a_request_of_its_own(path: Path, plain: LLM, caching: bool) -> None:
+    with open_llm(path, enable_prefix_caching=caching) as llm:
+        for num_prompt in (1, 15, 16, 17, 20):
+            params = SamplingParams(n=4, seed=3, temperature=1, max_tokens=20, ignore_eos=True)
+            output, _ = llm.generate([prompt_of(num_prompt), prompt_of(30, salt=1)], [params, GREEDY])
+            for choice in range(4):
+                alone = replace(params, n=1, seed=derive_seed(3, choice))
+                assert ids_of(output, choice) == ids_of(plain.generate(prompt_of(num_prompt), alone)[0])
+        llm.engine.scheduler.check_invariants()
+        assert llm.engine.scheduler.num_used_blocks == 0
+
+
+def test_chunks_and_neighbours_change_nothing(path: Path, plain: LLM) -> None:
+    prompts = [prompt_of(n, salt=n) for n in (3, 40, 21, 64)]
+    expected = [ids_of(plain.generate(p, GREEDY)[0]) for p in prompts]
+    for budget in (4, 7, 64):
+        with open_llm(path, max_num_batched_tokens=budget, max_num_seqs=4) as llm:
+            assert [ids_of(o) for o in llm.generate(prompts, GREEDY)] == expected
