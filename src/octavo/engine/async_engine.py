@@ -93,8 +93,11 @@ class EventStream:
 
 
 def _size_bytes(event: OutputEvent) -> int:
+    size = _EVENT_BYTES + 4 * len(event.text) + 8 * len(event.token_ids)
+    if event.logprobs is None and event.prompt_logprobs is None:
+        return size
     num_top = sum(1 + len(entry.top_ids) for entry in (*(event.logprobs or ()), *(event.prompt_logprobs or ())))
-    return _EVENT_BYTES + 4 * len(event.text) + 8 * len(event.token_ids) + _TOP_ENTRY_BYTES * num_top
+    return size + _TOP_ENTRY_BYTES * num_top
 
 
 class AsyncEngine:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from octavo.core.limits import StopRule
 from octavo.core.request import FinishReason, Request, Sequence, SequenceStatus
-from octavo.core.step import SliceResult, StepPlan, StepResult, TokenEvent
+from octavo.core.step import StepPlan, StepResult, TokenEvent
 from octavo.engine.outputs import OutputEvent
 from octavo.engine.text_output import TextOutput
 
@@ -23,6 +24,17 @@ if TYPE_CHECKING:
 Key = tuple[str, int]  # (request id, choice)
 
 
+@dataclass(slots=True)
+class _RunningText:
+    """What the loop keeps of a request: the text of each choice, and what ends one by its tokens."""
+
+    texts: list[TextOutput]
+    rule: StopRule
+    include_stop: bool
+    mask: array[int] | None  # packed bits, uint32
+    num_open: int  # choices whose last event has not come
+
+
 class EngineLoop:
     """Scheduler plus text. ``tokenizer`` None: events carry no text (simulation) and stop strings cannot be used."""
 
@@ -30,8 +42,8 @@ class EngineLoop:
         self.scheduler = scheduler
         self._vocab_size = vocab_size
         self._tokenizer = tokenizer
-        self._texts: dict[str, list[TextOutput]] = {}  # request id -> text of each choice
-        self._masks: dict[str, array[int]] = {}  # request id -> packed bits, uint32
+        self._running: dict[str, _RunningText] = {}  # by request id
+        self._num_masked = 0
 
     @property
     def has_work(self) -> bool:
@@ -40,6 +52,7 @@ class EngineLoop:
     def add(self, request: Request) -> None:
         """Queue a request whose parameters are resolved (``max_tokens`` a number, limits checked)."""
         params = request.params
+        assert params.max_tokens is not None, "parameters are resolved before a request is queued"
         mask = None
         if params.allowed_token_ids is not None:
             from octavo.sampling.structured import mask_from_ids
@@ -50,26 +63,26 @@ class EngineLoop:
             decoder = self._tokenizer.stream(request.prompt_token_ids, params.skip_special_tokens)
         first = TextOutput(decoder, params.stop, params.min_tokens, params.include_stop_str_in_output)
         texts = [first, *(first.fork() for _ in range(params.n - 1))]
+        rule = StopRule.of(request, params.max_tokens)
         self.scheduler.add(request)
-        self._texts[request.request_id] = texts
-        if mask is not None:
-            self._masks[request.request_id] = mask
+        self._running[request.request_id] = _RunningText(texts, rule, params.include_stop_str_in_output, mask, params.n)
+        self._num_masked += mask is not None
 
     def abort(self, request_id: str) -> list[OutputEvent]:
         """End a request; its blocks are free at the next plan. Unknown or finished ids do nothing."""
-        return self._finished_events(self.scheduler.abort(request_id))
+        return self._with_text(self.scheduler.abort(request_id), {}, {})
 
     def fail_all(self, message: str) -> list[OutputEvent]:
         """End every request with an error event: a step could not be executed, so what the backend holds is unknown."""
-        return self._finished_events(self.scheduler.fail_all(message))
+        return self._with_text(self.scheduler.fail_all(message), {}, {})
 
     def begin_step(self, now_s: float) -> StepPlan | None:
         """The next step's plan, or None when there is nothing to do now."""
         plan = self.scheduler.plan(now_s)
-        if plan is not None and self._masks:
+        if plan is not None and self._num_masked:
             for piece, seq in zip(plan.slices, self.scheduler.in_flight_sequences, strict=True):
                 if piece.num_samples:
-                    piece.mask = self._masks.get(seq.request.request_id)
+                    piece.mask = self._running[seq.request.request_id].mask
         return plan
 
     def finish_step(self, plan: StepPlan, result: StepResult) -> list[OutputEvent]:
@@ -78,19 +91,19 @@ class EngineLoop:
         shown: dict[Key, str] = {}
         for seq, drawn in zip(self.scheduler.in_flight_sequences, result.slices, strict=False):
             if drawn.token_ids and seq.status is not SequenceStatus.FINISHED:  # finished: aborted since the plan was made
-                self._read_slice(seq, drawn, stops, shown)
+                self._read_slice(seq, drawn.token_ids, stops, shown)
         return self._with_text(self.scheduler.apply(result, stops), stops, shown)
 
-    def _read_slice(self, seq: Sequence, drawn: SliceResult, stops: dict[Key, tuple[int, str]], shown: dict[Key, str]) -> None:
-        request = seq.request
-        texts = self._texts[request.request_id]
+    def _read_slice(self, seq: Sequence, token_ids: list[int], stops: dict[Key, tuple[int, str]], shown: dict[Key, str]) -> None:
+        request_id = seq.request.request_id
+        running = self._running[request_id]
         if seq.num_choices == 1:
-            choices: list[tuple[int, Seq[int]]] = [(seq.choice, drawn.token_ids)]
+            choices: list[tuple[int, Seq[int]]] = [(seq.choice, token_ids)]
         else:  # the prompt's end: a first token for each choice
-            choices = [(seq.choice + i, (token,)) for i, token in enumerate(drawn.token_ids)]
-        for choice, token_ids in choices:
-            key = (request.request_id, choice)
-            shown[key], stop = _read_tokens(request, texts[choice], token_ids)
+            choices = [(seq.choice + i, (token,)) for i, token in enumerate(token_ids)]
+        for choice, drawn in choices:
+            key = (request_id, choice)
+            shown[key], stop = _read_tokens(running, running.texts[choice], drawn)
             if stop is not None:
                 stops[key] = stop
 
@@ -100,41 +113,32 @@ class EngineLoop:
             key = (event.request_id, event.choice)
             text = shown.get(key, "")
             if event.finish_reason is not None:
+                running = self._running[event.request_id]
                 if key not in stops:
-                    text += self._texts[event.request_id][event.choice].finish()
-                self._close(event)
+                    text += running.texts[event.choice].finish()
+                running.num_open -= 1
+                if running.num_open == 0:
+                    del self._running[event.request_id]
+                    self._num_masked -= running.mask is not None
             out.append(OutputEvent.of(event, text))
         return out
 
-    def _finished_events(self, events: list[TokenEvent]) -> list[OutputEvent]:
-        return self._with_text(events, {}, {})
 
-    def _close(self, event: TokenEvent) -> None:
-        texts = self._texts[event.request_id]
-        texts[event.choice].finished = True
-        if all(text.finished for text in texts):
-            del self._texts[event.request_id]
-            self._masks.pop(event.request_id, None)
-
-
-def _read_tokens(request: Request, text: TextOutput, token_ids: Seq[int]) -> tuple[str, tuple[int, str] | None]:
+def _read_tokens(running: _RunningText, text: TextOutput, token_ids: Seq[int]) -> tuple[str, tuple[int, str] | None]:
     """Text of a step's tokens up to where the sequence ends; (tokens to keep, stop string) when one was completed.
 
     A token that ends the sequence by itself has no text, unless the request includes stops in the output.
     """
-    params = request.params
-    assert params.max_tokens is not None, "parameters are resolved before a request is queued"
-    rule = StopRule.of(request, params.max_tokens)
-    parts: list[str] = []
+    shown = ""
     for count, token_id in enumerate(token_ids, 1):
-        ending = rule.test(token_id, text.num_tokens + 1)
-        if ending is not None and ending[0] is FinishReason.STOP and not params.include_stop_str_in_output:
+        ending = running.rule.test(token_id, text.num_tokens + 1)
+        if ending is not None and ending[0] is FinishReason.STOP and not running.include_stop:
             text.skip()
             break
         part, stop = text.push(token_id)
-        parts.append(part)
+        shown += part
         if stop is not None:
-            return "".join(parts), (count, stop)
+            return shown, (count, stop)
         if ending is not None:
             break
-    return "".join(parts), None
+    return shown, None

@@ -80,7 +80,7 @@ class StopMatcher:
 class TextOutput:
     """Shown text of one sequence. One per (request, choice); ``fork`` before the first token makes the next choice's."""
 
-    __slots__ = ("_decoder", "_matcher", "_min_tokens", "_include_stop", "num_tokens", "finished")
+    __slots__ = ("_decoder", "_matcher", "_min_tokens", "_include_stop", "num_tokens")
 
     def __init__(self, decoder: DecodeStream | None, stops: Sequence[str] = (), min_tokens: int = 0, include_stop: bool = False) -> None:
         self._decoder = decoder
@@ -88,7 +88,6 @@ class TextOutput:
         self._min_tokens = min_tokens
         self._include_stop = include_stop
         self.num_tokens = 0  # output tokens seen
-        self.finished = False  # set by the loop with the sequence's last event
 
     def fork(self) -> TextOutput:
         """A second output in the same state; only before any token was pushed."""
