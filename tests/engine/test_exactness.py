@@ -1,4 +1,4 @@
-"""Equal to the plain run, token by token, on a tiny random model: after prefix hits, preemption, beside others, and for each of n choices."""
+"""Equal to the plain run, token by token, on a tiny random model: after prefix hits, preemption, beside others, for each choice."""
 
 from __future__ import annotations
 
