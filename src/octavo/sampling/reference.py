@@ -171,6 +171,9 @@ class ReferenceSampler:
         self._check_free(dst)
         self._slots[dst] = _Slot(s.params, seed, s.stop_ids, s.allowed, s.prompt_ids, Counter(s.output_counts), list(s.output_ids))
 
+    def is_open(self, slot: int) -> bool:
+        return slot in self._slots
+
     def close(self, slot: int) -> None:
         self._get(slot)
         del self._slots[slot]

@@ -62,6 +62,7 @@ class CpuBackend:
         self.threads = config.backend.threads or len(os.sched_getaffinity(0))
         self._native = _native.Model(self.isa, self.threads)
         self._slots = _native.SamplerSlots(self.vocab_size, self.max_num_slots, self.isa)
+        self._open_slots: set[int] = set()
         self._weights = model.weights
         self._ropes: list[tuple[int, Rope]] = []
         self._rope_positions = 0
@@ -141,11 +142,16 @@ class CpuBackend:
         started = time.perf_counter()
         native, slots = self._native, self._slots
         for slot in plan.slot_closes:
-            slots.close(slot)
+            # A step that failed half way may have left slots unopened that the scheduler, rightly, gives back.
+            if slot in self._open_slots:
+                slots.close(slot)
+                self._open_slots.discard(slot)
         for opened in plan.slot_opens:
             slots.open(opened)
+            self._open_slots.add(opened.slot)
         for source, target, seed in plan.slot_forks:
             slots.fork(source, target, seed)
+            self._open_slots.add(target)
         for copy in plan.block_copies:
             native.copy_block(copy.src_block, copy.dst_block)
         if not plan.slices:

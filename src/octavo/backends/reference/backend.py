@@ -106,7 +106,8 @@ class ReferenceBackend:
         started = time.perf_counter()
         kv = self._pool()
         for slot in plan.slot_closes:
-            self._sampler.close(slot)
+            if self._sampler.is_open(slot):  # a step that failed half way may have left it unopened
+                self._sampler.close(slot)
         for entry in plan.slot_opens:
             self._sampler.open(entry)
         for src, dst, seed in plan.slot_forks:
