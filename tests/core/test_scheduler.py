@@ -124,16 +124,19 @@ def test_chunks_share_steps_with_decodes_and_never_stall_them() -> None:
 
 
 def test_a_prompt_ahead_leaves_a_token_to_each_decode_behind() -> None:
-    harness = big(budget=16)
-    harness.add(make_request("first", prompt_of(40), max_tokens=1))
-    harness.add(
-        make_request("shares", [*prompt_of(40)[:32], *prompt_of(60, seed=2)], max_tokens=5)
-    )  # waits for 32 tokens, then has 60 to do
-    harness.add(make_request("late", [2], max_tokens=30, ignore_eos=True))
-    while harness.texts["late", 0].finish_reason is None:
-        before = len(harness.texts["late", 0].token_ids)
-        harness.step()
-        assert before == 0 or len(harness.texts["late", 0].token_ids) == before + 1
+    harness, prefix = big(budget=40), prompt_of(33)
+    harness.add(make_request("first", prefix, max_tokens=1))
+    harness.add(make_request("shares", [*prefix[:32], *prompt_of(90, seed=2)], max_tokens=5))  # waits for 32 tokens, then has 90 to do
+    harness.add(make_request("too", [*prefix[:32], *prompt_of(90, seed=4)], max_tokens=5))  # likewise; prompts behind reserve nothing
+    for i in range(2):
+        harness.add(make_request(f"late{i}", [i], seed=i, max_tokens=30, ignore_eos=True))
+    shapes = []
+    for _ in range(4):
+        plan = harness.step()
+        assert plan is not None
+        shapes.append([piece.num_tokens for piece in plan.slices])
+    assert shapes == [[33, 1, 1], [38, 1, 1], [38, 1, 1], [14, 24, 1, 1]]
+    harness.run()
     harness.check_texts()
 
 
