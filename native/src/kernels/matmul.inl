@@ -25,7 +25,7 @@ struct QuantLayout {
   static constexpr int kCodeBytes = kFormat == PackedFormat::kQ4 ? 256 : kFormat == PackedFormat::kQ5 ? 320 : kFormat == PackedFormat::kQ6 ? 384 : 512;
   static constexpr int kGroupsPerHead = kSuper ? kSuperBlock / kGroup : 1;
   static constexpr int kHeadBytes = (kMin ? 2 : 1) * kRowBlock * 2;                           // float16 d, dmin
-  static constexpr int kScaleBytes = kSuper ? (kMin ? 2 : 1) * kParts * kRowBlock : 0;  // integers per group
+  static constexpr int kGroupBytes = kCodeBytes + (kSuper ? (kMin ? 2 : 1) * kParts * kRowBlock : 0);  // codes and integer scales
   static constexpr bool kZeroPoint = !kMin && !(kSignedBytes && kFormat == PackedFormat::kQ8);
 };
 
@@ -98,20 +98,20 @@ OCTAVO_INLINE void group_step(const uint8_t* codes, const uint8_t* integers, F32
 template <class L, int kRows>
 OCTAVO_NOINLINE void quant_tile(const uint8_t* block, const PackedMatrix& w, const TileActivations<L>& act, const int8_t* q, const OutTile& out) {
   const int groups = w.k / kGroup;
-  const uint8_t *codes = block, *scales = block + w.scales_offset;
+  const uint8_t* p = block;
   F32x16 acc[kRows];
   for (int t = 0; t < kRows; ++t) acc[t] = f32_zero();
   for (int first = 0; first < groups; first += L::kGroupsPerHead) {
-    const F32x16 d = f32_load_f16((const uint16_t*)scales);
+    const F32x16 d = f32_load_f16((const uint16_t*)p);
     F32x16 m = d;
-    if constexpr (L::kMin) m = f32_load_f16((const uint16_t*)scales + kRowBlock);
+    if constexpr (L::kMin) m = f32_load_f16((const uint16_t*)p + kRowBlock);
     if constexpr (L::kMin && L::kSuper) m = f32_zero() - m;  // those minima are subtracted
-    scales += L::kHeadBytes;
+    p += L::kHeadBytes;
 #pragma GCC unroll 1
     for (int i = 0; i < L::kGroupsPerHead; ++i) {  // eight copies of the body would only fill the instruction cache
-      group_step<L, kRows>(codes, scales, d, m, act, first + i, q + (size_t)(first + i) * kGroup, w.k, acc);
-      codes += L::kCodeBytes;
-      scales += L::kScaleBytes;
+      for (int ahead = 0; ahead < L::kGroupBytes; ahead += 64) __builtin_prefetch(p + kPrefetchBytes + ahead);
+      group_step<L, kRows>(p, p + L::kCodeBytes, d, m, act, first + i, q + (size_t)(first + i) * kGroup, w.k, acc);
+      p += L::kGroupBytes;
     }
   }
   for (int t = 0; t < kRows; ++t) store_tile_row(out, t, acc[t]);
@@ -133,8 +133,8 @@ template <PackedFormat kFormat, ScaleKind kScales, int kGroupSize, bool kMin>
 void matmul_quantised(const MatmulCall& c, int rows, int block_begin, int block_end) {
   using L = QuantLayout<kFormat, kScales, kGroupSize, kMin>;
   TileActivations<L> act;
-  const int panel = panel_blocks(c.w), groups = c.w.k / kGroup;
-  const int fitting = TileActivations<L>::kCapacity / groups, max_rows = fitting < kQuantRowsPerTile ? fitting : kQuantRowsPerTile;
+  const int fitting = TileActivations<L>::kCapacity / (c.w.k / kGroup), max_rows = fitting < kQuantRowsPerTile ? fitting : kQuantRowsPerTile;
+  const int panel = panel_blocks(c.w, rows <= max_rows);
   for (int begin = block_begin; begin < block_end; begin += panel) {
     const int end = block_end - begin < panel ? block_end : begin + panel;
     for (int row = 0; row < rows;) {

@@ -33,7 +33,8 @@ OCTAVO_INLINE U8x64 u8_or_plane(U8x64 codes, U8x64 plane) {
                                    : kShift < 0 ? _mm512_srli_epi16(plane.v, kShift < 0 ? -kShift : 0) : plane.v;
   return {_mm512_ternarylogic_epi32(moved, _mm512_set1_epi8(kMask), codes.v, 0xEA)};  // (a & b) | c
 }
-OCTAVO_INLINE U8x64 u8_signed(U8x64 x) { return x; }
+// As they are; opaque to the compiler, which would rather load them again for each row of the tile than keep them in registers.
+OCTAVO_INLINE U8x64 u8_signed(U8x64 x) { __asm__("" : "+v"(x.v)); return x; }
 OCTAVO_INLINE F32x16 f32_load_u8(const uint8_t* p) { return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)))}; }
 OCTAVO_INLINE F32x16 f32_load_s8(const uint8_t* p) { return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)))}; }
 

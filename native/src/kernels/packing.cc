@@ -50,12 +50,18 @@ size_t code_bytes(PackedFormat format) {  // per group of 32 k and 16 rows
   }
 }
 
-size_t scale_bytes(const PackedMatrix& m) {  // of one row block
-  const size_t kinds = m.has_min ? 2 : 1, halves = kRowBlock * sizeof(uint16_t);
-  if (m.scales == ScaleKind::kHalf) return static_cast<size_t>(m.k / kGroup) * kinds * halves;
-  const size_t integers = static_cast<size_t>(kSuperBlock / m.group) * kRowBlock;
-  return static_cast<size_t>(m.k / kSuperBlock) * kinds * (halves + integers);
+constexpr size_t kHalves = kRowBlock * sizeof(uint16_t);  // one float16 per row
+
+size_t head_bytes(const PackedMatrix& m) { return m.has_min ? 2 * kHalves : kHalves; }
+
+size_t group_bytes(const PackedMatrix& m) {
+  const size_t kinds = m.has_min ? 2 : 1;
+  return code_bytes(m.format) + (m.scales == ScaleKind::kHalf ? 0 : kinds * static_cast<size_t>(kGroup / m.group) * kRowBlock);
 }
+
+int unit_values(const PackedMatrix& m) { return m.scales == ScaleKind::kHalf ? kGroup : kSuperBlock; }
+
+size_t unit_bytes(const PackedMatrix& m) { return head_bytes(m) + static_cast<size_t>(unit_values(m) / kGroup) * group_bytes(m); }
 
 size_t element_bytes(PackedFormat format) { return format == PackedFormat::kF32 ? 4 : 2; }
 
@@ -97,50 +103,33 @@ void put_codes(PackedFormat format, const uint8_t* codes, int row, uint8_t* line
 
 void put_half(uint8_t* halves, int row, uint16_t bits) { std::memcpy(halves + 2 * row, &bits, 2); }
 
-// The scales of one decoded file block (32 or 256 values of one row); `index` counts file blocks along k.
-void put_scales(const PackedMatrix& m, const DecodedBlock& block, int index, int row, uint8_t* scales) {
-  constexpr size_t halves = kRowBlock * sizeof(uint16_t);
-  const size_t kinds = m.has_min ? 2 : 1;
-  if (m.scales == ScaleKind::kHalf) {
-    uint8_t* at = scales + static_cast<size_t>(index) * kinds * halves;
-    put_half(at, row, block.d);
-    if (m.has_min) put_half(at + halves, row, block.m);
-    return;
-  }
-  const int per_group = kGroup / m.group;  // integer scales per 32 values
-  const size_t integers = static_cast<size_t>(kSuperBlock / m.group) * kRowBlock;
-  uint8_t* at = scales + static_cast<size_t>(index) * kinds * (halves + integers);
-  put_half(at, row, block.d);
-  if (m.has_min) put_half(at + halves, row, block.m);
-  at += kinds * halves;
-  for (int g = 0; g < kSuperBlock / kGroup; ++g) {
-    for (int i = 0; i < per_group; ++i) at[kRowBlock * i + row] = block.scale[g * per_group + i];
-    at += per_group * kRowBlock;
+// One row's decoded file block into the unit of the same values.
+void put_block(const PackedMatrix& m, const DecodedBlock& block, int row, uint8_t* unit) {
+  put_half(unit, row, block.d);
+  if (m.has_min) put_half(unit + kHalves, row, block.m);
+  uint8_t* group = unit + head_bytes(m);
+  const int parts = m.scales == ScaleKind::kHalf ? 0 : kGroup / m.group;  // integer scales per group
+  for (int g = 0; g < unit_values(m) / kGroup; ++g, group += group_bytes(m)) {
+    put_codes(m.format, block.codes + g * kGroup, row, group);
+    uint8_t* integers = group + code_bytes(m.format) + row;
+    for (int i = 0; i < parts; ++i) integers[kRowBlock * i] = block.scale[g * parts + i];
     if (!m.has_min) continue;
-    for (int i = 0; i < per_group; ++i) at[kRowBlock * i + row] = block.min[g * per_group + i];
-    at += per_group * kRowBlock;
+    for (int i = 0; i < parts; ++i) integers[kRowBlock * (parts + i)] = block.min[g * parts + i];
   }
-}
-
-void put_block(const PackedMatrix& m, const DecodedBlock& block, int values, int index, int row, uint8_t* out) {
-  const size_t group_bytes = code_bytes(m.format);
-  for (int g = 0; g < values / kGroup; ++g)
-    put_codes(m.format, block.codes + g * kGroup, row, out + (static_cast<size_t>(index) * (values / kGroup) + g) * group_bytes);
-  put_scales(m, block, index, row, out + m.scales_offset);
 }
 
 void pack_quantised(PackedMatrix& m, const QuantType& type, const uint8_t* raw, int b) {
   uint8_t* out = m.data + static_cast<size_t>(b) * m.block_bytes;
   const int blocks = m.k / type.values;
   if ((b + 1) * kRowBlock > m.n) std::memset(out, 0, m.block_bytes);  // rows of padding: scales of zero
-  const size_t end_of_scales = m.scales_offset + scale_bytes(m);
-  std::memset(out + end_of_scales, 0, m.block_bytes - end_of_scales);
+  const size_t used = blocks * unit_bytes(m);
+  std::memset(out + used, 0, m.block_bytes - used);
   for (int row = 0; row < kRowBlock && b * kRowBlock + row < m.n; ++row) {
     const uint8_t* source = raw + static_cast<size_t>(b * kRowBlock + row) * blocks * type.bytes;
     for (int i = 0; i < blocks; ++i) {
       DecodedBlock block;
       type.decode(source + static_cast<size_t>(i) * type.bytes, block);
-      put_block(m, block, type.values, i, row, out);
+      put_block(m, block, row, out + i * unit_bytes(m));
     }
   }
 }
@@ -203,14 +192,12 @@ std::unique_ptr<PackedMatrix> pack_begin(const char* dtype, int n, int k, bool w
     m->scales = type->scales;
     m->has_min = type->has_min;
     m->zero_point = type->zero_point;
-    m->scales_offset = static_cast<size_t>(k / kGroup) * code_bytes(type->format);
-    m->block_bytes = m->scales_offset + round_up(scale_bytes(*m), kLine);
+    m->block_bytes = round_up(static_cast<size_t>(k / unit_values(*m)) * unit_bytes(*m), kLine);
   } else {
     m->format = widen_to_f32 ? PackedFormat::kF32 : float_format(dtype);
     m->group = m->zero_point = 0;
     m->scales = ScaleKind::kNone;
     m->has_min = false;
-    m->scales_offset = 0;
     m->block_bytes = round_up(static_cast<size_t>(k) * kRowBlock * element_bytes(m->format), kLine);
   }
   check_size(*m, dtype);

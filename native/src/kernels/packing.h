@@ -8,17 +8,19 @@
 //
 // Float formats: block = [k][16 rows] of float32, float16 or bfloat16.
 //
-// Quantised formats: block = [codes of group 0][codes of group 1]..., padding to 64, [scales of group 0]..., padding to 64.
-//   Codes, for each group of 32 consecutive k. A "quad" is 4 consecutive k of each of 16 rows: byte 4 * row + i of its 64
-//   belongs to k = 4 * quad + i. Codes are unsigned: weight = scale * (code - zero_point), or scale * code -+ minimum.
+// Quantised formats: block = for each unit of consecutive k (32 with kHalf scales, 256 with the others), head and groups:
+//   head: 16 float16 d; then (has_min) 16 float16 m.
+//   for each group of 32 k of the unit: the codes of 16 rows; then, in units of 256, 32 / group times 16 one-byte integer
+//     scales and (has_min) as many times 16 one-byte minima.
+//   The scale of a group is d, or d * its integer; its minimum m is added, or m * its integer subtracted. Both products are
+//   exact in float32. weight = scale * (code - zero_point) +- minimum, with unsigned codes.
+//   A "quad" is 4 consecutive k of each of 16 rows: byte 4 * row + i of its 64 belongs to k = 4 * quad + i.
 //     kQ4: 4 x 64 bytes, the low nibbles of line j are quad j, the high ones quad j + 4
 //     kQ5: as kQ4, then 64 bytes whose bit b is bit 4 of quad b
-//     kQ6: as kQ4, then 2 x 64 bytes: bits 2j, 2j+1 of line h are bits 4 and 5 of quad 4h + j
+//     kQ6: as kQ4, then 2 x 64 bytes: bits 2j, 2j + 1 of line h are bits 4 and 5 of quad 4h + j
 //     kQ8: 8 x 64 bytes, quad by quad
-//   Scales, kHalf: for each group of 32: 16 float16 scales, then (has_min) 16 float16 minima to add.
-//   Scales, kSuperU8 / kSuperS8, for each 256 consecutive k: 16 float16 d, then (has_min) 16 float16 dmin; then for each of its
-//     8 groups of 32: 32 / group times 16 one-byte integer scales, then (has_min) as many times 16 one-byte minima.
-//     scale = d * integer scale; dmin * integer minimum is subtracted. Both products are exact in float32.
+// Each block ends with zeros up to a multiple of 64 bytes. Everything a group needs lies together, because one sequential
+// stream is what the memory delivers fastest.
 #pragma once
 
 #include <cstddef>
@@ -43,15 +45,14 @@ enum class ScaleKind : int32_t {
 
 struct PackedMatrix {
   PackedFormat format;
-  int n, k;            // out_features, in_features as in the file
-  int num_blocks;      // ceil(n / 16)
-  int group;           // values per scale, 16 or 32; 0 for float formats
+  int n, k;        // out_features, in_features as in the file
+  int num_blocks;  // ceil(n / 16)
+  int group;       // values per scale, 16 or 32; 0 for float formats
   ScaleKind scales;
   bool has_min;
   int zero_point;
-  size_t scales_offset;  // of the scales within a block
-  size_t block_bytes;    // multiple of 64
-  uint8_t* data;         // [num_blocks][block_bytes], 64-byte aligned, owned
+  size_t block_bytes;  // multiple of 64
+  uint8_t* data;       // [num_blocks][block_bytes], 64-byte aligned, owned
   size_t bytes;
 
   PackedMatrix() = default;
