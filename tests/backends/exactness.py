@@ -34,7 +34,12 @@ class Setup:
 
     def config(self) -> EngineConfig:
         return EngineConfig(
-            cache=CacheConfig(self.block_size, num_kv_blocks=self.num_blocks, kv_cache_dtype=self.kv_dtype, enable_prefix_caching=self.prefix_caching),
+            cache=CacheConfig(
+                self.block_size,
+                num_kv_blocks=self.num_blocks,
+                kv_cache_dtype=self.kv_dtype,
+                enable_prefix_caching=self.prefix_caching,
+            ),
             scheduler=SchedulerConfig(max_num_seqs=self.max_num_seqs, max_num_batched_tokens=max(self.chunk, self.max_num_seqs)),
             backend=BackendConfig(threads=self.threads, compute=self.compute),
         )
@@ -96,9 +101,10 @@ def quantised(model: LoadedModel, types: Sequence[str]) -> LoadedModel:
             kind = types[count % len(types)]
             count += 1
             data = gguf.quants.quantize(tensor.float32(), gguf.GGMLQuantizationType[kind.upper()])
-            tensor = replace(tensor, dtype=kind, data=memoryview(np.ascontiguousarray(data).reshape(-1).view(np.uint8)).toreadonly(), add=0.0)
+            raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+            tensor = replace(tensor, dtype=kind, data=memoryview(raw).toreadonly(), add=0.0)
         weights[name] = tensor
-    return replace(model, weights=weights) if hasattr(model, "__dataclass_fields__") else model
+    return replace(model, weights=weights)
 
 
 def fixture_model(family: str) -> LoadedModel:

