@@ -8,6 +8,7 @@
 
 #include <limits>
 #include <optional>
+#include <set>
 #include <string>
 
 #include "program/runner.h"
@@ -71,7 +72,7 @@ struct Step {
 
 class Model {
  public:
-  Model(const std::string& isa, int threads) : runner_(kernels_of(isa), threads) {}
+  Model(const std::string& isa, int threads) : runner_(kernels_of(isa), threads), sampling_scratch_((size_t)threads) {}
 
   Runner runner_;
 
@@ -97,7 +98,6 @@ class Model {
     runner_.set_rope(index, table.data(), (int)table.shape(0), (int)table.shape(1));
   }
 
-  void check_step(const Step& s) const;
   void step(SamplerSlots& slots, In<int32_t> tokens, In<int32_t> seq_start, In<int32_t> seq_rows, In<int32_t> table_offset, In<int32_t> tables,
             In<int32_t> logit_rows, In<int32_t> requests, In<uint32_t> masks, In<int32_t> mask_offset, Out<int32_t> out_token,
             Out<int32_t> out_status, Out<int32_t> out_rank, Out<float> out_logprob, int max_top, Out<int32_t> out_top_ids,
@@ -105,7 +105,8 @@ class Model {
 
  private:
   void check_sequences(const Step& s) const;
-  void check_requests(const Step& s) const;
+  void check_requests(const Step& s, const SamplerSlots& slots, int max_top) const;
+  std::vector<AlignedArray<float>> sampling_scratch_;  // per thread
   int embedding_rows_ = 0;
   int rope_positions_ = std::numeric_limits<int>::max();  // no rotary embedding: no limit
 };
@@ -130,14 +131,15 @@ void Model::check_sequences(const Step& s) const {
   }
   require(rows == (int64_t)s.tokens.size(), "sequences: their rows are not the tokens");
   for (size_t i = 0; i < s.tokens.size(); ++i)
-    require(s.tokens.data()[i] >= 0 && s.tokens.data()[i] < embedding_rows_, "token id " + std::to_string(s.tokens.data()[i]) + " has no embedding");
+    require(s.tokens.data()[i] >= 0 && s.tokens.data()[i] < embedding_rows_, "token id " + std::to_string(s.tokens.data()[i]) + " is not in 0 .. " + std::to_string(embedding_rows_ - 1));
 }
 
-void Model::check_requests(const Step& s) const {
+void Model::check_requests(const Step& s, const SamplerSlots& slots, int max_top) const {
   const size_t n = s.requests.size() / 5;
   require(s.requests.size() == n * 5 && s.mask_offset.size() == n, "requests: arrays of different lengths");
   const int vocab = runner_.vocab();
   int previous_row = -1, previous_index = 0;
+  std::set<int> drawn;
   for (size_t i = 0; i < s.logit_rows.size(); ++i) {
     const int row = s.logit_rows.data()[i];
     require(row > previous_row && row < (int)s.tokens.size(), "logit rows: ascending rows of the step");
@@ -147,16 +149,16 @@ void Model::check_requests(const Step& s) const {
     const int32_t* r = s.requests.data() + 5 * i;
     require(r[0] >= previous_index && r[0] < (int)s.logit_rows.size(), "requests: in order of their logit rows");
     previous_index = r[0];
-    require(r[1] >= 0 || (r[3] >= 0 && r[3] < vocab), "requests: a slot or a token of the vocabulary");
-    require(r[4] <= kMaxLogprobs && r[4] <= vocab, "logprobs: more than allowed");
+    if (r[1] >= 0) {
+      require(slots.is_open(r[1]), "slot: " + std::to_string(r[1]) + " is not open");
+      require(drawn.insert(r[1]).second, "slot: " + std::to_string(r[1]) + " draws twice in one step");
+    } else {
+      require(r[3] >= 0 && r[3] < vocab, "token id " + std::to_string(r[3]) + " is not in 0 .. " + std::to_string(vocab - 1));
+    }
+    require(r[4] <= kMaxLogprobs && r[4] <= max_top, "logprobs: " + std::to_string(r[4]) + " is not in 0 .. " + std::to_string(kMaxLogprobs));
     const int64_t offset = s.mask_offset.data()[i];
     require(offset < 0 || offset + (vocab + 31) / 32 <= (int64_t)s.masks.size(), "masks: shorter than the vocabulary");
   }
-}
-
-void Model::check_step(const Step& s) const {
-  check_sequences(s);
-  check_requests(s);
 }
 
 void Model::step(SamplerSlots& slots, In<int32_t> tokens, In<int32_t> seq_start, In<int32_t> seq_rows, In<int32_t> table_offset, In<int32_t> tables,
@@ -164,11 +166,12 @@ void Model::step(SamplerSlots& slots, In<int32_t> tokens, In<int32_t> seq_start,
                  Out<int32_t> out_status, Out<int32_t> out_rank, Out<float> out_logprob, int max_top, Out<int32_t> out_top_ids,
                  Out<float> out_top_logprobs, std::optional<Matrix> logits) {
   const Step s{tokens, seq_start, seq_rows, table_offset, tables, logit_rows, requests, masks, mask_offset};
-  check_step(s);
+  require(slots.vocab_size() == runner_.vocab(), "slots: of another vocabulary");
+  check_sequences(s);
+  check_requests(s, slots, max_top);
   const size_t n = mask_offset.size(), top = n * (size_t)std::max(max_top, 0);
   require(out_token.size() == n && out_status.size() == n && out_rank.size() == n && out_logprob.size() == n, "outputs: one entry per request");
   require(out_top_ids.size() == top && out_top_logprobs.size() == top, "top outputs: max_top entries per request");
-  require(slots.vocab_size() == runner_.vocab(), "slots: of another vocabulary");
   if (logits) require(logits->shape(0) == logit_rows.size() && (int)logits->shape(1) == runner_.vocab(), "logits: [logit rows, vocabulary]");
 
   StepInput in;
@@ -186,7 +189,7 @@ void Model::step(SamplerSlots& slots, In<int32_t> tokens, In<int32_t> seq_start,
   for (size_t i = 0; i < n; ++i) mask_of[i] = mask_offset.data()[i] < 0 ? nullptr : masks.data() + mask_offset.data()[i];
   static_assert(sizeof(LogitsRequest) == 5 * sizeof(int32_t), "requests are read as they come");
   const LogitsOutputs out{out_token.data(), out_status.data(), out_rank.data(), out_logprob.data(), max_top, out_top_ids.data(), out_top_logprobs.data()};
-  StepOutputs outputs(slots, reinterpret_cast<const LogitsRequest*>(requests.data()), (int)n, std::move(mask_of), out, runner_.pool().size());
+  StepOutputs outputs(slots, reinterpret_cast<const LogitsRequest*>(requests.data()), (int)n, std::move(mask_of), out, sampling_scratch_);
   nb::gil_scoped_release release;
   runner_.step(in, outputs);
 }

@@ -60,6 +60,7 @@ class SamplerSlots {
 
   int vocab_size() const { return vocab_size_; }
   const SamplingKernels& kernels() const { return *kernels_; }
+  bool is_open(int slot) const { return slot >= 0 && static_cast<size_t>(slot) < slots_.size() && slots_[static_cast<size_t>(slot)]; }
 
   void open(int slot, SlotParams params, uint64_t seed, const std::vector<int32_t>& prompt_ids, const std::vector<int32_t>& output_ids);
   void fork(int src, int dst, uint64_t seed);  // dst becomes a copy of src that draws with seed

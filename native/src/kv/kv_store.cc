@@ -5,6 +5,7 @@
 #include <cstring>
 #include <new>
 #include <stdexcept>
+#include <string>
 
 namespace octavo {
 namespace {
@@ -44,7 +45,7 @@ KVStore::KVStore(int num_blocks, int block_size, KVType type, const std::vector<
 KVStore::~KVStore() { munmap(base_, total_bytes_ ? total_bytes_ : 1); }
 
 void KVStore::copy_block(int src, int dst) {
-  if (src < 0 || dst < 0 || src >= num_blocks_ || dst >= num_blocks_) throw std::out_of_range("block copy: no such block");
+  if (src < 0 || dst < 0 || src >= num_blocks_ || dst >= num_blocks_) throw std::invalid_argument("block copy " + std::to_string(src) + " -> " + std::to_string(dst) + ": block ids are 0 to " + std::to_string(num_blocks_ - 1));
   std::memcpy(base_ + (size_t)dst * block_bytes_, base_ + (size_t)src * block_bytes_, block_bytes_);
 }
 

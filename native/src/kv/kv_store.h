@@ -29,7 +29,7 @@ class KVStore {
   const KVLayerView& layer(int i) const { return views_[(size_t)i]; }
   int num_blocks() const { return num_blocks_; }
   int block_size() const { return block_size_; }
-  void copy_block(int src, int dst);
+  void copy_block(int src, int dst);  // throws std::invalid_argument for ids outside the pool
 
  private:
   int num_blocks_, block_size_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
+#include <string>
 
 namespace octavo {
 namespace {
@@ -35,7 +36,7 @@ int Runner::add_matrix(const char* dtype, const uint8_t* raw, int n, int k, bool
   auto m = pack_begin(dtype, n, k, widen);
   const int blocks = (n + 15) / 16, chunk = std::max(1, blocks / (pool_.size() * 4));
   std::atomic<int> next{0};
-  pool_.each([&](int) {
+  pool_.each_or_throw([&](int) {  // widening allocates
     for (int b = next.fetch_add(chunk); b < blocks; b = next.fetch_add(chunk)) pack_blocks(*m, dtype, raw, b, std::min(blocks, b + chunk));
   });
   matrices_.push_back(std::move(m));
@@ -81,7 +82,13 @@ void Runner::add_matmul(const MatmulOp& op) { phase_of(PhaseKind::kMatmul).matmu
 
 void Runner::begin_group() { group_open_ = false; }
 
-void Runner::add_attention(const AttentionOp& op) { phase_of(PhaseKind::kAttention).attention = op; }
+void Runner::add_attention(const AttentionOp& op) {
+  for (const Phase& p : phases_)  // the items of a step are planned once for all layers
+    if (p.kind == PhaseKind::kAttention && p.attention.params.kv_heads != op.params.kv_heads)
+      throw std::invalid_argument("layers with different numbers of KV heads: " + std::to_string(p.attention.params.kv_heads) + " and " +
+                                  std::to_string(op.params.kv_heads));
+  phase_of(PhaseKind::kAttention).attention = op;
+}
 
 void Runner::add_select(const std::vector<int>& buffers) { phase_of(PhaseKind::kSelect).buffers = buffers; }
 
@@ -138,7 +145,6 @@ void Runner::prepare(const StepInput& in) {
       places_[(size_t)row] = RowPlace{p, table[p / block_size], p % block_size};
     }
   }
-  items_kv_heads_ = -1;
   if (in.num_logit_rows > 0) {
     const size_t padded = ((size_t)vocab() + 15) / 16 * 16;
     logits_.reserve((size_t)std::min(head_rows_, in.num_logit_rows) * padded);
@@ -157,7 +163,6 @@ void Runner::prepare(const StepInput& in) {
 // Items of one attention phase. Splitting a row's positions over items is worth a merge only when there are too few items.
 void Runner::plan_attention(const StepInput& in, int kv_heads) {
   items_.clear();
-  items_kv_heads_ = kv_heads;
   any_partial_ = false;
   partial_base_.assign((size_t)in.num_seqs, 0);
   int whole = 0;

@@ -97,7 +97,7 @@ class Runner {
   void add_row_op(const RowOp& op);
   void add_matmul(const MatmulOp& op);  // joins the open group unless `begin_group` was called since
   void begin_group();
-  void add_attention(const AttentionOp& op);
+  void add_attention(const AttentionOp& op);  // throws std::invalid_argument when its KV heads are not as many as other layers'
   // From here on only rows with logits go on; `buffers` are those still read.
   void add_select(const std::vector<int>& buffers);
   void set_head(const HeadOp& op);
@@ -179,7 +179,6 @@ class Runner {
   std::vector<int> seq_first_row_;
   std::vector<AttentionItem> items_;
   std::vector<size_t> partial_base_;  // per sequence, in floats
-  int items_kv_heads_ = -1;
   bool any_partial_ = false;
   AlignedArray<float> partials_;
   std::vector<AlignedArray<uint8_t>> scratch_;  // per thread

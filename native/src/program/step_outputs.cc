@@ -6,13 +6,14 @@
 namespace octavo {
 
 StepOutputs::StepOutputs(SamplerSlots& slots, const LogitsRequest* requests, int num_requests, std::vector<const uint32_t*> masks, LogitsOutputs out,
-                         int threads)
-    : slots_(slots), requests_(requests), num_requests_(num_requests), masks_(std::move(masks)), out_(out), scratch_((size_t)threads) {}
+                         std::vector<AlignedArray<float>>& scratch)
+    : slots_(slots), requests_(requests), num_requests_(num_requests), masks_(std::move(masks)), out_(out), scratch_(scratch) {
+  for (AlignedArray<float>& s : scratch_) s.reserve(sampling_scratch_floats(slots_.vocab_size()));
+}
 
 void StepOutputs::consume(int request, const float* logits, int thread) {
   const LogitsRequest& r = requests_[request];
   AlignedArray<float>& scratch = scratch_[(size_t)thread];
-  scratch.reserve(sampling_scratch_floats(slots_.vocab_size()));
   const SampleOutput o = r.slot >= 0
                              ? slots_.sample(r.slot, logits, scratch.data(), r.position, masks_[(size_t)request], r.num_logprobs)
                              : raw_logprobs(slots_.kernels(), logits, slots_.vocab_size(), r.token, std::max(r.num_logprobs, 0), scratch.data());

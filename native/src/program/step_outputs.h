@@ -32,8 +32,10 @@ struct LogitsOutputs {
 
 class StepOutputs : public LogitsConsumer {
  public:
-  // masks: one pointer per request, null where every token is allowed.
-  StepOutputs(SamplerSlots& slots, const LogitsRequest* requests, int num_requests, std::vector<const uint32_t*> masks, LogitsOutputs out, int threads);
+  // masks: one pointer per request, null where every token is allowed. scratch: one array per thread, grown here, so that
+  // nothing allocates while the threads run; it outlives this object and is kept for the next step.
+  StepOutputs(SamplerSlots& slots, const LogitsRequest* requests, int num_requests, std::vector<const uint32_t*> masks, LogitsOutputs out,
+              std::vector<AlignedArray<float>>& scratch);
 
   int num_requests() const override { return num_requests_; }
   int logit_index(int request) const override { return requests_[request].logit_index; }
@@ -45,7 +47,7 @@ class StepOutputs : public LogitsConsumer {
   int num_requests_;
   std::vector<const uint32_t*> masks_;
   LogitsOutputs out_;
-  std::vector<AlignedArray<float>> scratch_;  // per thread
+  std::vector<AlignedArray<float>>& scratch_;  // per thread
 };
 
 }  // namespace octavo

@@ -64,12 +64,17 @@ ThreadPool::ThreadPool(int threads) : threads_(threads), owner_pid_(getpid()) {
   // Spinning helps only when every thread has a core of its own; otherwise the one waited for may not be running.
   const bool own_core = (int)cpus.size() >= threads;
   spin_ = own_core ? 20000 : 50;
-  for (int t = 1; t < threads; ++t) {
-    workers_.emplace_back([this, t, own_core, cpus] {
-      // The caller is not pinned (it is Python's thread), so workers leave the first CPU to it.
-      if (own_core && threads_ > 1) pin(cpus[(size_t)t % cpus.size()]);
-      work(t);
-    });
+  try {
+    for (int t = 1; t < threads; ++t) {
+      workers_.emplace_back([this, t, own_core, cpus] {
+        // The caller is not pinned (it is Python's thread), so workers leave the first CPU to it.
+        if (own_core) pin(cpus[(size_t)t % cpus.size()]);
+        work(t);
+      });
+    }
+  } catch (...) {  // the system gives no more threads: end those that run, or their std::thread would end the process
+    stop_workers();
+    throw;
   }
 }
 
@@ -78,6 +83,10 @@ ThreadPool::~ThreadPool() {
     for (auto& w : workers_) w.detach();  // they live in the parent only
     return;
   }
+  stop_workers();
+}
+
+void ThreadPool::stop_workers() {
   stop_.store(true);
   epoch_.fetch_add(1);
   futex_wake_all(epoch_);

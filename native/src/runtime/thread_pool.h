@@ -6,14 +6,18 @@
 
 #include <atomic>
 #include <cstdint>
+#include <exception>
+#include <mutex>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 namespace octavo {
 
 class ThreadPool {
  public:
-  // threads >= 1. Workers are pinned to the CPUs of this process's affinity mask when it has at least that many.
+  // threads >= 1. Workers are pinned to the CPUs of this process's affinity mask when it has at least that many. Throws
+  // std::invalid_argument, or std::system_error when the system gives no more threads.
   explicit ThreadPool(int threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -21,12 +25,30 @@ class ThreadPool {
 
   int size() const { return threads_; }
 
-  // Call fn(context, thread) on every thread; returns when all have. After a fork the child has no workers: then this throws.
+  // Call fn(context, thread) on every thread; returns when all have. fn must not throw: others may be waiting for it at a
+  // barrier. After a fork the child has no workers: then this throws std::runtime_error.
   void run(void (*fn)(void* context, int thread), void* context);
 
+  // Call f(thread) on every thread. f must not throw (std::terminate) when it uses barriers; see each_or_throw.
   template <class F>
   void each(F&& f) {
-    run([](void* c, int thread) { (*static_cast<std::remove_reference_t<F>*>(c))(thread); }, &f);
+    run([](void* c, int thread) noexcept { (*static_cast<std::remove_reference_t<F>*>(c))(thread); }, &f);
+  }
+
+  // As each, for an f without barriers that may throw: when all have returned, one of their exceptions goes on to the caller.
+  template <class F>
+  void each_or_throw(F&& f) {
+    std::exception_ptr first;
+    std::mutex mutex;
+    each([&](int thread) {
+      try {
+        f(thread);
+      } catch (...) {
+        const std::lock_guard<std::mutex> lock(mutex);
+        if (!first) first = std::current_exception();
+      }
+    });
+    if (first) std::rethrow_exception(first);
   }
 
   // Inside run(): wait until every thread is here.
@@ -34,6 +56,7 @@ class ThreadPool {
 
  private:
   void work(int thread);
+  void stop_workers();
   void wait_for(const std::atomic<uint32_t>& word, uint32_t old);
 
   const int threads_;

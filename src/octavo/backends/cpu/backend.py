@@ -21,12 +21,14 @@ from octavo.models.program import Rope, RopeScaling
 if TYPE_CHECKING:
     import numpy as np
 
+    from octavo.backends.cpu import _native
     from octavo.config import EngineConfig
     from octavo.models.loaded import LoadedModel, WeightTensor
 
 # Bump when the packed layout or any kernel's arithmetic changes: fingerprints must not match across it.
 LAYOUT_VERSION = 1
 PACKABLE = frozenset("f32 f16 bf16 q4_0 q4_1 q5_0 q5_1 q8_0 q2_k q3_k q4_k q5_k q6_k".split())
+MAX_KV_BLOCKS = 2**31 - 1  # block ids are int32
 KV_SHARE_OF_FREE_MEMORY = 0.25  # of what is available when no size is given
 
 
@@ -60,12 +62,16 @@ class CpuBackend:
         self._kv_dtype = _kv_dtype(config)
         self.isa = isa_level()
         self.threads = config.backend.threads or len(os.sched_getaffinity(0))
-        self._native = _native.Model(self.isa, self.threads)
+        try:
+            self._native = _native.Model(self.isa, self.threads)
+        except RuntimeError as e:  # std::system_error
+            raise BackendError(f"threads: {self.threads} cannot be started: {e}") from e
         self._slots = _native.SamplerSlots(self.vocab_size, self.max_num_slots, self.isa)
         self._open_slots: set[int] = set()
         self._weights = model.weights
         self._ropes: list[tuple[int, Rope]] = []
         self._rope_positions = 0
+        self._num_pool_tokens = 0
         self._keep: list[object] = []  # buffers the native side reads in place
         self._fingerprint = f"{model.fingerprint}:{config.backend.compute}:kv-{self._kv_dtype}:layout-{LAYOUT_VERSION}:{self.isa}"
         self._load()
@@ -108,6 +114,7 @@ class CpuBackend:
 
     def _cover_positions(self, positions: int) -> None:
         """Rotary tables for positions below ``positions``: made on demand, doubled, so that a long context costs nothing at start."""
+        positions = min(positions, self._num_pool_tokens)  # no block table holds more; a plan that says so is refused in a moment
         if positions <= self._rope_positions:
             return
         from octavo.backends.cpu.rope_table import cos_sin
@@ -126,11 +133,17 @@ class CpuBackend:
         return KVCapacity(per_block, memory_bytes // per_block, self._kv_dtype)
 
     def allocate_kv(self, num_blocks: int) -> None:
-        """Address space now, memory as blocks are first written. Raises BackendError when it is refused."""
+        """Address space now, memory as blocks are first written. Raises BackendError when it is refused, or done already."""
+        native = self._open_native()
+        if self._num_pool_tokens:
+            raise BackendError("the KV pool is already allocated")
+        if not 1 <= num_blocks <= MAX_KV_BLOCKS:
+            raise BackendError(f"num_kv_blocks: {num_blocks} is not allowed; from 1 to {MAX_KV_BLOCKS}")
         try:
-            self._native.allocate_kv(num_blocks, self.block_size, self._kv_dtype, self._kv_layers())
-        except MemoryError as e:
-            raise BackendError(f"num_kv_blocks: {num_blocks} blocks cannot be allocated") from e
+            native.allocate_kv(num_blocks, self.block_size, self._kv_dtype, self._kv_layers())
+        except (MemoryError, ValueError) as e:
+            raise BackendError(f"num_kv_blocks: {num_blocks} blocks of {self.block_size} tokens cannot be allocated ({e})") from e
+        self._num_pool_tokens = num_blocks * self.block_size
 
     def _kv_layers(self) -> list[tuple[int, int]]:
         return [(kv.kv_heads, kv.head_dim) for kv in self._program.kv_layers]
@@ -138,9 +151,15 @@ class CpuBackend:
     # ---- steps ----
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Run one step; see StepPlan for the order of effects."""
+        """Run one step; see StepPlan for the order of effects.
+
+        Raises ValueError for a plan that names tokens, blocks, slots or positions that cannot be, BackendError before
+        ``allocate_kv`` and after ``close``. The slots it closes are closed even then.
+        """
         started = time.perf_counter()
-        native, slots = self._native, self._slots
+        native, slots = self._open_native(), self._slots
+        if not self._num_pool_tokens:
+            raise BackendError("there is no KV pool: allocate_kv comes before execute")
         for slot in plan.slot_closes:
             # A step that failed half way may have left slots unopened that the scheduler, rightly, gives back.
             if slot in self._open_slots:
@@ -156,7 +175,7 @@ class CpuBackend:
             native.copy_block(copy.src_block, copy.dst_block)
         if not plan.slices:
             return StepResult(plan.step_index, [], time.perf_counter() - started)
-        arrays = StepArrays(plan)
+        arrays = StepArrays(plan, self.vocab_size)
         self._cover_positions(arrays.num_positions)
         hook = self.logits_hook
         logits = self._run(arrays, hook is not None)
@@ -165,7 +184,7 @@ class CpuBackend:
                 hook(seq_id, position, row)
         return StepResult(plan.step_index, read_results(plan, arrays), time.perf_counter() - started)
 
-    def _run(self, a: StepArrays, want_logits: bool) -> "np.ndarray | None":
+    def _run(self, a: StepArrays, want_logits: bool) -> np.ndarray | None:
         logits = None
         if want_logits:
             import numpy as np
@@ -177,12 +196,17 @@ class CpuBackend:
         )  # fmt: skip
         return logits
 
+    def _open_native(self) -> _native.Model:
+        if self._native is None:
+            raise BackendError("the cpu backend is closed")
+        return self._native
+
     def fingerprint(self) -> str:
         return self._fingerprint
 
     def weight_bytes(self) -> int:
         """Bytes of packed weights."""
-        return self._native.packed_bytes()
+        return self._open_native().packed_bytes()
 
     def close(self) -> None:
         self._native = self._slots = None

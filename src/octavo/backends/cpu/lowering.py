@@ -126,6 +126,8 @@ class _Lowering:
     def _emit(self, i: int) -> int:
         """Emit the op at ``i`` (and those fused with it); return the index of the next one."""
         op, m = self.ops[i], self.model
+        if isinstance(op, (Embed, Rope)) and i > self.last_attention >= 0:
+            raise BackendError(f"{type(op).__name__} at op {i} stands behind the last attention, where rows are no longer positions")
         if isinstance(op, Embed):
             m.embed(self.handles.embedding(op.weight), op.scale, self._place([op.out], [op.dim])[0].buffer)
         elif isinstance(op, Linear):
@@ -165,12 +167,15 @@ class _Lowering:
         q, k, v = (self.places[n] for n in (op.q, op.k, op.v))
         self.model.store_kv(k.buffer, k.col, v.buffer, v.col, op.layer)
         out = self._place([op.out], [op.heads * op.head_dim])[0]
-        self.model.attention(
-            op.layer, q.buffer, q.col, out.buffer, op.heads, op.kv_heads, op.head_dim, op.scale, op.softcap or 0.0, op.window or 0
-        )
+        cap, window = op.softcap or 0.0, op.window or 0
+        try:
+            self.model.attention(op.layer, q.buffer, q.col, out.buffer, op.heads, op.kv_heads, op.head_dim, op.scale, cap, window)
+        except ValueError as e:
+            raise BackendError(f"attention of layer {op.layer}: {e}") from e
         if i == self.last_attention:
             live = {self.places[n].buffer for n, last in self.last_use.items() if last > i and n in self.places}
             self.model.select(sorted(live))
+            self.quantized.clear()  # rows have moved, their quantised copies have not
 
     def _emit_add(self, i: int, op: Add) -> None:
         a, b = self.places[op.a], self.places[op.b]
@@ -219,6 +224,8 @@ class _Lowering:
         if out not in (add.a, add.b) or add.a == add.b:
             return None
         other = add.b if add.a == out else add.a
+        if other == group[0].x:
+            return None  # the product would be added into the rows it is still read from
         alone = self.last_use[out] == end and len(self.uses[out]) == 1 and self.last_use[other] == end
         return add if alone else None
 
