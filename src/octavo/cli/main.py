@@ -7,7 +7,7 @@ import sys
 
 import click
 
-VERSION = "0.1.0"
+from octavo import __version__
 
 # command -> (module, attribute, one line of help): the module is imported when the command is.
 _COMMANDS = {
@@ -16,7 +16,7 @@ _COMMANDS = {
     "serve": ("octavo.cli.serve", "serve", "Serve a model over an OpenAI-compatible API."),
     "pull": ("octavo.cli.models", "pull", "Download a model into the cache."),
     "models": ("octavo.cli.models", "models", "List the models of the catalogue and the cache."),
-    "bench": ("octavo.cli.bench", "bench", "Measure this machine with this engine."),
+    "bench": ("octavo.cli.bench", "bench", "Measure this engine on this machine."),
 }
 
 
@@ -30,7 +30,13 @@ class _LazyGroup(click.Group):
         if name not in _COMMANDS:
             return None
         module, attribute, _ = _COMMANDS[name]
-        return getattr(importlib.import_module(module), attribute)
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and args[0] not in _COMMANDS:
+            ctx.fail(f"{args[0]!r} is no command; there are: {', '.join(_COMMANDS)}")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -38,13 +44,16 @@ class _LazyGroup(click.Group):
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(VERSION, prog_name="octavo")
+@click.version_option(__version__, prog_name="octavo")
 def cli() -> None:
-    """Octavo: an LLM inference engine and server for the machine you have."""
+    """Octavo: an LLM inference engine and server for the machine you have.
+
+    Try: octavo run "What is the capital of France?"
+    """
 
 
 def main() -> None:
-    """Entry point: user errors are one line on stderr and exit code 1, never a traceback."""
+    """Entry point: user errors are one line on stderr and exit code 1 (2 for a bad command line), never a traceback."""
     try:
         cli.main(standalone_mode=False)
     except click.exceptions.Exit as e:
@@ -59,8 +68,21 @@ def main() -> None:
         sys.exit(141)
     except (ValueError, OSError, RuntimeError) as e:
         # Every error Octavo raises for a user's input derives from these and says what to change.
-        click.echo(f"octavo: {e}", err=True)
+        click.echo(f"octavo: {_message(e)}", err=True)
         sys.exit(1)
+
+
+def _message(error: Exception) -> str:
+    """The error's own sentence; a field of the configuration is named as its flag."""
+    from octavo.config import ConfigError
+
+    text = str(error) or type(error).__name__
+    if isinstance(error, OSError) and error.strerror and error.filename is None:
+        return error.strerror  # without "[Errno 98]"
+    if isinstance(error, ConfigError):
+        field, _, problem = text.partition(": ")
+        return f"--{field.replace('_', '-')}: {problem}"
+    return text
 
 
 if __name__ == "__main__":

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 import click
 
-from octavo.config import BackendConfig, CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from octavo.config import BackendConfig, CacheConfig, ConfigError, EngineConfig, ModelConfig, SchedulerConfig
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
 class ByteSize(click.ParamType):
-    """A number of bytes, with an optional unit: 500M, 4GiB, 1.5g."""
+    """A number of bytes, with an optional unit: 500M, 4GiB, 1.5g. Units are powers of 1024."""
 
     name = "bytes"
 
@@ -34,10 +35,12 @@ def _add(options: list[Callable], function: Callable) -> Callable:
 
 def model_options(function: Callable) -> Callable:
     """--model and what limits it."""
+    model_help = "Catalogue name (see `octavo models`), .gguf file, folder with safetensors, or hf:owner/repo[:file]."
+    len_help = "Longest sequence in tokens, prompt and output together (default: what the model was trained for)."
     return _add(
         [
-            click.option("--model", "-m", default="smollm2", show_default=True, help="Catalogue name, .gguf file, model folder or hf:owner/repo[:file]."),
-            click.option("--max-model-len", type=int, help="Longest sequence in tokens (default: what the model was trained for)."),
+            click.option("--model", "-m", default="smollm2", show_default=True, help=model_help),
+            click.option("--max-model-len", type=int, help=len_help),
         ],
         function,
     )
@@ -45,28 +48,34 @@ def model_options(function: Callable) -> Callable:
 
 def engine_options(function: Callable) -> Callable:
     """Options of cache, scheduler and backend."""
+    backend_help = "cpu: packed weights, native kernels. reference: NumPy, slow and obvious."
+    compute_help = "f32: all weights and KV in float32, slower; for checking the fast mode."
+    dtype_help = "Type of keys and values. auto: f16, or f32 with --compute f32."
+    pool_help = "Memory of the KV pool, such as 2GiB (default: a quarter of the free memory, at most 4GiB)."
     return _add(
         [
-            click.option("--max-num-seqs", type=int, default=64, show_default=True, help="Sequences in one step."),
-            click.option("--max-num-batched-tokens", type=int, default=512, show_default=True, help="Token budget of one step."),
+            click.option("--max-num-seqs", type=int, default=64, show_default=True, help="Most sequences that run at once."),
+            click.option("--max-num-batched-tokens", type=int, default=512, show_default=True, help="Most tokens computed in one step."),
             click.option("--block-size", type=int, default=16, show_default=True, help="Tokens of a KV block."),
             click.option("--num-kv-blocks", type=int, help="KV blocks in the pool (overrides --kv-cache-memory)."),
-            click.option("--kv-cache-memory", type=ByteSize(), help="Memory of the KV pool, such as 2GiB."),
-            click.option("--kv-cache-dtype", type=click.Choice(["auto", "f16", "bf16", "f32"]), default="auto", show_default=True),
+            click.option("--kv-cache-memory", type=ByteSize(), help=pool_help),
+            click.option(
+                "--kv-cache-dtype", type=click.Choice(["auto", "f16", "bf16", "f32"]), default="auto", show_default=True, help=dtype_help
+            ),
             click.option("--no-enable-prefix-caching", is_flag=True, help="Compute every prompt from its first token."),
-            click.option("--no-enable-chunked-prefill", is_flag=True, help="Schedule a prompt only whole."),
-            click.option("--backend", type=click.Choice(["cpu", "reference"]), default="cpu", show_default=True),
-            click.option("--compute", type=click.Choice(["fast", "f32"]), default="fast", show_default=True, help="f32: dequantise everything (exact mode)."),
-            click.option("--threads", type=int, help="Compute threads (default: the cores this process may use)."),
+            click.option("--no-enable-chunked-prefill", is_flag=True, help="Compute each prompt in one step, never in pieces."),
+            click.option("--backend", type=click.Choice(["cpu", "reference"]), default="cpu", show_default=True, help=backend_help),
+            click.option("--compute", type=click.Choice(["fast", "f32"]), default="fast", show_default=True, help=compute_help),
+            click.option("--threads", type=int, help="Compute threads (default: one per core this process may use)."),
         ],
         function,
     )
 
 
 def engine_config(options: dict[str, Any]) -> EngineConfig:
-    """EngineConfig of the options' values; missing ones keep their defaults. Raises ConfigError."""
+    """EngineConfig of the options' values; missing ones keep their defaults. Raises BadParameter that names the flag."""
     o = options
-    return EngineConfig(
+    config = EngineConfig(
         model=ModelConfig(model=o["model"], served_model_name=o.get("served_model_name"), max_model_len=o.get("max_model_len")),
         cache=CacheConfig(
             block_size=o.get("block_size", 16),
@@ -81,4 +90,14 @@ def engine_config(options: dict[str, Any]) -> EngineConfig:
             enable_chunked_prefill=not o.get("no_enable_chunked_prefill", False),
         ),
         backend=BackendConfig(backend=o.get("backend", "cpu"), compute=o.get("compute", "fast"), threads=o.get("threads")),
-    ).validate()
+    )
+    try:
+        return config.validate()
+    except ConfigError as error:
+        raise bad_flag(error) from None
+
+
+def bad_flag(error: ValueError) -> click.BadParameter:
+    """An error "field: value is not allowed; limit" as click shows a bad flag. Fields are flags with underscores."""
+    field, _, problem = str(error).partition(": ")
+    return click.BadParameter(problem, click.get_current_context(silent=True), param_hint=f"'--{field.replace('_', '-')}'")

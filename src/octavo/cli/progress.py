@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from octavo.config import EngineConfig
 
 _WIDTH = 30
 
@@ -12,7 +17,6 @@ class DownloadBar:
     """Callable as ``catalog.Progress``."""
 
     def __init__(self) -> None:
-        self._started = time.monotonic()
         self._shown = -1.0
 
     def __call__(self, what: str, done: int, total: int) -> None:
@@ -38,3 +42,8 @@ def fetch(spec: str) -> str:
     if spec in CATALOG and cached_path(CATALOG[spec]) is None:
         print(f"fetching {spec} ({CATALOG[spec].size_bytes / 1e6:.0f} MB)", file=sys.stderr, flush=True)
     return str(ensure_model(spec, DownloadBar()))
+
+
+def fetched(config: EngineConfig) -> EngineConfig:
+    """``config`` with its model as a local path. Called once everything else has been checked, so that no bad flag costs a download."""
+    return replace(config, model=replace(config.model, model=fetch(config.model.model)))

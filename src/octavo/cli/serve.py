@@ -7,13 +7,13 @@ from typing import Any
 import click
 
 from octavo.cli.options import ByteSize, engine_config, engine_options, model_options
-from octavo.cli.progress import fetch
+from octavo.cli.progress import fetched
 
 
 @click.command()
 @model_options
-@click.option("--served-model-name", help="Name of the model in requests and answers (default: the model's own).")
-@click.option("--host", default="127.0.0.1", show_default=True)
+@click.option("--served-model-name", help="Name of the model in requests and answers (default: --model as given; of a path, its stem).")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 for all of IPv4, :: for IPv6.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes a free port.")
 @click.option("--api-key", envvar="OCTAVO_API_KEY", help="Requests must carry it as a bearer token (also $OCTAVO_API_KEY).")
 @click.option("--max-body-size", type=ByteSize(), default="32MiB", show_default=True, help="Largest request body.")
@@ -21,9 +21,19 @@ from octavo.cli.progress import fetch
 @engine_options
 def serve(**options: Any) -> None:
     """Serve a model over an OpenAI-compatible API."""
+    if options["api_key"] is not None and not options["api_key"].strip():
+        raise click.BadParameter("the key is empty; leave the flag out to serve without one", param_hint="'--api-key'")
+    name = options["served_model_name"] or name_of(options["model"])
+    config = engine_config({**options, "served_model_name": name})
     from octavo.server.app import ServerOptions
     from octavo.server.run import run_server
 
-    config = engine_config({**options, "model": fetch(options["model"]), "served_model_name": options["served_model_name"]})
     server_options = ServerOptions(api_key=options["api_key"], max_body_bytes=options["max_body_size"], drain_s=options["drain_s"])
-    run_server(config, options["host"], options["port"], server_options)
+    run_server(fetched(config), options["host"], options["port"], server_options)
+
+
+def name_of(spec: str) -> str | None:
+    """The name to serve ``spec`` under: catalogue names and hub specs as they are; None for a path, which names itself."""
+    from octavo.models.catalog import CATALOG
+
+    return spec if spec in CATALOG or spec.startswith("hf:") else None

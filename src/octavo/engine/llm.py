@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from octavo.config import BackendConfig, CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from octavo.core.request import ParameterError, SamplingParams
 from octavo.engine.engine import Engine
+from octavo.engine.interrupts import interrupts_deferred
 from octavo.engine.outputs import GenerationError, OutputEvent, RequestOutput
 from octavo.engine.progress import ProgressBar
 
@@ -110,11 +111,11 @@ class LLM:
         prompts = [self.render_chat(c, add_generation_prompt, continue_final_message) for c in conversations]
         return self._run(prompts, _params_for(sampling_params, len(prompts)), use_progress_bar)
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[OutputEvent]:
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Generator[OutputEvent]:
         """Events of one prompt as steps make them: ``text`` and ``token_ids`` are what is new. Closing the iterator aborts the request."""
         return self._stream(self._prompt(prompt), sampling_params or SamplingParams())
 
-    def stream_chat(self, messages: Sequence[Message], sampling_params: SamplingParams | None = None) -> Iterator[OutputEvent]:
+    def stream_chat(self, messages: Sequence[Message], sampling_params: SamplingParams | None = None) -> Generator[OutputEvent]:
         """As ``stream``, for a conversation."""
         return self._stream(self.render_chat(messages), sampling_params or SamplingParams())
 
@@ -152,9 +153,10 @@ class LLM:
         """New events of an inbox; runs one step when there are none."""
         with self._lock:
             if not inbox:
-                for event in self.engine.step():
-                    if event.request_id in self._inboxes:
-                        self._inboxes[event.request_id].append(event)
+                with interrupts_deferred():
+                    for event in self.engine.step():
+                        if event.request_id in self._inboxes:
+                            self._inboxes[event.request_id].append(event)
             events = inbox[:]
             inbox.clear()
         return events
@@ -194,7 +196,7 @@ class LLM:
                 raise GenerationError(output.error)
         return list(outputs.values())
 
-    def _stream(self, prompt: dict[str, Any], params: SamplingParams) -> Iterator[OutputEvent]:
+    def _stream(self, prompt: dict[str, Any], params: SamplingParams) -> Generator[OutputEvent]:
         inbox: list[OutputEvent] = []
         output = self._submit(prompt, params, inbox)
         try:
