@@ -107,12 +107,13 @@ void float_rows(const MatmulCall& c, int row, int rows, int block_begin, int blo
 
 template <PackedFormat kFormat>
 void matmul_float(const MatmulCall& c, int rows, int block_begin, int block_end) {
-  const int panel = panel_blocks(c.w, rows <= kFloatRowsPerTile);
+  constexpr int kTileRows = kFormat == PackedFormat::kF32 ? kFloatRowsPerTile : kHalfRowsPerTile;
+  const int panel = panel_blocks(c.w, rows <= kTileRows);
   for (int begin = block_begin; begin < block_end; begin += panel) {
     const int end = block_end - begin < panel ? block_end : begin + panel;
     for (int row = 0; row < rows;) {
-      const int count = next_tile_rows(rows - row, kFloatRowsPerTile);
-      float_rows<kFormat, kFloatRowsPerTile>(c, row, count, begin, end);
+      const int count = next_tile_rows(rows - row, kTileRows);
+      float_rows<kFormat, kTileRows>(c, row, count, begin, end);
       row += count;
     }
   }

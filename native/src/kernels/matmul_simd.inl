@@ -21,6 +21,7 @@ OCTAVO_INLINE int32_t load_quad(const int8_t* a) {
 
 constexpr int kQuantRowsPerTile = 12;  // 12 int32 and 12 float accumulators, 4 lines of codes, scales: 32 registers
 constexpr int kFloatRowsPerTile = 12;
+constexpr int kHalfRowsPerTile = 12;
 constexpr bool kSignedBytes = false;   // kQ8 codes are used with their zero point of 128
 
 OCTAVO_INLINE U8x64 u8_load(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
@@ -48,7 +49,8 @@ OCTAVO_INLINE I32x16 dot16(I32x16 acc, const U8x64 (&w)[4], const int8_t* a) {
 #elif defined(OCTAVO_AVX2)
 
 constexpr int kQuantRowsPerTile = 4;
-constexpr int kFloatRowsPerTile = 3;  // two chains of two registers each
+constexpr int kFloatRowsPerTile = 3;  // float32: two chains of two registers each
+constexpr int kHalfRowsPerTile = 2;   // float16, bfloat16: their weights take registers as well
 constexpr bool kSignedBytes = true;   // kQ8 codes lose their zero point on load
 
 OCTAVO_INLINE U8x64 u8_load(const uint8_t* p) { return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 32))}; }
@@ -100,6 +102,7 @@ OCTAVO_INLINE I32x16 dot16(I32x16 acc, const U8x64 (&w)[4], const int8_t* a) {
 
 constexpr int kQuantRowsPerTile = 4;
 constexpr int kFloatRowsPerTile = 4;
+constexpr int kHalfRowsPerTile = 4;
 constexpr bool kSignedBytes = false;
 
 OCTAVO_INLINE U8x64 u8_load(const uint8_t* p) { U8x64 r; std::memcpy(r.v, p, 64); return r; }
@@ -115,10 +118,38 @@ OCTAVO_INLINE U8x64 u8_signed(const U8x64& x) { return x; }
 OCTAVO_INLINE F32x16 f32_load_u8(const uint8_t* p) { F32x16 r; OCTAVO_EACH r.v[i] = (float)p[i]; return r; }
 OCTAVO_INLINE F32x16 f32_load_s8(const uint8_t* p) { F32x16 r; OCTAVO_EACH r.v[i] = (float)(int8_t)p[i]; return r; }
 
+// In vectors of 16 bytes, which any SIMD machine has.
+typedef int16_t I16x8 __attribute__((vector_size(16)));
+typedef uint16_t U16x8 __attribute__((vector_size(16)));
+typedef int32_t I32x4 __attribute__((vector_size(16)));
+typedef uint32_t U32x4 __attribute__((vector_size(16)));
+OCTAVO_INLINE I16x8 splat_pair(int8_t low, int8_t high) {
+  const int32_t pair = (int32_t)((uint32_t)(uint16_t)low | (uint32_t)(uint16_t)high << 16);
+  return (I16x8)I32x4{pair, pair, pair, pair};
+}
+// Sums of the products of adjacent pairs. A code times an activation fits 16 bits: 255 * 127 < 2^15.
+OCTAVO_INLINE I32x4 multiply_pairs(U16x8 codes, I16x8 a) {
+#if defined(__SSE2__)
+  return (I32x4)__builtin_ia32_pmaddwd128((I16x8)codes, a);
+#else
+  const I32x4 products = (I32x4)((I16x8)codes * a);
+  return ((I32x4)((U32x4)products << 16) >> 16) + (products >> 16);
+#endif
+}
+// The even and the odd bytes of each row's quad, as pairs.
 template <PackedFormat>
-OCTAVO_INLINE I32x16 dot16(I32x16 acc, const U8x64 (&w)[4], const int8_t* a) {
-  for (int j = 0; j < 4; ++j)
-    OCTAVO_EACH acc.v[i] += w[j].v[4 * i] * a[4 * j] + w[j].v[4 * i + 1] * a[4 * j + 1] + w[j].v[4 * i + 2] * a[4 * j + 2] + w[j].v[4 * i + 3] * a[4 * j + 3];
+OCTAVO_INLINE I32x16 dot16(const I32x16& start, const U8x64 (&w)[4], const int8_t* a) {
+  I32x16 acc;
+  for (int part = 0; part < 4; ++part) {  // four rows
+    I32x4 sum;
+    std::memcpy(&sum, start.v + 4 * part, 16);
+    for (int j = 0; j < 4; ++j) {
+      U16x8 codes;
+      std::memcpy(&codes, w[j].v + 16 * part, 16);
+      sum += multiply_pairs(codes & 255, splat_pair(a[4 * j], a[4 * j + 2])) + multiply_pairs(codes >> 8, splat_pair(a[4 * j + 1], a[4 * j + 3]));
+    }
+    std::memcpy(acc.v + 4 * part, &sum, 16);
+  }
   return acc;
 }
 
