@@ -189,32 +189,50 @@ void Runner::plan_attention(const StepInput& in, int kv_heads) {
   if (total) partials_.reserve(total);
 }
 
+// Every thread walks this loop alike: what it decides depends on the step alone.
 void Runner::run_phases(const StepInput& in, LogitsConsumer& consumer, int thread) {
-  size_t counter = 0;
   int rows = in.num_rows;
-  for (const Phase& phase : phases_) {
-    std::atomic<int>& next = *counters_[counter++];
-    std::atomic<int>& second = *counters_[counter++];
-    switch (phase.kind) {
-      case PhaseKind::kRows: run_rows(phase, in, rows, next); break;
-      case PhaseKind::kMatmul: run_matmuls(phase.matmuls, rows, next); break;
-      case PhaseKind::kAttention:
-        run_attention(phase, in, thread, next);
-        if (any_partial_) {
-          pool_.barrier();
-          run_merge(phase, in, second);
-        }
-        break;
-      case PhaseKind::kSelect:
-        rows = in.num_logit_rows;
-        if (rows == 0) return;  // nobody wants this step's logits: KV is written, the rest is not needed
-        if (rows == in.num_rows) continue;
-        if (thread == 0) run_select(phase, in);
-        break;
+  bool met = true;  // all threads have finished what comes before
+  for (size_t i = 0; i < phases_.size(); ++i) {
+    const Phase& phase = phases_[i];
+    if (runs_alone(phase, rows)) {
+      pool_.barrier_then([&] { run_alone(phase, in, rows); });
+      if (phase.kind == PhaseKind::kSelect) rows = in.num_logit_rows;
+      if (rows == 0) return;  // nobody wants this step's logits: KV is written, the rest is not needed
+      met = true;
+      continue;
     }
-    pool_.barrier();
+    if (!met) pool_.barrier();
+    run_shared(phase, in, rows, thread, i);
+    met = false;
   }
-  run_head(in, consumer, thread, counter);
+  if (!met) pool_.barrier();
+  run_head(in, consumer, thread, phases_.size() * 2);
+}
+
+// Few rows are sooner done by one thread than shared out between two meetings.
+bool Runner::runs_alone(const Phase& phase, int rows) const {
+  return phase.kind == PhaseKind::kSelect || (phase.kind == PhaseKind::kRows && rows < 2 * pool_.size());
+}
+
+void Runner::run_alone(const Phase& phase, const StepInput& in, int rows) {
+  if (phase.kind == PhaseKind::kSelect) {
+    if (in.num_logit_rows < rows) run_select(phase, in);
+    return;
+  }
+  for (int row = 0; row < rows; ++row)
+    for (const RowOp& op : phase.rows) run_row_op(op, in, row);
+}
+
+void Runner::run_shared(const Phase& phase, const StepInput& in, int rows, int thread, size_t index) {
+  std::atomic<int>& next = *counters_[2 * index];
+  if (phase.kind == PhaseKind::kRows) run_rows(phase, in, rows, next);
+  if (phase.kind == PhaseKind::kMatmul) run_matmuls(phase.matmuls, rows, next);
+  if (phase.kind != PhaseKind::kAttention) return;
+  run_attention(phase, in, thread, next);
+  if (!any_partial_) return;
+  pool_.barrier();
+  run_merge(phase, in, *counters_[2 * index + 1]);
 }
 
 void Runner::run_rows(const Phase& phase, const StepInput& in, int rows, std::atomic<int>& next) {

@@ -1,8 +1,9 @@
 // Runs a lowered program over a mixed batch: op table, activation buffers, weights. Knows ops, never families.
 //
-// A step is one pass of all pool threads through the same list of phases, with a barrier after each: a phase is either a run
-// of row ops (norms, rope, activations: any row on any thread), one group of matrix products (any 16-row block on any
-// thread), or attention. Work inside a phase is handed out by an atomic counter; which thread does what never changes a bit.
+// A step is one pass of all pool threads through the same list of phases: a run of row ops (norms, rope, activations: any row on
+// any thread), one group of matrix products (any 16-row block on any thread), or attention. Threads meet between phases; row ops
+// of few rows are done by the last to arrive there. Work inside a phase is handed out by an atomic counter; which thread does
+// what never changes a bit.
 #pragma once
 
 #include <atomic>
@@ -152,6 +153,9 @@ class Runner {
   void prepare(const StepInput& in);
   void plan_attention(const StepInput& in, int kv_heads);
   void run_phases(const StepInput& in, LogitsConsumer& consumer, int thread);
+  bool runs_alone(const Phase& phase, int rows) const;
+  void run_alone(const Phase& phase, const StepInput& in, int rows);
+  void run_shared(const Phase& phase, const StepInput& in, int rows, int thread, size_t index);
   void run_rows(const Phase& phase, const StepInput& in, int rows, std::atomic<int>& next);
   void run_row_op(const RowOp& op, const StepInput& in, int row);
   void run_matmuls(const std::vector<MatmulOp>& ops, int rows, std::atomic<int>& next);

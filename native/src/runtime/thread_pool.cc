@@ -111,22 +111,14 @@ void ThreadPool::run(void (*fn)(void*, int), void* context) {
   if (getpid() != owner_pid_) throw std::runtime_error("thread pool used after fork(); load the model in the process that runs it");
   fn_ = fn;
   context_ = context;
-  epoch_.fetch_add(1);
-  if (sleepers_.load() > 0) futex_wake_all(epoch_);
+  release(epoch_);
   fn(context, 0);
   barrier();  // all have returned from fn
 }
 
-void ThreadPool::barrier() {
-  if (threads_ == 1) return;
-  const uint32_t phase = phase_.load();
-  if (arrived_.fetch_add(1) + 1 == (uint32_t)threads_) {
-    arrived_.store(0);
-    phase_.fetch_add(1);
-    if (sleepers_.load() > 0) futex_wake_all(phase_);
-  } else {
-    wait_for(phase_, phase);
-  }
+void ThreadPool::release(std::atomic<uint32_t>& word) {
+  word.fetch_add(1);
+  if (sleepers_.load() > 0) futex_wake_all(word);
 }
 
 void ThreadPool::work(int thread) {

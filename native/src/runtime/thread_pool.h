@@ -52,11 +52,32 @@ class ThreadPool {
   }
 
   // Inside run(): wait until every thread is here.
-  void barrier();
+  void barrier() {
+    barrier_then([] {});
+  }
+
+  // As barrier; the last thread to arrive calls once() before any goes on. For work too small to share: it costs one meeting
+  // where a phase of its own would cost two. once must not throw.
+  template <class F>
+  void barrier_then(F&& once) {
+    if (threads_ == 1) {
+      once();
+      return;
+    }
+    const uint32_t phase = phase_.load();
+    if (arrived_.fetch_add(1) + 1 == (uint32_t)threads_) {
+      arrived_.store(0);
+      once();
+      release(phase_);
+    } else {
+      wait_for(phase_, phase);
+    }
+  }
 
  private:
   void work(int thread);
   void stop_workers();
+  void release(std::atomic<uint32_t>& word);  // let those waiting for a change of word go on
   void wait_for(const std::atomic<uint32_t>& word, uint32_t old);
 
   const int threads_;
