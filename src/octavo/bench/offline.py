@@ -39,6 +39,7 @@ def run_offline(config: EngineConfig, case: OfflineCase, echo: Callable[[str], N
     """Measure ``case``; the last line given to ``echo`` is the JSON record."""
     engine = Engine.load(config)
     try:
+        _check_fits(engine, case)
         rng = random.Random(1)
         measure(engine, case, rng)
         runs = [measure(engine, case, rng) for _ in range(case.repeat)]
@@ -50,6 +51,19 @@ def run_offline(config: EngineConfig, case: OfflineCase, echo: Callable[[str], N
         echo(f"{record['model']}: {shape}, {record['threads']} threads, {record['isa']}")
         echo(f"prefill {record['prefill_tok_s']:.1f} token/s, decode {record['decode_tok_s']:.1f} token/s (medians of {case.repeat})")
     echo(json.dumps(record))
+
+
+def _check_fits(engine: Engine, case: OfflineCase) -> None:
+    """ValueError when the sequences cannot run whole and side by side: the figures would mean something else."""
+    num_tokens, size = case.num_prompt + case.num_output, engine.config.cache.block_size
+    if num_tokens > engine.max_model_len:
+        total = f"{case.num_prompt} + {case.num_output}"
+        raise ValueError(f"--prompt and --output: {total} tokens are more than the context of {engine.max_model_len}")
+    # An admission leaves every running sequence a spare block.
+    needed = case.batch * max(-(-(num_tokens - 1) // size), -(-case.num_prompt // size) + 1)
+    if needed > engine.num_kv_blocks:
+        what = f"{case.batch} sequences of {num_tokens} tokens need {needed} KV blocks of {size} tokens"
+        raise ValueError(f"--batch: {what}, but the pool has {engine.num_kv_blocks}; --kv-cache-memory or --num-kv-blocks makes it larger")
 
 
 def measure(engine: Engine, case: OfflineCase, rng: random.Random) -> OfflineRun:

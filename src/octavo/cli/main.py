@@ -55,7 +55,7 @@ def cli() -> None:
 def main() -> None:
     """Entry point: user errors are one line on stderr and exit code 1 (2 for a bad command line), never a traceback."""
     try:
-        cli.main(standalone_mode=False)
+        cli.main(prog_name="octavo", standalone_mode=False)
     except click.exceptions.Exit as e:
         sys.exit(e.exit_code)
     except click.ClickException as e:

@@ -1,0 +1,66 @@
+"""Help: every flag explained, every command listed, at once."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+import octavo as package
+from octavo.cli.main import cli
+from tests.cli.conftest import Octavo
+
+MAX_CPU_S = 0.2  # of a help page; processor time, so that a busy machine fails nothing
+COMMANDS = ("run", "chat", "serve", "pull", "models", "bench", "bench offline")
+
+
+def command_of(path: str) -> click.Command:
+    command: click.Command = cli
+    for name in path.split():
+        assert isinstance(command, click.Group)
+        found = command.get_command(click.Context(command), name)
+        assert found is not None
+        command = found
+    return command
+
+
+@pytest.mark.parametrize("path", COMMANDS)
+def test_every_flag_and_command_is_explained(octavo: Octavo, path: str) -> None:
+    command = command_of(path)
+    for param in command.params:
+        assert not isinstance(param, click.Option) or param.help, f"{path} {param.opts[0]} has no help"
+    shown = octavo(*path.split(), "--help")
+    assert shown.code == 0 and command.help is not None and command.help.split(".")[0] in " ".join(shown.out.split())
+    assert all(param.opts[0] in shown.out for param in command.params if isinstance(param, click.Option))
+    assert octavo(*path.split(), "-h") == shown
+
+
+def test_the_list_of_commands_says_what_they_do(octavo: Octavo) -> None:
+    shown = octavo("--help")
+    for name in cli.list_commands(click.Context(cli)):
+        assert f"  {name} " in shown.out
+    assert octavo().code == 2  # without a command: the same page, as an error
+
+
+def test_the_version_is_the_package_s(octavo: Octavo) -> None:
+    assert octavo("--version").out == f"octavo, version {package.__version__}\n"
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["--version"], ["serve", "--help"]])
+def test_help_is_instant(argv: list[str]) -> None:
+    root = Path(__file__).parents[2]
+    env = {**os.environ, "PYTHONPATH": str(root / "src")}
+
+    def cpu_s() -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-m", "octavo.cli.main", *argv], env=env, check=True, capture_output=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    cpu_s()  # may have to compile
+    assert min(cpu_s() for _ in range(3)) < MAX_CPU_S
