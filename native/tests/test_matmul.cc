@@ -167,8 +167,10 @@ std::vector<float> ordered(const Case& c, bool fma) {
   for (int n = 0; n < c.n; ++n) {
     const uint8_t* row = c.raw.data() + row_bytes(c.dtype.name, c.k) * n;
     dequantize_row(c.dtype.name, row, c.k, w.data());
-    for (int t = 0; t < c.a.rows; ++t)
-      out[static_cast<size_t>(t) * c.n + n] = type ? ordered_quantised(*type, row, c.a, t, fma) : ordered_float(w.data(), &c.a.x[static_cast<size_t>(t) * c.k], c.k, fma);
+    for (int t = 0; t < c.a.rows; ++t) {
+      const float* x = &c.a.x[static_cast<size_t>(t) * c.k];
+      out[static_cast<size_t>(t) * c.n + n] = type ? ordered_quantised(*type, row, c.a, t, fma) : ordered_float(w.data(), x, c.k, fma);
+    }
   }
   return out;
 }
@@ -176,8 +178,9 @@ std::vector<float> ordered(const Case& c, bool fma) {
 constexpr int kGap = 3;  // columns between rows of out that no kernel may touch
 constexpr float kCanary = -12345.5f;
 
-// Rows [0, rows) of the activations against blocks in two ranges split at `split`.
-std::vector<float> run(const Kernels& isa, const Case& c, int first, int rows, int split, const float* bias, float start, bool accumulate) {
+// Activation rows [first, first + rows) against the blocks in two ranges split at `split`; out starts as `start` everywhere.
+std::vector<float> run(const Kernels& isa, const Case& c, int first, int rows, int split, const float* bias = nullptr,
+                       float start = 0.0f, bool accumulate = false) {
   const int stride = c.n + kGap;
   std::vector<float> out(static_cast<size_t>(rows) * stride, kCanary), result;
   for (int t = 0; t < rows; ++t)
@@ -201,13 +204,13 @@ bool same_bits(const float* a, const float* b, size_t count) { return std::memcm
 
 void check_order(const Kernels& isa, const Case& c) {
   const std::vector<float> expected = ordered(c, std::strcmp(isa.name, "portable") != 0);
-  const std::vector<float> all = run(isa, c, 0, c.a.rows, 0, nullptr, 0.0f, false);
+  const std::vector<float> all = run(isa, c, 0, c.a.rows, 0);
   check(same_bits(all.data(), expected.data(), expected.size()), c.name(isa) + ": differs from the ordered scalar loop");
   for (const int rows : {1, 2, 3, 5, 11, 12, 13, 25})
     for (const int split : {0, c.w.num_blocks / 2}) {
       if (rows > c.a.rows) continue;
       const int first = c.a.rows - rows;
-      const std::vector<float> some = run(isa, c, first, rows, split, nullptr, 0.0f, false);
+      const std::vector<float> some = run(isa, c, first, rows, split);
       check(same_bits(some.data(), expected.data() + static_cast<size_t>(first) * c.n, some.size()),
             c.name(isa) + ": rows=" + std::to_string(rows) + " split=" + std::to_string(split) + " differ from all rows at once");
     }
@@ -216,7 +219,7 @@ void check_order(const Kernels& isa, const Case& c) {
 void check_bias(const Kernels& isa, const Case& c, Random& r) {
   std::vector<float> bias(c.n);
   for (float& b : bias) b = r.unit();
-  const std::vector<float> plain = run(isa, c, 0, c.a.rows, 0, nullptr, 0.0f, false);
+  const std::vector<float> plain = run(isa, c, 0, c.a.rows, 0);
   const std::vector<float> biased = run(isa, c, 0, c.a.rows, 0, bias.data(), 0.25f, true);
   for (size_t i = 0; i < plain.size(); ++i) {
     const float with_bias = plain[i] + bias[i % c.n];
@@ -227,7 +230,7 @@ void check_bias(const Kernels& isa, const Case& c, Random& r) {
 // |error| <= (number of roundings) * 2^-24 * sum of the magnitudes that were added, code part and minimum apart.
 void check_value(const Kernels& isa, const Case& c) {
   const QuantType* type = c.widen ? nullptr : find_quant_type(c.dtype.name);
-  const std::vector<float> actual = run(isa, c, 0, c.a.rows, 0, nullptr, 0.0f, false);
+  const std::vector<float> actual = run(isa, c, 0, c.a.rows, 0);
   std::vector<float> w(c.k);
   DecodedBlock block;
   for (int n = 0; n < c.n; ++n) {
@@ -280,7 +283,9 @@ void test_shape(const Dtype& dtype, int n, int k, int rows, bool widen, Random& 
 void test_dtype(const Dtype& dtype, Random& r) {
   const QuantType* type = find_quant_type(dtype.name);
   const int unit = type ? type->values : 1;
-  const std::vector<int> ks = unit == 256 ? std::vector<int>{256, 768} : unit == 32 ? std::vector<int>{32, 96, 576} : std::vector<int>{1, 2, 7, 65, 288};
+  std::vector<int> ks{1, 2, 7, 65, 288};
+  if (unit == 32) ks = {32, 96, 576};
+  if (unit == 256) ks = {256, 768};
   for (const int k : ks)
     for (const int n : {1, 15, 16, 17, 70}) test_shape(dtype, n, k, n == 17 ? 40 : 7, false, r);
   test_shape(dtype, 33, ks.back(), 13, true, r);

@@ -22,9 +22,10 @@ struct QuantLayout {
   static constexpr bool kMin = kMin_;
   static constexpr bool kSuper = kScales != ScaleKind::kHalf;
   static constexpr int kParts = kGroup / kGroup_;  // scales per 32 values
-  static constexpr int kCodeBytes = kFormat == PackedFormat::kQ4 ? 256 : kFormat == PackedFormat::kQ5 ? 320 : kFormat == PackedFormat::kQ6 ? 384 : 512;
+  static constexpr int kBits = kFormat == PackedFormat::kQ4 ? 4 : kFormat == PackedFormat::kQ5 ? 5 : kFormat == PackedFormat::kQ6 ? 6 : 8;
+  static constexpr int kCodeBytes = kBits * kGroup * kRowBlock / 8;
   static constexpr int kGroupsPerHead = kSuper ? kSuperBlock / kGroup : 1;
-  static constexpr int kHeadBytes = (kMin ? 2 : 1) * kRowBlock * 2;                           // float16 d, dmin
+  static constexpr int kHeadBytes = (kMin ? 2 : 1) * kRowBlock * 2;  // float16 d and m
   static constexpr int kGroupBytes = kCodeBytes + (kSuper ? (kMin ? 2 : 1) * kParts * kRowBlock : 0);  // codes and integer scales
   static constexpr bool kZeroPoint = !kMin && !(kSignedBytes && kFormat == PackedFormat::kQ8);
 };
@@ -80,7 +81,10 @@ OCTAVO_INLINE void group_step(const uint8_t* codes, const uint8_t* integers, F32
     const int at = (g * L::kParts + part) * kRows;
     if (part == 0) load_codes<L::kFormat, 0>(codes, w);
     else load_codes<L::kFormat, 1>(codes, w);
-    for (int t = 0; t < kRows; ++t) dot[t] = dot16<L::kFormat>(L::kZeroPoint ? i32_set(act.start[at + t]) : i32_zero(), w, a + (size_t)t * k + 16 * part);
+    for (int t = 0; t < kRows; ++t) {
+      const I32x16 start = L::kZeroPoint ? i32_set(act.start[at + t]) : i32_zero();
+      dot[t] = dot16<L::kFormat>(start, w, a + (size_t)t * k + 16 * part);
+    }
     if constexpr (L::kParts == 1) {
       load_codes<L::kFormat, 1>(codes, w);
       for (int t = 0; t < kRows; ++t) dot[t] = dot16<L::kFormat>(dot[t], w, a + (size_t)t * k + 16);
@@ -96,8 +100,8 @@ OCTAVO_INLINE void group_step(const uint8_t* codes, const uint8_t* integers, F32
 
 // q: the tile's first row. Reads one 16-row block from start to end.
 template <class L, int kRows>
-OCTAVO_NOINLINE void quant_tile(const uint8_t* block, const PackedMatrix& w, const TileActivations<L>& act, const int8_t* q, const OutTile& out) {
-  const int groups = w.k / kGroup;
+OCTAVO_NOINLINE void quant_tile(const uint8_t* block, int k, const TileActivations<L>& act, const int8_t* q, const OutTile& out) {
+  const int groups = k / kGroup;
   const uint8_t* p = block;
   F32x16 acc[kRows];
   for (int t = 0; t < kRows; ++t) acc[t] = f32_zero();
@@ -110,7 +114,7 @@ OCTAVO_NOINLINE void quant_tile(const uint8_t* block, const PackedMatrix& w, con
 #pragma GCC unroll 1
     for (int i = 0; i < L::kGroupsPerHead; ++i) {  // eight copies of the body would only fill the instruction cache
       for (int ahead = 0; ahead < L::kGroupBytes; ahead += 64) __builtin_prefetch(p + kPrefetchBytes + ahead);
-      group_step<L, kRows>(p, p + L::kCodeBytes, d, m, act, first + i, q + (size_t)(first + i) * kGroup, w.k, acc);
+      group_step<L, kRows>(p, p + L::kCodeBytes, d, m, act, first + i, q + (size_t)(first + i) * kGroup, k, acc);
       p += L::kGroupBytes;
     }
   }
@@ -126,14 +130,15 @@ void quant_rows(const MatmulCall& c, int row, int rows, int block_begin, int blo
   const int k = c.w.k;
   prepare_activations<L>(c.qx, row, kRows, k / kGroup, c.w.zero_point, act);
   for (int b = block_begin; b < block_end; ++b)
-    quant_tile<L, kRows>(c.w.data + (size_t)b * c.w.block_bytes, c.w, act, c.qx.q + (size_t)row * k, out_tile(c, row, b));
+    quant_tile<L, kRows>(c.w.data + (size_t)b * c.w.block_bytes, k, act, c.qx.q + (size_t)row * k, out_tile(c, row, b));
 }
 
 template <PackedFormat kFormat, ScaleKind kScales, int kGroupSize, bool kMin>
 void matmul_quantised(const MatmulCall& c, int rows, int block_begin, int block_end) {
   using L = QuantLayout<kFormat, kScales, kGroupSize, kMin>;
   TileActivations<L> act;
-  const int fitting = TileActivations<L>::kCapacity / (c.w.k / kGroup), max_rows = fitting < kQuantRowsPerTile ? fitting : kQuantRowsPerTile;
+  const int fitting = TileActivations<L>::kCapacity / (c.w.k / kGroup);
+  const int max_rows = fitting < kQuantRowsPerTile ? fitting : kQuantRowsPerTile;
   const int panel = panel_blocks(c.w, rows <= max_rows);
   for (int begin = block_begin; begin < block_end; begin += panel) {
     const int end = block_end - begin < panel ? block_end : begin + panel;
@@ -147,11 +152,13 @@ void matmul_quantised(const MatmulCall& c, int rows, int block_begin, int block_
 
 inline void matmul_q4(const MatmulCall& c, int rows, int begin, int end) {
   constexpr PackedFormat q4 = PackedFormat::kQ4;
-  switch (c.w.scales) {
-    case ScaleKind::kHalf: return c.w.has_min ? matmul_quantised<q4, ScaleKind::kHalf, 32, true>(c, rows, begin, end) : matmul_quantised<q4, ScaleKind::kHalf, 32, false>(c, rows, begin, end);
-    case ScaleKind::kSuperU8: return c.w.group == 32 ? matmul_quantised<q4, ScaleKind::kSuperU8, 32, true>(c, rows, begin, end) : matmul_quantised<q4, ScaleKind::kSuperU8, 16, true>(c, rows, begin, end);
-    default: return matmul_quantised<q4, ScaleKind::kSuperS8, 16, false>(c, rows, begin, end);
+  if (c.w.scales == ScaleKind::kSuperS8) return matmul_quantised<q4, ScaleKind::kSuperS8, 16, false>(c, rows, begin, end);
+  if (c.w.scales == ScaleKind::kSuperU8) {
+    if (c.w.group == 16) return matmul_quantised<q4, ScaleKind::kSuperU8, 16, true>(c, rows, begin, end);
+    return matmul_quantised<q4, ScaleKind::kSuperU8, 32, true>(c, rows, begin, end);
   }
+  if (c.w.has_min) return matmul_quantised<q4, ScaleKind::kHalf, 32, true>(c, rows, begin, end);
+  return matmul_quantised<q4, ScaleKind::kHalf, 32, false>(c, rows, begin, end);
 }
 
 inline void matmul_q5(const MatmulCall& c, int rows, int begin, int end) {
@@ -162,8 +169,8 @@ inline void matmul_q5(const MatmulCall& c, int rows, int begin, int end) {
 }
 
 // The entry in the kernel table; see kernels.h.
-inline void matmul(const PackedMatrix& w, const float* x, const QuantRows& qx, int rows, int block_begin, int block_end, const float* bias,
-                   bool accumulate, float* out, int out_stride) {
+inline void matmul(const PackedMatrix& w, const float* x, const QuantRows& qx, int rows, int block_begin, int block_end,
+                   const float* bias, bool accumulate, float* out, int out_stride) {
   const MatmulCall c{w, x, qx, bias, accumulate, out, out_stride};
   switch (w.format) {
     case PackedFormat::kF32: return matmul_float<PackedFormat::kF32>(c, rows, block_begin, block_end);
@@ -171,8 +178,10 @@ inline void matmul(const PackedMatrix& w, const float* x, const QuantRows& qx, i
     case PackedFormat::kBF16: return matmul_float<PackedFormat::kBF16>(c, rows, block_begin, block_end);
     case PackedFormat::kQ4: return matmul_q4(c, rows, block_begin, block_end);
     case PackedFormat::kQ5: return matmul_q5(c, rows, block_begin, block_end);
-    case PackedFormat::kQ6: return matmul_quantised<PackedFormat::kQ6, ScaleKind::kSuperS8, 16, false>(c, rows, block_begin, block_end);
-    case PackedFormat::kQ8: return matmul_quantised<PackedFormat::kQ8, ScaleKind::kHalf, 32, false>(c, rows, block_begin, block_end);
+    case PackedFormat::kQ6:
+      return matmul_quantised<PackedFormat::kQ6, ScaleKind::kSuperS8, 16, false>(c, rows, block_begin, block_end);
+    case PackedFormat::kQ8:
+      return matmul_quantised<PackedFormat::kQ8, ScaleKind::kHalf, 32, false>(c, rows, block_begin, block_end);
   }
 }
 

@@ -40,7 +40,8 @@ struct MatmulCall {
 
 OCTAVO_INLINE OutTile out_tile(const MatmulCall& c, int row, int block) {
   const int column = block * kRowBlock, left = c.w.n - column;
-  return {c.out + (size_t)row * c.out_stride + column, c.out_stride, left < kRowBlock ? left : kRowBlock, c.bias ? c.bias + column : nullptr, c.accumulate};
+  const float* bias = c.bias ? c.bias + column : nullptr;
+  return {c.out + (size_t)row * c.out_stride + column, c.out_stride, left < kRowBlock ? left : kRowBlock, bias, c.accumulate};
 }
 
 // Rows of the next tile: as few tiles as max_rows allows, of nearly equal size.

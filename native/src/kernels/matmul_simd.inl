@@ -36,8 +36,12 @@ OCTAVO_INLINE U8x64 u8_or_plane(U8x64 codes, U8x64 plane) {
 }
 // As they are; opaque to the compiler, which would rather load them again for each row of the tile than keep them in registers.
 OCTAVO_INLINE U8x64 u8_signed(U8x64 x) { __asm__("" : "+v"(x.v)); return x; }
-OCTAVO_INLINE F32x16 f32_load_u8(const uint8_t* p) { return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)))}; }
-OCTAVO_INLINE F32x16 f32_load_s8(const uint8_t* p) { return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)))}; }
+OCTAVO_INLINE F32x16 f32_load_u8(const uint8_t* p) {
+  return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)))};
+}
+OCTAVO_INLINE F32x16 f32_load_s8(const uint8_t* p) {
+  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)))};
+}
 
 // acc[row] + dot of 16 consecutive k: four quads of codes with a[0..16).
 template <PackedFormat>
@@ -53,8 +57,13 @@ constexpr int kFloatRowsPerTile = 3;  // float32: two chains of two registers ea
 constexpr int kHalfRowsPerTile = 2;   // float16, bfloat16: their weights take registers as well
 constexpr bool kSignedBytes = true;   // kQ8 codes lose their zero point on load
 
-OCTAVO_INLINE U8x64 u8_load(const uint8_t* p) { return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 32))}; }
-OCTAVO_INLINE U8x64 u8_and(U8x64 x, int mask) { const __m256i m = _mm256_set1_epi8((char)mask); return {_mm256_and_si256(x.a, m), _mm256_and_si256(x.b, m)}; }
+OCTAVO_INLINE U8x64 u8_load(const uint8_t* p) {
+  return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 32))};
+}
+OCTAVO_INLINE U8x64 u8_and(U8x64 x, int mask) {
+  const __m256i m = _mm256_set1_epi8((char)mask);
+  return {_mm256_and_si256(x.a, m), _mm256_and_si256(x.b, m)};
+}
 OCTAVO_INLINE U8x64 u8_low4(U8x64 x) { return u8_and(x, 15); }
 OCTAVO_INLINE U8x64 u8_high4(U8x64 x) { return u8_and({_mm256_srli_epi16(x.a, 4), _mm256_srli_epi16(x.b, 4)}, 15); }
 template <int kShift>
@@ -66,12 +75,16 @@ OCTAVO_INLINE U8x64 u8_or_plane(U8x64 codes, U8x64 plane) {
   const U8x64 bits = u8_and({shift_epi16<kShift>(plane.a), shift_epi16<kShift>(plane.b)}, kMask);
   return {_mm256_or_si256(codes.a, bits.a), _mm256_or_si256(codes.b, bits.b)};
 }
-OCTAVO_INLINE U8x64 u8_signed(U8x64 x) { const __m256i top = _mm256_set1_epi8((char)0x80); return {_mm256_xor_si256(x.a, top), _mm256_xor_si256(x.b, top)}; }
+OCTAVO_INLINE U8x64 u8_signed(U8x64 x) {
+  const __m256i top = _mm256_set1_epi8((char)0x80);
+  return {_mm256_xor_si256(x.a, top), _mm256_xor_si256(x.b, top)};
+}
+OCTAVO_INLINE __m128i load_8_bytes(const uint8_t* p) { return _mm_loadl_epi64((const __m128i*)p); }
 OCTAVO_INLINE F32x16 f32_load_u8(const uint8_t* p) {
-  return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p))), _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)(p + 8))))};
+  return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(load_8_bytes(p))), _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(load_8_bytes(p + 8)))};
 }
 OCTAVO_INLINE F32x16 f32_load_s8(const uint8_t* p) {
-  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p))), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(p + 8))))};
+  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(load_8_bytes(p))), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(load_8_bytes(p + 8)))};
 }
 
 // vpmaddubsw adds two products into 16 bits: with codes up to 15 all 8 products of 4 quads fit (8 * 15 * 127 = 15,240), up to 31
@@ -111,7 +124,10 @@ OCTAVO_INLINE U8x64 u8_high4(const U8x64& x) { U8x64 r; for (int i = 0; i < 64; 
 template <int kShift, int kMask>
 OCTAVO_INLINE U8x64 u8_or_plane(const U8x64& codes, const U8x64& plane) {
   U8x64 r;
-  for (int i = 0; i < 64; ++i) r.v[i] = (uint8_t)(codes.v[i] | ((kShift > 0 ? plane.v[i] << (kShift > 0 ? kShift : 0) : plane.v[i] >> (kShift < 0 ? -kShift : 0)) & kMask));
+  for (int i = 0; i < 64; ++i) {
+    const int moved = kShift > 0 ? plane.v[i] << (kShift > 0 ? kShift : 0) : plane.v[i] >> (kShift < 0 ? -kShift : 0);
+    r.v[i] = (uint8_t)(codes.v[i] | (moved & kMask));
+  }
   return r;
 }
 OCTAVO_INLINE U8x64 u8_signed(const U8x64& x) { return x; }
@@ -146,7 +162,8 @@ OCTAVO_INLINE I32x16 dot16(const I32x16& start, const U8x64 (&w)[4], const int8_
     for (int j = 0; j < 4; ++j) {
       U16x8 codes;
       std::memcpy(&codes, w[j].v + 16 * part, 16);
-      sum += multiply_pairs(codes & 255, splat_pair(a[4 * j], a[4 * j + 2])) + multiply_pairs(codes >> 8, splat_pair(a[4 * j + 1], a[4 * j + 3]));
+      sum += multiply_pairs(codes & 255, splat_pair(a[4 * j], a[4 * j + 2]));
+      sum += multiply_pairs(codes >> 8, splat_pair(a[4 * j + 1], a[4 * j + 3]));
     }
     std::memcpy(acc.v + 4 * part, &sum, 16);
   }

@@ -1,5 +1,6 @@
 #include "kernels/packing.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <limits>
 #include <new>
@@ -136,23 +137,40 @@ void pack_quantised(PackedMatrix& m, const QuantType& type, const uint8_t* raw, 
 
 // ---- float rows ------------------------------------------------------------------------------------------------------
 
-void pack_words(PackedMatrix& m, const uint8_t* raw, int b) {  // same element type in the file and packed
-  const size_t size = element_bytes(m.format), stride = size * m.k;
+// Rows of elements of the packed type, `stride` bytes apart, into block b.
+template <class T>
+void interleave(PackedMatrix& m, const uint8_t* rows, size_t stride, int b) {
   uint8_t* out = m.data + static_cast<size_t>(b) * m.block_bytes;
-  std::memset(out, 0, m.block_bytes);
-  for (int row = 0; row < kRowBlock && b * kRowBlock + row < m.n; ++row) {
-    const uint8_t* source = raw + static_cast<size_t>(b * kRowBlock + row) * stride;
-    for (int k = 0; k < m.k; ++k) std::memcpy(out + (static_cast<size_t>(k) * kRowBlock + row) * size, source + size * k, size);
+  const int count = std::min(kRowBlock, m.n - b * kRowBlock);
+  T line[kRowBlock] = {};  // rows of padding stay zero
+  for (int k = 0; k < m.k; ++k) {
+    for (int row = 0; row < count; ++row) std::memcpy(&line[row], rows + row * stride + sizeof(T) * k, sizeof(T));
+    std::memcpy(out + sizeof(line) * k, line, sizeof(line));
   }
+  const size_t used = sizeof(line) * m.k;
+  std::memset(out + used, 0, m.block_bytes - used);
 }
 
-void pack_widened(PackedMatrix& m, const char* dtype, const uint8_t* raw, int b, float* row_values) {
+void pack_widened(PackedMatrix& m, const char* dtype, const uint8_t* raw, int b, float* values /* [16][k] */) {
   const size_t stride = row_bytes(dtype, m.k);
-  float* out = reinterpret_cast<float*>(m.data + static_cast<size_t>(b) * m.block_bytes);
-  std::memset(out, 0, m.block_bytes);
-  for (int row = 0; row < kRowBlock && b * kRowBlock + row < m.n; ++row) {
-    dequantize_row(dtype, raw + static_cast<size_t>(b * kRowBlock + row) * stride, m.k, row_values);
-    for (int k = 0; k < m.k; ++k) out[static_cast<size_t>(k) * kRowBlock + row] = row_values[k];
+  for (int row = 0; row < kRowBlock && b * kRowBlock + row < m.n; ++row)
+    dequantize_row(dtype, raw + static_cast<size_t>(b * kRowBlock + row) * stride, m.k, values + static_cast<size_t>(row) * m.k);
+  interleave<float>(m, reinterpret_cast<const uint8_t*>(values), sizeof(float) * m.k, b);
+}
+
+// Group g of a decoded block in float32: scale * (code - zero point), then + or - the minimum.
+void dequantize_group(const QuantType& type, const DecodedBlock& block, int g, float* out) {
+  float scale = half_to_float(block.d), min = type.has_min ? half_to_float(block.m) : 0.0f;
+  if (type.scales == ScaleKind::kSuperU8) {
+    scale *= static_cast<float>(block.scale[g]);
+    min *= -static_cast<float>(block.min[g]);
+  } else if (type.scales == ScaleKind::kSuperS8) {
+    scale *= static_cast<float>(static_cast<int8_t>(block.scale[g]));
+  }
+  const uint8_t* codes = block.codes + g * type.group;
+  for (int i = 0; i < type.group; ++i) {
+    const float value = scale * static_cast<float>(codes[i] - type.zero_point);
+    out[i] = type.has_min ? value + min : value;
   }
 }
 
@@ -173,7 +191,7 @@ size_t row_bytes(const char* dtype, int k) {
   if (bytes == 0)
     refuse(std::string("dtype '") + dtype + "' cannot be packed; known: f32 f16 bf16 q4_0 q4_1 q5_0 q5_1 q8_0 q2_k q3_k q4_k q5_k q6_k");
   if (k < 1 || k % values != 0)
-    refuse("k = " + std::to_string(k) + " is not a positive multiple of " + std::to_string(values) + ", the block of dtype '" + dtype + "'");
+    refuse("k = " + std::to_string(k) + " is not a positive multiple of " + std::to_string(values) + ", the block of " + dtype);
   return static_cast<size_t>(k / values) * bytes;
 }
 
@@ -211,10 +229,12 @@ void pack_blocks(PackedMatrix& matrix, const char* dtype, const uint8_t* raw, in
   if (matrix.quantised()) {
     for (int b = block_begin; b < block_end; ++b) pack_quantised(matrix, *type, raw, b);
   } else if (!type && float_format(dtype) == matrix.format) {
-    for (int b = block_begin; b < block_end; ++b) pack_words(matrix, raw, b);
+    const size_t stride = row_bytes(dtype, matrix.k);
+    const auto pack = matrix.format == PackedFormat::kF32 ? interleave<uint32_t> : interleave<uint16_t>;
+    for (int b = block_begin; b < block_end; ++b) pack(matrix, raw + b * kRowBlock * stride, stride, b);
   } else {
-    const std::unique_ptr<float[]> row_values(new float[matrix.k]);
-    for (int b = block_begin; b < block_end; ++b) pack_widened(matrix, dtype, raw, b, row_values.get());
+    const std::unique_ptr<float[]> values(new float[static_cast<size_t>(kRowBlock) * matrix.k]);
+    for (int b = block_begin; b < block_end; ++b) pack_widened(matrix, dtype, raw, b, values.get());
   }
 }
 
@@ -224,21 +244,14 @@ void dequantize_row(const char* dtype, const uint8_t* row, int k, float* out) {
   if (!type) {
     const PackedFormat format = float_format(dtype);
     if (format == PackedFormat::kF32) std::memcpy(out, row, sizeof(float) * static_cast<size_t>(k));
-    else for (int i = 0; i < k; ++i) out[i] = format == PackedFormat::kF16 ? half_to_float(load_u16(row + 2 * i)) : bf16_to_float(load_u16(row + 2 * i));
+    else if (format == PackedFormat::kF16) std::generate_n(out, k, [&, i = 0]() mutable { return half_to_float(load_u16(row + 2 * i++)); });
+    else std::generate_n(out, k, [&, i = 0]() mutable { return bf16_to_float(load_u16(row + 2 * i++)); });
     return;
   }
   DecodedBlock block;
   for (int begin = 0; begin < k; begin += type->values, row += type->bytes) {
     type->decode(row, block);
-    const float d = half_to_float(block.d), m = type->has_min ? half_to_float(block.m) : 0.0f;
-    for (int i = 0; i < type->values; ++i) {
-      const int g = i / type->group;
-      float scale = d, min = m;  // kHalf: w = d * q + m
-      if (type->scales == ScaleKind::kSuperU8) scale = d * static_cast<float>(block.scale[g]), min = -(m * static_cast<float>(block.min[g]));
-      if (type->scales == ScaleKind::kSuperS8) scale = d * static_cast<float>(static_cast<int8_t>(block.scale[g]));
-      const float value = scale * static_cast<float>(static_cast<int>(block.codes[i]) - type->zero_point);
-      out[begin + i] = type->has_min ? value + min : value;
-    }
+    for (int g = 0; g < type->values / type->group; ++g) dequantize_group(*type, block, g, out + begin + g * type->group);
   }
 }
 
