@@ -9,7 +9,6 @@ import pytest
 
 from octavo.models.loaded import LoadedModel
 from tests.backends.exactness import Run, Setup, fixture_model, of, quantised, random_prompts
-from tests.conftest import isa_levels
 
 PLAIN = Setup(threads=1)
 # Around tiles of 16 and 64 tokens, splits of 256, the tiny model's window, and rows of a matrix tile.
@@ -27,12 +26,6 @@ CONFIGURATIONS = {
     "batch-of-16": Setup(max_num_seqs=16, chunk=512),
     "batch-small-chunks": Setup(max_num_seqs=16, chunk=24),
 }
-
-
-@pytest.fixture(params=isa_levels())
-def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("OCTAVO_ISA", request.param)
-    return request.param
 
 
 def run(model: LoadedModel, setup: Setup, prompts: dict[str, list[int]], num_output: int = STEPS) -> Run:
