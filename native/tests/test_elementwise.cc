@@ -148,6 +148,7 @@ void test_quantize_ends(const Kernels& kernels) {
   for (int i = 0; i < 5; ++i) check(out.q[32 + i] == want[i], "%s quantize ties: %d for %g", kernels.name, out.q[32 + i], x[32 + i]);
   check(out.scale[2] == 0.0f && out.q[64] == 0, "%s quantize of a vanishing group", kernels.name);
   for (int8_t q : out.q) check(q >= -127, "%s quantize left the range: %d", kernels.name, q);
+  for (int g : {3, 4}) check(std::isnan(out.scale[(size_t)g]), "%s quantize made numbers of group %d, which is not finite", kernels.name, g);
   check(out.scale[5] == 3.0f / 127.0f, "%s quantize: non-finite values reached another group", kernels.name);
 }
 

@@ -41,15 +41,26 @@ void rmsnorm(const float* x, const float* w, float eps, int dim, float* out) {
   }
 }
 
+// The groups of a row that hold a NaN or an infinity get a NaN scale, so that what is computed from them is NaN, not a number.
+__attribute__((cold, noinline)) void mark_non_finite(const float* x, int k, float* scale) {
+  for (int g = 0; g < k / 32; ++g) {
+    float probe = 0.0f;
+    for (int i = 0; i < 32; ++i) probe += x[32 * g + i] * 0.0f;
+    if (probe != 0.0f) scale[g] = __builtin_nanf("");
+  }
+}
+
 // A group whose largest magnitude is zero, or so small (< 4e-37) that 127 / max overflows, becomes exactly zero.
-// Clamping before the conversion keeps NaN and infinities inside int8: their group is garbage, its neighbours are not.
+// Clamping before the conversion keeps NaN and infinities inside int8: the codes of their group are garbage, its neighbours' are not.
 void quantize(const float* x, int k, QuantRows out, int row) {
   int8_t* q = out.q + (size_t)row * k;
   float* scale = out.scale + (size_t)row * (k / 32);
   int16_t* sum16 = out.sum16 + (size_t)row * (k / 16);
   const F32x16 low = f32_set(-127.0f), high = f32_set(127.0f);
+  F32x16 probe = f32_zero();  // stays zero while all values are finite
   for (int i = 0; i < k; i += 32) {
     const F32x16 a = f32_load(x + i), b = f32_load(x + i + 16);
+    probe = f32_fma(a, f32_zero(), f32_fma(b, f32_zero(), probe));
     const float max = f32_max_lane(f32_max(f32_max(a, f32_zero() - a), f32_max(b, f32_zero() - b)));
     const float inverse = 127.0f / max;
     const bool finite = inverse <= 3.4028234664e38f;
@@ -62,6 +73,7 @@ void quantize(const float* x, int k, QuantRows out, int row) {
     sum16[i / 16] = (int16_t)i32_sum(qa);
     sum16[i / 16 + 1] = (int16_t)i32_sum(qb);
   }
+  if (f32_sum(probe) != 0.0f) mark_non_finite(x, k, scale);
 }
 
 // Both activations are g / (1 + exp(-z)): silu with z = g; the tanh form of gelu with z = 2 sqrt(2 / pi) (g + 0.044715 g^3),
