@@ -130,6 +130,12 @@ class ChatRequest(SamplingFields, kw_only=True):
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
         return self.sampling_params(max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=self.prompt_logprobs)
 
+    def name_of(self, param: str) -> str:
+        """The field of this request behind a parameter of the engine, for errors."""
+        if param == "max_tokens" and self.max_completion_tokens is not None:
+            return "max_completion_tokens"
+        return {"prompt": "messages", "logprobs": "top_logprobs"}.get(param, param)
+
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
     """POST /tokenize: a prompt, or messages through the chat template."""
