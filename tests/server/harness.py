@@ -29,7 +29,7 @@ class RunningServer:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         app = create_app(self.async_engine, options)
-        self.server: Server = make_server(app, self.async_engine, "127.0.0.1", self.port, options.drain_s)
+        self.server: Server = make_server(app, self.async_engine, options)
         self._thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self._listener]}, daemon=True)
 
     def __enter__(self) -> RunningServer:

@@ -21,8 +21,8 @@ def main(drain_s: float, delay_s: float) -> None:
     async_engine = AsyncEngine(engine)
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
-    app = create_app(async_engine, ServerOptions(drain_s=drain_s))
-    make_server(app, async_engine, "127.0.0.1", port, drain_s, ready_message=str(port)).run(sockets=[listener])
+    options = ServerOptions(drain_s=drain_s)
+    make_server(create_app(async_engine, options), async_engine, options, ready_message=str(port)).run(sockets=[listener])
 
 
 if __name__ == "__main__":

@@ -48,11 +48,15 @@ class Health:
 
 
 class EventStream:
-    """Events of the requests of one call, for one reader. Not thread-safe: all of it happens on the event loop's thread."""
+    """Events of the requests of one call, for one reader. Not thread-safe: all of it happens on the event loop's thread.
+
+    ``limit_bytes`` is what may pile up while the reader is away, that is, busy with sending what it has read. Events that find it waiting
+    in ``read`` are never too many, however large: they go straight on.
+    """
 
     def __init__(self, requests: Sequence[Request], limit_bytes: int) -> None:
-        self.open_choices = {(r.request_id, choice) for r in requests for choice in range(r.params.n)}  # whose last event has not come
         self.on_overflow: Callable[[], None] | None = None
+        self._open = {r.request_id: set(range(r.params.n)) for r in requests}  # choices whose last event has not come
         self._limit_bytes = limit_bytes
         self._num_bytes = 0
         self._events: list[OutputEvent] = []
@@ -62,7 +66,19 @@ class EventStream:
     @property
     def finished(self) -> bool:
         """Every choice's last event has been read."""
-        return not self.open_choices and not self._events
+        return not self._open and not self._events
+
+    @property
+    def open_request_ids(self) -> list[str]:
+        """Requests of which some choice goes on."""
+        return list(self._open)
+
+    def is_open(self, request_id: str) -> bool:
+        return request_id in self._open
+
+    def open_choices(self) -> list[tuple[str, int]]:
+        """(request id, choice) of all that go on, in order."""
+        return [(request_id, choice) for request_id, choices in self._open.items() for choice in sorted(choices)]
 
     def put(self, event: OutputEvent) -> bool:
         """Add an event; False when the reader is too far behind and the stream is given up."""
@@ -71,21 +87,32 @@ class EventStream:
         self._events.append(event)
         self._num_bytes += _size_bytes(event)
         if event.finish_reason is not None:
-            self.open_choices.discard((event.request_id, event.choice))
-        if self._num_bytes > self._limit_bytes:
+            self._close(event)
+        if self._waiter is not None:
+            if not self._waiter.done():
+                self._waiter.set_result(None)
+        elif self._num_bytes > self._limit_bytes:
             self._overflowed = True
             self._events.clear()
             if self.on_overflow is not None:
                 self.on_overflow()
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
         return not self._overflowed
+
+    def _close(self, event: OutputEvent) -> None:
+        choices = self._open.get(event.request_id)
+        if choices is not None:
+            choices.discard(event.choice)
+            if not choices:
+                del self._open[event.request_id]
 
     async def read(self) -> list[OutputEvent]:
         """All events that wait, at least one; an empty list when the request has ended. Raises StreamOverflow."""
-        while not self._events and self.open_choices and not self._overflowed:
+        if not self._events and self._open and not self._overflowed:
             self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
         if self._overflowed:
             raise StreamOverflow(f"more than {self._limit_bytes} bytes of output waited for their reader")
         events, self._events, self._num_bytes = self._events, [], 0
@@ -145,7 +172,7 @@ class AsyncEngine:
 
     def abort(self, stream: EventStream) -> None:
         """End what is left of a call whose reader has gone. Does nothing when all of it has ended."""
-        request_ids = {request_id for request_id, _ in stream.open_choices} & self._streams.keys()
+        request_ids = self._streams.keys() & stream.open_request_ids
         if request_ids:
             for request_id in request_ids:
                 del self._streams[request_id]
@@ -265,7 +292,7 @@ class AsyncEngine:
                 continue
             if not stream.put(event):
                 self.abort(stream)
-            elif event.finish_reason is not None and not any(r == event.request_id for r, _ in stream.open_choices):
+            elif event.finish_reason is not None and not stream.is_open(event.request_id):
                 del self._streams[event.request_id]
         if self._died is not None:
             self._fail_streams(self._died)
@@ -274,7 +301,7 @@ class AsyncEngine:
     def _fail_streams(self, message: str) -> None:
         """The loop has died: nothing else will end these streams."""
         for stream in set(self._streams.values()):
-            for request_id, choice in sorted(stream.open_choices):
+            for request_id, choice in stream.open_choices():
                 stream.put(_error_event(request_id, choice, message))
         self._streams.clear()
 

@@ -6,7 +6,6 @@ client: see ``asgi.until_disconnect``. Owns no token and no text; ``calls`` runs
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 import time
@@ -24,7 +23,7 @@ import octavo
 from octavo.core.request import ParameterError
 from octavo.engine.async_engine import AsyncEngine
 from octavo.server import asgi
-from octavo.server.asgi import App, ClientLeft, ConnectionGuard, Header, KeyCheck, Receive, Scope, Send
+from octavo.server.asgi import App, ClientLeft, Header, KeyCheck, Receive, Scope, Send
 from octavo.server.calls import Answer, Call, CallIdentity, ChoiceFormat, Wanted, open_call, tokenise
 from octavo.server.chat import ChatFormat, chat_prompt
 from octavo.server.completions import CompletionFormat, completion_prompts
@@ -45,11 +44,12 @@ OPEN_PATHS = frozenset({"/health", "/health/live"})  # the only ones that need n
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """``stall_s``: how long a client may accept nothing of a waiting answer before it is cut off. ``drain_s``: how long running
-    requests may go on after SIGTERM."""
+    """``head_s``: how long a client may take to send a request's head. ``stall_s``: how long it may accept nothing of a waiting answer, or
+    dawdle over a body, before it is cut off. ``drain_s``: how long running requests may go on after SIGTERM."""
 
     api_key: str | None = None
     max_body_bytes: int = 32 << 20
+    head_s: float = 30.0
     stall_s: float = 120.0
     drain_s: float = 30.0
 
@@ -92,8 +92,7 @@ class Service:
         try:
             call = open_call(self.engine, CallIdentity("chatcmpl", self.model_name, self.fingerprint), [prompt], wanted)
         except ParameterError as error:
-            error.param = "messages" if error.param == "prompt" else error.param
-            raise
+            raise ParameterError(request.name_of(error.param), error.value, error.limit, error.code) from None
         await self._answer(exchange, request, call, ChatFormat(request, self.model.tokenizer))
 
     async def _answer(self, exchange: Exchange, request: SamplingFields, call: Call, choice_format: ChoiceFormat) -> None:
@@ -174,19 +173,17 @@ class Service:
 class Endpoint:
     """A route as an ASGI application: reads the body, runs a handler until it or its client ends, and answers errors in OpenAI's shape."""
 
-    def __init__(self, service: Service, guard: ConnectionGuard, handler: Callable[[Exchange], Awaitable[None]]) -> None:
+    def __init__(self, service: Service, handler: Callable[[Exchange], Awaitable[None]]) -> None:
         self._max_body_bytes = service.options.max_body_bytes
-        self._guard = guard
         self._handler = handler
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
-        guarded = self._guard.wrap(scope, send)
 
         async def tracked(message: asgi.Message) -> None:
             nonlocal started
             started = True
-            await guarded(message)
+            await send(message)
 
         headers = ((b"x-request-id", asgi.request_id(scope)),)
         try:
@@ -206,20 +203,17 @@ def create_app(engine: AsyncEngine, options: ServerOptions | None = None) -> App
     """The ASGI application. It starts ``engine`` with its lifespan and stops it at the end."""
     options = options or ServerOptions()
     service = Service(engine, options)
-    guard = ConnectionGuard(options.stall_s)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         engine.start()
-        watch = asyncio.create_task(guard.watch())
         try:
             yield
         finally:
-            watch.cancel()
             await engine.stop(0.0)
 
     def route(method: str, path: str, handler: Callable[[Exchange], Awaitable[None]]) -> Route:
-        return Route(path, Endpoint(service, guard, handler), methods=[method])
+        return Route(path, Endpoint(service, handler), methods=[method])
 
     routes = [
         route("POST", "/v1/chat/completions", service.chat_completions),

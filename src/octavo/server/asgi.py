@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import hashlib
 import hmac
-import time
 import uuid
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -36,7 +35,12 @@ class ClientLeft(Exception):
 
 
 async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
-    """The whole body. Raises APIError 413 as soon as it is known to be above ``limit_bytes``, ClientLeft when the client leaves."""
+    """The whole body. Raises APIError 413 as soon as it is known to be above ``limit_bytes``, 415 for a compressed one, ClientLeft when
+    the client leaves."""
+    encoding = header(scope, b"content-encoding")
+    if encoding is not None and encoding.strip().lower() not in (b"", b"identity"):
+        shown = encoding[:80].decode("latin-1")
+        raise APIError(415, f"content-encoding: {shown!r} is not supported; bodies are read as they are", code="unsupported_encoding")
     declared = header(scope, b"content-length")
     if declared is not None and declared.isdigit() and int(declared) > limit_bytes:
         raise BodyTooLarge(limit_bytes)
@@ -125,38 +129,6 @@ async def until_disconnect(receive: Receive, work: Awaitable[None]) -> None:
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-class ConnectionGuard:
-    """Drops connections whose client accepts nothing for ``stall_s`` seconds while a response waits to be written."""
-
-    def __init__(self, stall_s: float) -> None:
-        self._stall_s = stall_s
-        self._writing: dict[int, tuple[float, Scope]] = {}  # id of a write -> (since when, scope)
-        self._num_writes = 0
-
-    def wrap(self, scope: Scope, send: Send) -> Send:
-        """A ``send`` whose waiting is watched."""
-
-        async def guarded(message: Message) -> None:
-            self._num_writes += 1
-            number = self._num_writes
-            self._writing[number] = (time.monotonic(), scope)
-            try:
-                await send(message)
-            finally:
-                del self._writing[number]
-
-        return guarded
-
-    async def watch(self) -> None:
-        """Run for as long as the server does."""
-        while True:
-            await asyncio.sleep(min(1.0, self._stall_s / 4))
-            oldest_s = time.monotonic() - self._stall_s
-            for since_s, scope in list(self._writing.values()):
-                if since_s < oldest_s:
-                    drop_connection(scope)
 
 
 def drop_connection(scope: Scope) -> None:

@@ -11,38 +11,32 @@ import gc
 import os
 import socket
 import sys
-from collections.abc import MutableMapping
+import time
 from types import FrameType
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from octavo.config import EngineConfig
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.engine import Engine
 from octavo.server.app import ServerOptions, create_app
-from octavo.server.asgi import TRANSPORT_KEY, App
+from octavo.server.asgi import App
+from octavo.server.connection import Connection, ConnectionLimits
 
 CLOSE_S = 5  # for responses to be written after the engine has stopped
 
 
-class Protocol(HttpToolsProtocol):
-    """uvicorn's protocol, with the transport in the scope so that a stuck connection can be dropped."""
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        scope: MutableMapping[str, Any] = self.scope  # type: ignore[assignment]
-        scope[TRANSPORT_KEY] = self.transport
-
-
 class Server(uvicorn.Server):
-    """uvicorn's server with a drain before its shutdown, and exit code 0 for a signal that was obeyed."""
+    """uvicorn's server with a drain before its shutdown, limits for slow clients, and exit code 0 for a signal that was obeyed."""
 
-    def __init__(self, config: uvicorn.Config, engine: AsyncEngine, drain_s: float, ready_message: str) -> None:
+    def __init__(self, config: uvicorn.Config, engine: AsyncEngine, options: ServerOptions, ready_message: str) -> None:
         super().__init__(config)
         self._engine = engine
-        self._drain_s = drain_s
+        self._drain_s = options.drain_s
+        self._limits = ConnectionLimits(options.head_s, options.stall_s)
+        self._enforce_s = min(1.0, options.head_s / 4, options.stall_s / 4)
+        self._enforced_s = 0.0
         self._ready_message = ready_message
         self._signal_received = False
         self._drain_task: asyncio.Task[None] | None = None
@@ -61,6 +55,12 @@ class Server(uvicorn.Server):
         if self._signal_received and self._drain_task is None:
             print(f"octavo: shutting down; running requests have {self._drain_s:g} s", file=sys.stderr, flush=True)
             self._drain_task = asyncio.create_task(self._drain())
+        now_s = time.monotonic()
+        if now_s - self._enforced_s >= self._enforce_s:
+            self._enforced_s = now_s
+            for connection in list(self.server_state.connections):
+                assert isinstance(connection, Connection)
+                connection.enforce(self._limits)
         return await super().on_tick(counter)
 
     async def _drain(self) -> None:
@@ -70,11 +70,11 @@ class Server(uvicorn.Server):
             self.should_exit = True
 
 
-def make_server(app: App, engine: AsyncEngine, host: str, port: int, drain_s: float, ready_message: str = "") -> Server:
-    """A server that is not running yet."""
-    options: dict[str, Any] = {"log_config": None, "access_log": False, "server_header": False, "proxy_headers": False, "lifespan": "on"}
-    config = uvicorn.Config(app, host=host, port=port, http=Protocol, ws="none", timeout_graceful_shutdown=CLOSE_S, **options)
-    return Server(config, engine, drain_s, ready_message)
+def make_server(app: App, engine: AsyncEngine, options: ServerOptions, ready_message: str = "") -> Server:
+    """A server that is not running yet; it is to be run on a socket."""
+    plain: dict[str, Any] = {"log_config": None, "access_log": False, "server_header": False, "proxy_headers": False, "lifespan": "on"}
+    config = uvicorn.Config(app, http=Connection, ws="none", timeout_graceful_shutdown=CLOSE_S, **plain)
+    return Server(config, engine, options, ready_message)
 
 
 def run_server(config: EngineConfig, host: str = "127.0.0.1", port: int = 8000, options: ServerOptions | None = None) -> None:
@@ -90,7 +90,7 @@ def run_server(config: EngineConfig, host: str = "127.0.0.1", port: int = 8000, 
     name = config.model.served_model_name or engine.engine.model.name
     shown = f"[{host}]" if ":" in host else host
     ready = f"octavo: {name} is ready at http://{shown}:{listener.getsockname()[1]} (Ctrl-C stops)"
-    server = make_server(app, engine, host, port, options.drain_s, ready)
+    server = make_server(app, engine, options, ready)
     gc.collect()
     gc.freeze()  # what is loaded stays: full collections need not walk the vocabulary in the middle of a stream
     server.run(sockets=[listener])
@@ -101,9 +101,18 @@ def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    _keep_alive(listener)
     try:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
         raise OSError(error.errno, f"port: cannot listen on {host}:{port}: {error.strerror}") from None
     return listener
+
+
+def _keep_alive(listener: socket.socket) -> None:
+    """Have the kernel ask after clients of its connections, so that one whose machine is gone ends its request within minutes."""
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4)):
+        if hasattr(socket, name):
+            listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -1,0 +1,380 @@
+"""Connections of clumsy and hostile clients: odd HTTP, endless and slow heads and bodies, pipelining, answers that nobody takes."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from octavo.server.app import ServerOptions
+from octavo.server.connection import MAX_HEAD_BYTES
+from tests.engine.scripted import Bigram, bigram_engine, script
+from tests.server.harness import RunningServer, strict_json, wait_until
+
+PATH = "/v1/completions"
+SHORT = {"prompt": "x", "temperature": 0}
+LONG = {"prompt": "x", "max_tokens": 3900, "ignore_eos": True, "temperature": 0}
+HEAD_S, STALL_S = 0.4, 0.6
+CLOSE = "Connection: close\r\n"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    engine = bigram_engine(max_num_seqs=8)
+    script(engine, "x", ["a", "b", "c"])
+    with RunningServer(engine, ServerOptions(head_s=HEAD_S, stall_s=STALL_S, max_body_bytes=1 << 20)) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def everybody_is_served_afterwards(server: RunningServer) -> Iterator[None]:
+    yield
+    assert server.complete("x")["choices"][0]["text"] == "abc"
+    wait_until(server.is_idle)
+    server.engine.scheduler.check_invariants()
+    wait_until(lambda: len(server.server.server_state.connections) == 0)
+
+
+def connect(server: RunningServer) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.port), 10)
+
+
+def post(body: dict[str, Any] | bytes, headers: str = "", path: str = PATH, version: str = "1.1") -> bytes:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return f"POST {path} HTTP/{version}\r\nHost: t\r\n{headers}Content-Length: {len(data)}\r\n\r\n".encode() + data
+
+
+def received(connection: socket.socket) -> bytes:
+    """All until the server closes; whatever came, when it resets."""
+    data = b""
+    with connection:
+        try:
+            while chunk := connection.recv(1 << 16):
+                data += chunk
+        except ConnectionError:
+            pass
+    return data
+
+
+def ask_health(connection: socket.socket) -> None:
+    """One request, after which the connection stays open."""
+    connection.sendall(b"GET /health HTTP/1.1\r\nHost: t\r\n\r\n")
+    data = b""
+    while not data.endswith(b'{"status":"ok"}'):
+        data += connection.recv(1000) or pytest.fail("closed")
+
+
+def exchange(server: RunningServer, data: bytes) -> tuple[int, Any]:
+    """(status, JSON) of the one answer to ``data``, after which the server must close."""
+    connection = connect(server)
+    connection.sendall(data)
+    return read_answer(received(connection))
+
+
+def read_answer(data: bytes) -> tuple[int, Any]:
+    head, _, body = data.partition(b"\r\n\r\n")
+    return int(head.split()[1]), strict_json(body)
+
+
+def assert_refused(answer: bytes, status: int, code: str) -> None:
+    got, content = read_answer(answer)
+    assert got == status and b"application/json" in answer.lower() and b"connection: close" in answer.lower()
+    assert set(content["error"]) == {"message", "type", "param", "code"} and content["error"]["code"] == code
+
+
+def text_of(content: Any) -> str:
+    return content["choices"][0]["text"]
+
+
+# --- odd HTTP ---
+
+
+UPGRADES = {
+    "h2c": "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQCAAAAAAIAAAAA\r\n",
+    "websocket": "Connection: keep-alive, Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: x\r\nSec-WebSocket-Version: 13\r\n",
+    "unknown": "Upgrade: TLS/1.0\r\nConnection: upgrade\r\n",
+}
+
+
+@pytest.mark.parametrize("name", UPGRADES)
+@pytest.mark.parametrize("cut", [None, 1, 20, 120, 200])
+def test_offers_to_upgrade_are_served_as_they_are(server: RunningServer, name: str, cut: int | None) -> None:
+    data = post(SHORT, UPGRADES[name]) + post(SHORT, UPGRADES[name]) + post(SHORT, CLOSE)
+    connection = connect(server)
+    connection.sendall(data[:cut])
+    if cut is not None:
+        time.sleep(0.01)
+        connection.sendall(data[cut:])
+    answers = received(connection).split(b"HTTP/1.1 ")[1:]
+    assert [text_of(read_answer(b"HTTP/1.1 " + answer)[1]) for answer in answers] == ["abc"] * 3
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        "GET /é HTTP/1.1\r\nHost: t\r\n\r\n".encode(),
+        b"CONNECT a:1 HTTP/1.1\r\nHost: t\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: abc\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: -5\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"GET /health HTTP/1.1\r\nHost: t\r\nX: a\x00b\r\n\r\n",
+        b"GET /health HTTP/9.9\r\nHost: t\r\n\r\n",
+    ],
+)
+def test_what_is_not_http_is_a_400_in_json(server: RunningServer, data: bytes) -> None:
+    connection = connect(server)
+    connection.sendall(data)
+    assert_refused(received(connection), 400, "invalid_http")
+
+
+def test_rubbish_after_a_stream_has_begun_ends_it_unmixed(server: RunningServer) -> None:
+    connection = connect(server)
+    connection.sendall(post({**LONG, "stream": True}))
+    assert connection.recv(1, socket.MSG_PEEK)
+    connection.sendall(b"\x00\x01rubbish\r\n\r\n")
+    assert received(connection).count(b"HTTP/1.1 ") == 1
+    wait_until(server.is_idle)
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_bodies_in_chunks(server: RunningServer, size: int) -> None:
+    data = json.dumps({**SHORT, "user": "u" * 3000}).encode()
+    head = f"POST {PATH} HTTP/1.1\r\nHost: t\r\n{CLOSE}Transfer-Encoding: chunked\r\n\r\n".encode()
+    chunks = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in (data[i : i + size] for i in range(0, len(data), size)))
+    status, content = exchange(server, head + chunks + b"0\r\n\r\n")
+    assert status == 200 and text_of(content) == "abc"
+
+
+def test_a_client_that_waits_for_100_continue_gets_it(server: RunningServer) -> None:
+    data = json.dumps(SHORT).encode()
+    connection = connect(server)
+    connection.sendall(f"POST {PATH} HTTP/1.1\r\nHost: t\r\n{CLOSE}Expect: 100-continue\r\nContent-Length: {len(data)}\r\n\r\n".encode())
+    assert connection.recv(1000) == b"HTTP/1.1 100 Continue\r\n\r\n"
+    connection.sendall(data)
+    assert text_of(read_answer(received(connection))[1]) == "abc"
+
+
+def test_http_1_0_closes(server: RunningServer) -> None:
+    status, content = exchange(server, post(SHORT, version="1.0"))
+    assert status == 200 and text_of(content) == "abc"
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "identity, gzip"])
+def test_compressed_bodies_are_refused_by_name(server: RunningServer, encoding: str) -> None:
+    status, content = exchange(server, post(b"\x1f\x8b\x08\x00", f"Content-Encoding: {encoding}\r\n{CLOSE}"))
+    assert status == 415 and encoding in content["error"]["message"]
+    assert exchange(server, post(SHORT, f"Content-Encoding: identity\r\n{CLOSE}"))[0] == 200
+
+
+# --- endless and slow ---
+
+
+def endless(start: bytes, part: Callable[[int], bytes]) -> Iterator[bytes]:
+    yield start
+    yield from (part(i) for i in range(1000))
+
+
+CHUNKED = b"POST /v1/completions HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n"
+ENDLESS = {
+    "url": (b"GET /", lambda i: b"u" * 9000),
+    "headers": (b"GET /health HTTP/1.1\r\n", lambda i: b"X-%d: %b\r\n" % (i, b"v" * 9000)),
+    "small headers": (b"GET /health HTTP/1.1\r\n", lambda i: b"a: b\r\n" * 1500),
+    "header name": (b"GET /health HTTP/1.1\r\nX", lambda i: b"x" * 9000),
+    "header value": (b"GET /health HTTP/1.1\r\nX: ", lambda i: b"v" * 9000),
+    "trailers": (CHUNKED + b"1\r\n{\r\n0\r\n", lambda i: b"X-%d: %b\r\n" % (i, b"v" * 9000)),
+    "trailer": (CHUNKED + b"1\r\n{\r\n0\r\nX: ", lambda i: b"v" * 9000),
+    "chunk extension": (CHUNKED + b"1;a=", lambda i: b"v" * 9000),
+}
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+@pytest.mark.parametrize("gathered", [1, 20])
+def test_endless_heads_and_framing_are_refused(server: RunningServer, name: str, gathered: int) -> None:
+    """Whether they come in pieces or a whole kernel buffer at a time."""
+    connection = connect(server)
+    pending, num_sent = b"", 0
+    try:
+        for i, part in enumerate(endless(*ENDLESS[name])):
+            pending += part
+            if i % gathered == 0:
+                connection.sendall(pending)
+                num_sent, pending = num_sent + len(pending), b""
+    except ConnectionError:
+        pass
+    answer = received(connection)
+    assert num_sent < 8_000_000  # of 9 MB and more: the server had closed
+    if answer:  # else the reset came first, as the client had kept sending
+        assert_refused(answer, 431 if b" 431 " in answer else 400, "head_too_large" if b" 431 " in answer else "invalid_http")
+
+
+def test_a_head_at_the_limit_is_read(server: RunningServer) -> None:
+    for num_bytes, status in ((MAX_HEAD_BYTES - 1000, 200), (MAX_HEAD_BYTES + 1000, 431)):
+        for num_headers in (1, 20):
+            headers = b"X: %b\r\n" % (b"v" * (num_bytes // num_headers - 5)) * num_headers
+            assert exchange(server, b"GET /health HTTP/1.1\r\nHost: t\r\nConnection: close\r\n" + headers + b"\r\n")[0] == status
+
+
+def test_large_bodies_behind_each_other_are_no_large_heads(server: RunningServer) -> None:
+    connection = connect(server)
+    body = {**SHORT, "user": "u" * 300_000}
+    data = post(body) + post(body) + post(body, CLOSE)
+    for i in range(0, len(data), 1 << 16):
+        connection.sendall(data[i : i + (1 << 16)])
+    assert received(connection).count(b'"text":"abc"') == 3
+
+
+@pytest.mark.parametrize("start", [b"", b"GET", b"GET /health HTTP/1.1\r\nHost: t\r\n", b"\r\n", b"GET /\r\n"])
+def test_a_head_that_does_not_come_is_given_up(server: RunningServer, start: bytes) -> None:
+    connection = connect(server)
+    connection.sendall(start)
+    started_s = time.monotonic()
+    assert_refused(received(connection), 408, "request_timeout")
+    assert HEAD_S <= time.monotonic() - started_s < HEAD_S + 3
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("drip", [b"\r\n", b"X: y\r\n"])
+def test_a_head_that_drips_is_given_up(server: RunningServer, first: bool, drip: bytes) -> None:
+    """Also as the second of a connection, and also bytes that belong to no request."""
+    connection = connect(server)
+    if not first:
+        ask_health(connection)
+    started_s = time.monotonic()
+    if drip != b"\r\n":
+        connection.sendall(b"GET /health HTTP/1.1\r\n")
+    with pytest.raises(ConnectionError):
+        while time.monotonic() < started_s + 5:
+            connection.sendall(drip)
+            time.sleep(0.02)
+    connection.close()
+
+
+def test_a_body_that_does_not_come_is_given_up(server: RunningServer) -> None:
+    connection = connect(server)
+    connection.sendall(post(b"{" + b" " * 1000)[:-900])
+    assert_refused(received(connection), 408, "request_timeout")
+
+
+def test_a_body_that_comes_slowly_but_steadily_is_read(server: RunningServer) -> None:
+    data = post({**SHORT, "user": "u" * 4000}, CLOSE)
+    connection = connect(server)
+    started_s = time.monotonic()
+    for i in range(0, len(data), 200):
+        connection.sendall(data[i : i + 200])
+        time.sleep(0.05)
+    assert time.monotonic() - started_s > STALL_S + 0.25
+    assert text_of(read_answer(received(connection))[1]) == "abc"
+
+
+def test_a_hundred_connections_that_say_nothing_disturb_nobody(server: RunningServer) -> None:
+    idle = [connect(server) for _ in range(100)]
+    for connection in idle[:50]:
+        ask_health(connection)
+    started_s = time.monotonic()
+    assert server.complete("x")["choices"][0]["text"] == "abc"
+    assert time.monotonic() - started_s < 2
+    for connection in idle[50:]:
+        assert_refused(received(connection), 408, "request_timeout")
+    time.sleep(HEAD_S)
+    for connection in idle[:50]:  # kept alive, not taken for slow
+        ask_health(connection)
+        connection.close()
+
+
+# --- several requests on a connection ---
+
+
+def test_pipelined_requests_are_answered_in_order(server: RunningServer) -> None:
+    requests = [post({**SHORT, "max_tokens": 1 + i % 3, "stream": i % 2 == 1}) for i in range(40)]
+    connection = connect(server)
+    connection.sendall(b"".join(requests) + post(SHORT, CLOSE))
+    answers = received(connection).split(b"HTTP/1.1 200 OK")[1:]
+    assert len(answers) == 41
+    for i, answer in enumerate(answers[:-1]):
+        assert (b"[DONE]" in answer) == (i % 2 == 1)
+        assert b"".join(re.findall(rb'"text":"(\w*)"', answer)) == b"abc"[: 1 + i % 3]
+
+
+@pytest.mark.parametrize("first", ["stream", "whole"])
+@pytest.mark.parametrize("reset", [False, True])
+@pytest.mark.parametrize("num_behind", [1, 15])
+def test_a_client_that_leaves_ends_all_it_has_pipelined(server: RunningServer, first: str, reset: bool, num_behind: int) -> None:
+    backend = server.engine.backend
+    assert isinstance(backend, Bigram)
+    backend.delay_s = 0.005
+    try:
+        num_before = server.metrics()["octavo_requests_total"]
+        connection = connect(server)
+        connection.sendall(post({**LONG, "stream": first == "stream"}) + post(LONG) * num_behind)
+        wait_until(lambda: server.engine.scheduler.num_running == 1)
+        if reset:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.close()
+        wait_until(server.is_idle, 3)
+        assert server.metrics()["octavo_requests_total"] == num_before + 1  # none of the others was started
+    finally:
+        backend.delay_s = 0.0
+
+
+def test_a_client_that_shuts_its_side_has_left(server: RunningServer) -> None:
+    connection = connect(server)
+    connection.sendall(post(LONG))
+    wait_until(lambda: server.engine.scheduler.num_running == 1)
+    connection.shutdown(socket.SHUT_WR)
+    assert received(connection) == b""
+
+
+# --- answers that nobody takes ---
+
+
+def large_answer(stream: bool) -> bytes:
+    return post({"prompt": "x", "max_tokens": 200, "ignore_eos": True, "n": 8, "logprobs": 20, "stream": stream, "seed": 1})
+
+
+def narrow(server: RunningServer) -> socket.socket:
+    """A connection with small kernel buffers on both sides."""
+    server.limit_buffers(4096)
+    connection = socket.socket()
+    connection.settimeout(20)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.connect(("127.0.0.1", server.port))
+    return connection
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("how", ["never read", "kept alive", "closed half"])
+def test_an_answer_that_is_not_taken_is_dropped(server: RunningServer, stream: bool, how: str) -> None:
+    connection = narrow(server)
+    connection.sendall(large_answer(stream) if how != "kept alive" else large_answer(stream) * 2)
+    assert connection.recv(1, socket.MSG_PEEK)
+    if how == "closed half":
+        connection.shutdown(socket.SHUT_WR)
+    wait_until(lambda: len(server.server.server_state.connections) == 0)
+    wait_until(server.is_idle)
+    connection.close()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_is_taken_slowly_is_not_dropped(server: RunningServer, stream: bool) -> None:
+    """For several times as long as one that is not taken would be."""
+    connection = narrow(server)
+    connection.sendall(large_answer(stream).replace(b"Host: t", b"Host: t\r\nConnection: close"))
+    num_bytes, started_s = 0, time.monotonic()
+    last = b""
+    while chunk := connection.recv(24_000):
+        num_bytes, last = num_bytes + len(chunk), (last + chunk)[-100:]
+        if time.monotonic() - started_s < 4 * STALL_S:
+            time.sleep(0.05)
+    assert time.monotonic() - started_s > 2 * STALL_S and num_bytes > 500_000
+    assert last.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n" if stream else b"}")
+    connection.close()
