@@ -1,0 +1,71 @@
+"""docs/flags.md and the commands say the same: every flag and its default, both ways; every environment variable that is read."""
+
+from __future__ import annotations
+
+import re
+
+import click
+import pytest
+
+from octavo.cli.bench import bench
+from octavo.cli.chat import chat
+from octavo.cli.options import engine_options, model_options
+from octavo.cli.run import run
+from octavo.cli.serve import serve
+from tests.docs.pages import ROOT, own_part, page, rows_by_name, section
+
+PAGE = page("docs/flags.md")
+OFFLINE = bench.commands["offline"]
+
+
+def options_of(command: click.Command) -> dict[str, click.Option]:
+    return {param.opts[0]: param for param in command.params if isinstance(param, click.Option)}
+
+
+SHARED = set(options_of(click.command()(model_options(engine_options(lambda: None)))))
+SECTIONS = {
+    "serve": (serve, set(options_of(serve)) - SHARED),
+    "run and chat": (chat, set(options_of(chat)) - SHARED),
+    "run": (run, set(options_of(run)) - set(options_of(chat))),
+    "bench offline": (OFFLINE, set(options_of(OFFLINE)) - SHARED),
+    "Model and engine": (serve, SHARED),
+}
+
+
+@pytest.mark.parametrize("title", SECTIONS)
+def test_every_flag_is_documented_and_no_other(title: str) -> None:
+    _, names = SECTIONS[title]
+    assert set(rows_by_name(own_part(PAGE, title))) == names
+
+
+@pytest.mark.parametrize("command", [run, chat, serve, OFFLINE], ids=lambda c: c.name)
+def test_the_engine_flags_are_the_same_for_all(command: click.Command) -> None:
+    options, of_serve = options_of(command), options_of(serve)
+    assert {name: options[name].default for name in SHARED} == {name: of_serve[name].default for name in SHARED}
+
+
+@pytest.mark.parametrize("title", SECTIONS)
+def test_defaults(title: str) -> None:
+    command, _ = SECTIONS[title]
+    for name, row in rows_by_name(own_part(PAGE, title)).items():
+        option, shown = options_of(command)[name], row[1].strip("`")
+        if name == "--temperature":
+            assert shown == f"{options_of(run)[name].default} for run, {option.default} for chat"
+        elif option.is_flag or option.to_info_dict()["default"] is None:
+            assert shown == "", name
+        else:
+            assert shown == str(option.default), name
+
+
+def test_other_names_and_choices() -> None:
+    for title, (command, _) in SECTIONS.items():
+        for name, row in rows_by_name(own_part(PAGE, title)).items():
+            option = options_of(command)[name]
+            assert re.findall(r"`([^`]*)`", row[0]) == option.opts
+            if isinstance(option.type, click.Choice):
+                assert {f"`{choice}`" for choice in option.type.choices} <= set(re.findall(r"`[^`]*`", row[2]))
+
+
+def test_environment_variables() -> None:
+    sources = "".join(file.read_text() for file in (ROOT / "src").rglob("*.py"))
+    assert set(rows_by_name(section(PAGE, "Environment"))) == set(re.findall(r"OCTAVO_[A-Z_]+", sources))
