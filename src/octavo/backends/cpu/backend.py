@@ -6,10 +6,11 @@ No policy, and no arithmetic of its own.
 
 from __future__ import annotations
 
+import mmap
 import os
 import time
-from array import array
-from typing import TYPE_CHECKING, Callable
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from octavo.backends.base import BackendError, KVCapacity
 from octavo.backends.cpu.lowering import Handles, lower
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 # Bump when the packed layout or any kernel's arithmetic changes: fingerprints must not match across it.
 LAYOUT_VERSION = 1
-PACKABLE = frozenset("f32 f16 bf16 q4_0 q4_1 q5_0 q5_1 q8_0 q2_k q3_k q4_k q5_k q6_k".split())
+PACKABLE = frozenset({"f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k"})
 MAX_KV_BLOCKS = 2**31 - 1  # block ids are int32
 KV_SHARE_OF_FREE_MEMORY = 0.25  # of what is available when no size is given
 
@@ -62,6 +63,7 @@ class CpuBackend:
         self._kv_dtype = _kv_dtype(config)
         self.isa = isa_level()
         self.threads = config.backend.threads or len(os.sched_getaffinity(0))
+        self._native: _native.Model | None
         try:
             self._native = _native.Model(self.isa, self.threads)
         except RuntimeError as e:  # std::system_error
@@ -81,34 +83,34 @@ class CpuBackend:
     def _load(self) -> None:
         from functools import cache
 
-        lower(
-            self._program,
-            self._native,
-            Handles(matrix=cache(self._matrix), vector=cache(self._vector), embedding=cache(self._embedding), rope_table=cache(self._rope_table)),
-        )
+        # Each is made once, however many ops name it: a tied embedding is one matrix, layers share their rotary tables.
+        handles = Handles(cache(self._matrix), cache(self._vector), cache(self._embedding), cache(self._rope_table))
+        lower(self._program, self._open_native(), handles)
 
     def _matrix(self, name: str) -> tuple[int, bool]:
         tensor = self._weights[name]
         dtype, data = _packable(tensor)
         rows, columns = tensor.shape
         try:
-            return self._native.add_matrix(dtype, data, rows, columns, self._exact)
+            packed: tuple[int, bool] = self._open_native().add_matrix(dtype, data, rows, columns, self._exact)
         except ValueError as e:
             raise BackendError(f"tensor {tensor.name!r}: {e}") from e
+        _release_pages(tensor.data)
+        return packed
 
     def _vector(self, name: str) -> int:
         import numpy as np
 
-        return self._native.add_vector(np.ascontiguousarray(self._weights[name].float32().reshape(-1)))
+        return self._open_native().add_vector(np.ascontiguousarray(self._weights[name].float32().reshape(-1)))
 
     def _embedding(self, name: str) -> int:
         tensor = self._weights[name]
         dtype, data = _packable(tensor)
         self._keep.append(data)
-        return self._native.add_embedding(dtype, data, *tensor.shape)
+        return self._open_native().add_embedding(dtype, data, *tensor.shape)
 
     def _rope_table(self, rotary_dim: int, base: float, scaling: RopeScaling) -> int:
-        index = self._native.add_rope()
+        index = self._open_native().add_rope()
         self._ropes.append((index, Rope("", "", 1, rotary_dim, rotary_dim, base, False, scaling)))
         return index
 
@@ -121,7 +123,7 @@ class CpuBackend:
 
         self._rope_positions = max(positions, 1024, 2 * self._rope_positions)
         for index, rope in self._ropes:
-            self._native.set_rope(index, cos_sin(rope, self._rope_positions))
+            self._open_native().set_rope(index, cos_sin(rope, self._rope_positions))
 
     # ---- KV ----
 
@@ -129,7 +131,7 @@ class CpuBackend:
         """Default memory: a quarter of what is available."""
         if memory_bytes is None:
             memory_bytes = int(available_memory_bytes() * KV_SHARE_OF_FREE_MEMORY)
-        per_block = self._native.bytes_per_block(self.block_size, self._kv_dtype, self._kv_layers())
+        per_block = self._open_native().bytes_per_block(self.block_size, self._kv_dtype, self._kv_layers())
         return KVCapacity(per_block, memory_bytes // per_block, self._kv_dtype)
 
     def allocate_kv(self, num_blocks: int) -> None:
@@ -179,8 +181,8 @@ class CpuBackend:
         self._cover_positions(arrays.num_positions)
         hook = self.logits_hook
         logits = self._run(arrays, hook is not None)
-        if hook is not None:
-            for (seq_id, position), row in zip(arrays.logit_positions(plan), logits):
+        if hook is not None and logits is not None:
+            for (seq_id, position), row in zip(arrays.logit_positions(plan), logits, strict=True):
                 hook(seq_id, position, row)
         return StepResult(plan.step_index, read_results(plan, arrays), time.perf_counter() - started)
 
@@ -190,7 +192,7 @@ class CpuBackend:
             import numpy as np
 
             logits = np.empty((len(a.logit_rows), self.vocab_size), np.float32)
-        self._native.step(
+        self._open_native().step(
             self._slots, a.tokens, a.seq_start, a.seq_rows, a.table_offset, a.tables, a.logit_rows, a.requests, a.masks, a.mask_offset,
             a.out_token, a.out_status, a.out_rank, a.out_logprob, a.max_top, a.out_top_ids, a.out_top_logprobs, logits,
         )  # fmt: skip
@@ -209,7 +211,7 @@ class CpuBackend:
         return self._open_native().packed_bytes()
 
     def close(self) -> None:
-        self._native = self._slots = None
+        self._native = None  # ends its threads
         self._keep.clear()
 
 
@@ -219,6 +221,13 @@ def _kv_dtype(config: EngineConfig) -> str:
     return "f32" if config.backend.compute == "f32" else "f16"
 
 
+def _release_pages(data: memoryview) -> None:
+    """Let go of a file's pages once they are packed, so that the process does not hold its weights twice. The page cache keeps them."""
+    file = data.obj
+    if isinstance(file, mmap.mmap) and hasattr(file, "madvise"):  # absent outside Unix; file mappings are read-only, so nothing is lost
+        file.madvise(mmap.MADV_DONTNEED)
+
+
 def _packable(tensor: WeightTensor) -> tuple[str, object]:
     """(dtype, bytes) the packer takes; types without a packed form are widened to float32 first."""
     if tensor.dtype in PACKABLE and not tensor.add:
@@ -226,4 +235,4 @@ def _packable(tensor: WeightTensor) -> tuple[str, object]:
     import numpy as np
 
     wide = np.ascontiguousarray(tensor.float32())
-    return "f32", memoryview(wide.reshape(-1)).cast("B")
+    return "f32", wide.reshape(-1).view(np.uint8)

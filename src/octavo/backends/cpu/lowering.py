@@ -8,8 +8,9 @@ quantised activations.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Callable, Protocol
+from typing import Protocol
 
 from octavo.backends.base import BackendError
 from octavo.models.program import Add, Attention, Embed, GatedAct, Linear, Norm, Op, Program, Rope, RopeScaling, Softcap
@@ -27,7 +28,9 @@ class NativeModel(Protocol):
     def norm(self, x: int, x_col: int, weight: int, eps: float, dim: int, heads: int, out: int, out_col: int) -> None: ...
     def rope(self, x: int, x_col: int, table: int, heads: int, head_dim: int, rotary_dim: int, interleaved: bool) -> None: ...
     def store_kv(self, k: int, k_col: int, v: int, v_col: int, layer: int) -> None: ...
-    def attention(self, layer: int, q: int, q_col: int, out: int, heads: int, kv_heads: int, head_dim: int, scale: float, softcap: float, window: int) -> None: ...
+    def attention(
+        self, layer: int, q: int, q_col: int, out: int, heads: int, kv_heads: int, head_dim: int, scale: float, softcap: float, window: int
+    ) -> None: ...
     def gated_act(self, gate: int, gate_col: int, up: int, up_col: int, dim: int, activation: int, out: int) -> None: ...
     def add(self, a: int, a_col: int, b: int, b_col: int, dim: int, out: int, out_col: int) -> None: ...
     def quantize(self, x: int) -> None: ...
@@ -98,7 +101,7 @@ class _Lowering:
     def _place(self, names: list[str], widths: list[int]) -> list[_Place]:
         buffer = self._take(sum(widths))
         col, made = 0, []
-        for name, width in zip(names, widths):
+        for name, width in zip(names, widths, strict=True):
             made.append(_Place(buffer, col, width, len(names) == 1))
             self._own(name, made[-1])
             col += width
@@ -207,7 +210,8 @@ class _Lowering:
             self._matmul(group[0], weights[0][0], src, place, accumulate=True)
             self._rename(residual.a if residual.b == group[0].out else residual.b, residual.out)
             return end + 1
-        for op, (weight, _), place in zip(group, weights, self._place([op.out for op in group], [op.out_features for op in group])):
+        places = self._place([op.out for op in group], [op.out_features for op in group])
+        for op, (weight, _), place in zip(group, weights, places, strict=True):
             self._matmul(op, weight, src, place, accumulate=False)
         return end
 

@@ -108,7 +108,7 @@ def _check(s: SequenceSlice, vocab_size: int) -> None:
 
 def read_results(plan: StepPlan, a: StepArrays) -> list[SliceResult]:
     """One SliceResult per slice; a row that allows no answer becomes its slice's error."""
-    from octavo.backends.cpu import _native
+    import octavo.backends.cpu._native as _native
 
     results, r = [], 0
     for s in plan.slices:
