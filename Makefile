@@ -1,9 +1,13 @@
 # Two commands matter: `make run` answers a prompt with the real default model, `make test` passes the tests.
 # Both set up everything they need in .venv and take seconds once that is done.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
+ifeq ($(PYTHON),)
+$(error Octavo needs Python 3.11 or later on the PATH)
+endif
 VENV   := .venv
 PY     := $(VENV)/bin/python
 NATIVE := CMakeLists.txt pyproject.toml $(shell find native/src -type f 2>/dev/null)
+export PATH := $(abspath $(VENV)/bin):$(PATH)
 PROMPT ?= What is the capital of France?
 
 .PHONY: run test soak lint bench native-test clean
@@ -26,7 +30,8 @@ bench: $(VENV)/.octavo
 
 # The kernel tests: plain executables beside the extension's own build.
 native-test: build/native/.built
-	@ctest --test-dir build/native --output-on-failure -j 2 | tail -n 3
+	@ctest --test-dir build/native --output-on-failure -j 2 > build/native/test.log || (cat build/native/test.log; false)
+	@tail -n 3 build/native/test.log
 
 $(VENV)/bin/python:
 	@echo "setting up $(VENV)"
@@ -36,6 +41,8 @@ $(VENV)/bin/python:
 $(VENV)/.octavo: $(VENV)/bin/python $(NATIVE)
 	@echo "building octavo"
 	@$(PY) -m pip install -q "scikit-build-core>=1.1" "nanobind>=3.1,<4"
+	@command -v cmake > /dev/null || $(PY) -m pip install -q cmake
+	@command -v ninja > /dev/null || command -v make > /dev/null || $(PY) -m pip install -q ninja
 	@$(PY) -m pip install -q --no-build-isolation -e .
 	@touch $@
 
@@ -53,10 +60,10 @@ $(VENV)/.models: $(VENV)/.octavo
 	@$(VENV)/bin/octavo pull gemma3-270m
 	@touch $@
 
-build/native/.built: $(NATIVE) $(wildcard native/tests/*.cc)
+build/native/.built: $(VENV)/.octavo $(NATIVE) $(wildcard native/tests/*.cc)
 	@mkdir -p build/native
-	@PATH="$(abspath $(VENV)/bin):$$PATH" cmake -S . -B build/native -DOCTAVO_PYTHON=OFF -DOCTAVO_NATIVE_TESTS=ON > build/native/configure.log
-	@PATH="$(abspath $(VENV)/bin):$$PATH" cmake --build build/native -j 2 > build/native/build.log || (cat build/native/build.log; false)
+	@cmake -S . -B build/native -DOCTAVO_PYTHON=OFF -DOCTAVO_NATIVE_TESTS=ON > build/native/configure.log
+	@cmake --build build/native -j 2 > build/native/build.log || (cat build/native/build.log; false)
 	@touch $@
 
 clean:

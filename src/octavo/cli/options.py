@@ -57,7 +57,7 @@ def engine_options(function: Callable) -> Callable:
             click.option("--max-num-seqs", type=int, default=64, show_default=True, help="Most sequences that run at once."),
             click.option("--max-num-batched-tokens", type=int, default=512, show_default=True, help="Most tokens computed in one step."),
             click.option("--block-size", type=int, default=16, show_default=True, help="Tokens of a KV block."),
-            click.option("--num-kv-blocks", type=int, help="KV blocks in the pool (overrides --kv-cache-memory)."),
+            click.option("--num-kv-blocks", type=int, help="KV blocks in the pool; not together with --kv-cache-memory."),
             click.option("--kv-cache-memory", type=ByteSize(), help=pool_help),
             click.option(
                 "--kv-cache-dtype", type=click.Choice(["auto", "f16", "bf16", "f32"]), default="auto", show_default=True, help=dtype_help

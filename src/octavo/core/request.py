@@ -100,8 +100,7 @@ class SamplingParams:
         if not (_is_number(self.top_p) and 0.0 <= self.top_p <= 1.0):
             raise ParameterError("top_p", self.top_p, "a number from 0 (greedy) to 1 (off)")
         _float_range("min_p", self.min_p, 0.0, 1.0)
-        if not (_is_number(self.repetition_penalty) and 0.0 < self.repetition_penalty <= 10.0):
-            raise ParameterError("repetition_penalty", self.repetition_penalty, "a number above 0 and at most 10")
+        _float_range("repetition_penalty", self.repetition_penalty, 0.01, 10.0)
         _float_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _float_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         for token, bias in self.logit_bias.items():
@@ -115,6 +114,11 @@ class SamplingParams:
                 _token_id("allowed_token_ids", token, vocab_size)
         for token in self.stop_token_ids:
             _token_id("stop_token_ids", token, vocab_size)
+        for word in self.bad_words_token_ids:
+            if not word:
+                raise ParameterError("bad_words_token_ids", [], "each entry has at least one token id")
+            for token in word:
+                _token_id("bad_words_token_ids", token, vocab_size)
         for name in ("stop", "bad_words"):
             for text in getattr(self, name):
                 if not isinstance(text, str) or not text:

@@ -16,7 +16,7 @@ from octavo.core.limits import LengthLimits, StopEnd, StopRule
 from octavo.core.planner import Planner
 from octavo.core.request import FinishReason, ParameterError, Request, Sequence, SequenceStatus
 from octavo.core.state import Draft, RequestState, SchedulerState, SchedulerStats
-from octavo.core.step import SliceResult, StepPlan, StepResult, TokenEvent, TokenLogprobs
+from octavo.core.step import SequenceSlice, SliceResult, StepPlan, StepResult, TokenEvent, TokenLogprobs
 
 TextStops = Mapping[tuple[str, int], tuple[int, str]]
 """(request_id, choice) -> (this step's tokens to keep, the stop string that ends the sequence)."""
@@ -279,6 +279,8 @@ def _check_result(draft: Draft, result: StepResult, text_stops: TextStops) -> No
         if outcome.error is None and len(outcome.token_ids) != piece.num_samples:
             drawn = f"{len(outcome.token_ids)} tokens for {piece.num_samples} samples"
             raise StepProtocolError(f"step {step}, sequence {piece.seq_id}: {drawn}")
+        if outcome.error is None:
+            _check_logprobs(step, piece, outcome)
     if text_stops:
         num_drawn = {
             (seq.request.request_id, seq.choice + i): 1
@@ -288,3 +290,14 @@ def _check_result(draft: Draft, result: StepResult, text_stops: TextStops) -> No
         for key, (num_kept, text) in text_stops.items():
             if not 0 <= num_kept <= num_drawn.get(key, -1):
                 raise StepProtocolError(f"step {step}: stop {text!r} keeps {num_kept} tokens of {key}, which drew {num_drawn.get(key, 0)}")
+
+
+def _check_logprobs(step: int, piece: SequenceSlice, outcome: SliceResult) -> None:
+    """Log-probabilities are there when asked, one per token: found out before anything is applied."""
+    wanted = (
+        ("logprobs", outcome.logprobs, piece.num_samples if piece.logprobs is not None else 0),
+        ("prompt_logprobs", outcome.prompt_logprobs, len(piece.next_token_ids) if piece.prompt_logprobs is not None else 0),
+    )
+    for name, given, count in wanted:
+        if len(given or ()) != count:
+            raise StepProtocolError(f"step {step}, sequence {piece.seq_id}: {len(given or ())} {name} for {count} tokens")

@@ -60,6 +60,8 @@ class RequestPreparer:
         if params.min_tokens > max_tokens:
             warnings.append(f"min_tokens: {params.min_tokens} was reduced to {max_tokens}, as max_tokens")
         bad_words = params.bad_words_token_ids + bad_words_token_ids(params.bad_words, self.tokenizer)
+        for word in bad_words:
+            _check_token_ids("bad_words", word, self.vocab_size)
         resolved = replace(params, max_tokens=max_tokens, min_tokens=min(params.min_tokens, max_tokens), bad_words_token_ids=bad_words)
         seed = secrets.randbits(63) if params.seed is None else params.seed & 0xFFFFFFFFFFFFFFFF
         return PreparedRequest(replace(request, params=resolved, seed=seed, eos_token_ids=self.eos_token_ids), warnings)
