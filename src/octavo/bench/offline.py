@@ -59,6 +59,9 @@ def _check_fits(engine: Engine, case: OfflineCase) -> None:
     if num_tokens > engine.max_model_len:
         total = f"{case.num_prompt} + {case.num_output}"
         raise ValueError(f"--prompt and --output: {total} tokens are more than the context of {engine.max_model_len}")
+    limit = engine.config.scheduler.max_num_seqs
+    if case.batch > limit:
+        raise ValueError(f"--batch: {case.batch} sequences cannot run side by side with --max-num-seqs {limit}")
     # An admission leaves every running sequence a spare block.
     needed = case.batch * max(-(-(num_tokens - 1) // size), -(-case.num_prompt // size) + 1)
     if needed > engine.num_kv_blocks:
@@ -97,6 +100,8 @@ def _record(engine: Engine, case: OfflineCase, runs: list[OfflineRun]) -> dict:
         **asdict(case),
         "prefill_tok_s": round(statistics.median(prefill), 2),
         "decode_tok_s": round(statistics.median(decode), 2),
+        "max_num_seqs": engine.config.scheduler.max_num_seqs,
+        "max_num_batched_tokens": engine.config.scheduler.max_num_batched_tokens,
         "threads": getattr(engine.backend, "threads", None),
         "isa": getattr(engine.backend, "isa", None),
         "fingerprint": engine.backend.fingerprint(),

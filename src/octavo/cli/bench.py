@@ -19,7 +19,7 @@ def bench() -> None:
 @model_options
 @click.option("--prompt", "num_prompt", type=click.IntRange(1), default=512, show_default=True, help="Prompt tokens of each sequence.")
 @click.option("--output", "num_output", type=click.IntRange(2), default=128, show_default=True, help="Output tokens of each sequence.")
-@click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Sequences at once (raises --max-num-seqs to it).")
+@click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Sequences at once (default of --max-num-seqs).")
 @click.option("--repeat", type=click.IntRange(1), default=3, show_default=True, help="Measured runs; the medians are reported.")
 @click.option("--json", "as_json", is_flag=True, help="Print only the JSON record.")
 @engine_options
@@ -28,8 +28,8 @@ def offline(num_prompt: int, num_output: int, batch: int, repeat: int, as_json: 
 
     Random tokens, no end of text, one run to warm up. The last line printed is a JSON record.
     """
-    options["max_num_seqs"] = max(options["max_num_seqs"], batch)
-    options["max_num_batched_tokens"] = max(options["max_num_batched_tokens"], options["max_num_seqs"])
+    if click.get_current_context().get_parameter_source("max_num_seqs") is click.core.ParameterSource.DEFAULT:
+        options["max_num_seqs"] = batch
     config = engine_config(options)
     from octavo.bench.offline import OfflineCase, run_offline
 

