@@ -51,7 +51,7 @@ def test_catalogue() -> None:
 
 
 def test_what_is_fetched_of_a_repository() -> None:
-    listed = PAGE.partition("repository these are\nfetched: ")[2].partition(", and all safetensors")[0]
+    listed = PAGE.partition("repository these are\nfetched: ")[2].partition(", and the weights")[0]
     assert tuple(spans(listed)) == _FOLDER_FILES
     assert f"the one with `{_PREFERRED}` in its name" in PAGE
 
