@@ -154,12 +154,10 @@ class AsyncEngine:
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         self._thread.start()
 
-    def prepare(
-        self, prompt_token_ids: list[int], params: SamplingParams, request_id: str | None = None, cache_salt: str | None = None
-    ) -> PreparedRequest:
-        """Check a request; raises ParameterError, EngineUnavailable. Queues nothing."""
+    def check_params(self, params: SamplingParams) -> SamplingParams:
+        """As Engine.check_params; also raises EngineUnavailable."""
         self._check_available()
-        return self.engine.prepare(prompt_token_ids, params, request_id, cache_salt)
+        return self.engine.check_params(params)
 
     def submit(self, prepared: Sequence[PreparedRequest]) -> EventStream:
         """Queue the prepared requests of one call; their events come on the stream. Raises EngineUnavailable."""

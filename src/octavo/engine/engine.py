@@ -69,6 +69,16 @@ class Engine:
         self, prompt_token_ids: list[int], params: SamplingParams, request_id: str | None = None, cache_salt: str | None = None
     ) -> PreparedRequest:
         """Check a request and resolve its parameters; raises ParameterError. Queues nothing, and may be called from any thread."""
+        return self.prepare_checked(prompt_token_ids, self.check_params(params), request_id, cache_salt)
+
+    def check_params(self, params: SamplingParams) -> SamplingParams:
+        """The half of ``prepare`` that needs no prompt; raises ParameterError."""
+        return self._preparer.check(params)
+
+    def prepare_checked(
+        self, prompt_token_ids: list[int], params: SamplingParams, request_id: str | None = None, cache_salt: str | None = None
+    ) -> PreparedRequest:
+        """The other half: ``params`` come from ``check_params``, and may since have got a ``max_tokens``."""
         request_id = request_id or self.new_request_id()
         arrival_s = self.clock.now()
         return self._preparer.prepare(Request(request_id, prompt_token_ids, params, seed=0, cache_salt=cache_salt, arrival_s=arrival_s))

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 MAX_STOPS = 64
 MAX_STOP_CHARS = 4096
+MAX_BAD_WORDS = 1024
+MAX_BAD_WORD_CHARS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +40,31 @@ class RequestPreparer:
     eos_token_ids: frozenset[int]
     tokenizer: Tokenizer | None = None
 
+    def check(self, params: SamplingParams) -> SamplingParams:
+        """Check and resolve what depends on no prompt: once for a call of many. Raises ParameterError for the first field outside its limits.
+
+        Bad words become token ids, and a ``top_k`` that leaves out nothing becomes 0.
+        """
+        for name, ids in (("allowed_token_ids", params.allowed_token_ids), ("stop_token_ids", params.stop_token_ids)):
+            if ids is not None and len(ids) > self.vocab_size:
+                raise ParameterError(name, f"{len(ids)} entries", f"at most as many as there are tokens ({self.vocab_size})")
+        params.validate(self.vocab_size)
+        if params.n > self.max_n:
+            raise ParameterError("n", params.n, f"at most max_num_seqs ({self.max_n}), since all choices run together")
+        _check_texts("stop", params.stop, MAX_STOPS, MAX_STOP_CHARS)
+        _check_texts("bad_words", params.bad_words, MAX_BAD_WORDS, MAX_BAD_WORD_CHARS)
+        bad_words = params.bad_words_token_ids + bad_words_token_ids(params.bad_words, self.tokenizer)
+        top_k = params.top_k if params.top_k < self.vocab_size else 0
+        return replace(params, top_k=top_k, bad_words=(), bad_words_token_ids=bad_words)
+
     def prepare(self, request: Request) -> PreparedRequest:
-        """Check ``request`` and resolve its parameters. Raises ParameterError for the first field outside its limits.
+        """Check the prompt of ``request``, whose params come from ``check``, and fit them to it. Raises ParameterError.
 
         ``max_tokens`` becomes a number: what is left of the context when absent, and at most that, with a warning. An absent seed is drawn.
         """
         params = request.params
-        params.validate(self.vocab_size)
-        if params.n > self.max_n:
-            raise ParameterError("n", params.n, f"at most max_num_seqs ({self.max_n}), since all choices run together")
-        _check_stops(params)
-        _check_token_ids("prompt", request.prompt_token_ids, self.vocab_size)
         self.limits.check_prompt(request)
+        _check_token_ids("prompt", request.prompt_token_ids, self.vocab_size)
         max_tokens = self.limits.max_output_tokens(request)
         warnings: list[str] = []
         if self.limits.clamped_max_tokens(request) is not None:
@@ -59,20 +74,17 @@ class RequestPreparer:
             warnings.append(f"max_tokens: {params.max_tokens} was reduced to {max_tokens}, {reason}")
         if params.min_tokens > max_tokens:
             warnings.append(f"min_tokens: {params.min_tokens} was reduced to {max_tokens}, as max_tokens")
-        bad_words = params.bad_words_token_ids + bad_words_token_ids(params.bad_words, self.tokenizer)
-        for word in bad_words:
-            _check_token_ids("bad_words", word, self.vocab_size)
-        resolved = replace(params, max_tokens=max_tokens, min_tokens=min(params.min_tokens, max_tokens), bad_words_token_ids=bad_words)
+        resolved = replace(params, max_tokens=max_tokens, min_tokens=min(params.min_tokens, max_tokens))
         seed = secrets.randbits(63) if params.seed is None else params.seed & 0xFFFFFFFFFFFFFFFF
         return PreparedRequest(replace(request, params=resolved, seed=seed, eos_token_ids=self.eos_token_ids), warnings)
 
 
-def _check_stops(params: SamplingParams) -> None:
-    if len(params.stop) > MAX_STOPS:
-        raise ParameterError("stop", f"{len(params.stop)} entries", f"at most {MAX_STOPS} stop strings")
-    for stop in params.stop:
-        if len(stop) > MAX_STOP_CHARS:
-            raise ParameterError("stop", f"a string of {len(stop)} characters", f"at most {MAX_STOP_CHARS} characters each")
+def _check_texts(param: str, texts: Sequence[str], max_texts: int, max_chars: int) -> None:
+    if len(texts) > max_texts:
+        raise ParameterError(param, f"{len(texts)} entries", f"at most {max_texts}")
+    longest = max(map(len, texts), default=0)
+    if longest > max_chars:
+        raise ParameterError(param, f"a string of {longest} characters", f"at most {max_chars} characters each")
 
 
 def _check_token_ids(param: str, token_ids: Sequence[int], vocab_size: int) -> None:

@@ -128,12 +128,14 @@ def open_call(engine: AsyncEngine, identity: CallIdentity, prompts: Sequence[Pro
     """Check all prompts of a call before any of them is queued. Raises ParameterError, EngineUnavailable."""
     response_id = f"{identity.id_prefix}-{uuid.uuid4().hex}"
     prepared = []
+    checked = engine.check_params(wanted.params)
     for i, prompt in enumerate(prompts):
-        params = wanted.params
+        params = checked
         if params.max_tokens is None and wanted.default_max_tokens is not None:
             room = engine.engine.room(len(prompt.token_ids))
-            params = replace(params, max_tokens=max(1, min(wanted.default_max_tokens, room)))
-        prepared.append(engine.prepare(prompt.token_ids, params, f"{response_id}-{i}", wanted.cache_salt))
+            default = max(wanted.default_max_tokens, params.min_tokens)
+            params = replace(params, max_tokens=max(1, min(default, room)))
+        prepared.append(engine.engine.prepare_checked(prompt.token_ids, params, f"{response_id}-{i}", wanted.cache_salt))
     outputs = [RequestOutput.start(one.request, prompt.text, one.warnings) for one, prompt in zip(prepared, prompts, strict=True)]
     warnings = list(dict.fromkeys([*wanted.warnings, *(w for one in prepared for w in one.warnings)]))
     return Call(response_id, identity.model, identity.fingerprint, prepared, outputs, warnings)

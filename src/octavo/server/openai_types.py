@@ -231,7 +231,7 @@ def _decode_object(body: bytes) -> dict[str, Any]:
         raise invalid("the body is nested too deeply", None, "invalid_json") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         param = _non_finite_field(body)
-        if param is not None:
+        if param:
             raise invalid(f"{param}: the number is not finite; JSON has no NaN or infinity", param) from None
         raise invalid(f"the body is not valid JSON: {error}", None, "invalid_json") from None
     if not isinstance(fields, dict):
