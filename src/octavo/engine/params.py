@@ -41,7 +41,7 @@ class RequestPreparer:
     tokenizer: Tokenizer | None = None
 
     def check(self, params: SamplingParams) -> SamplingParams:
-        """Check and resolve what depends on no prompt: once for a call of many. Raises ParameterError for the first field outside its limits.
+        """Check and resolve what depends on no prompt, once for a call of many. Raises ParameterError for the first field at fault.
 
         Bad words become token ids, and a ``top_k`` that leaves out nothing becomes 0.
         """
