@@ -89,13 +89,13 @@ class Model {
   int add_embedding(const std::string& dtype, Bytes raw, int n, int k) {
     check_raw("embedding", dtype, raw, n, k);
     embedding_rows_ = n;
+    embedding_raw_.push_back(raw);
     return runner_.add_embedding(dtype.c_str(), raw.data(), n, k);
   }
 
-  void set_rope(int index, nb::ndarray<const float, nb::ndim<3>, nb::c_contig, nb::device::cpu> table) {
-    require(table.shape(2) == 2, "rope table: the last axis holds cosine and sine");
-    rope_positions_ = (int)table.shape(0);
-    runner_.set_rope(index, table.data(), (int)table.shape(0), (int)table.shape(1));
+  void extend_rope(int index, nb::ndarray<const float, nb::ndim<3>, nb::c_contig, nb::device::cpu> rows) {
+    require(rows.shape(2) == 2, "rope table: the last axis holds cosine and sine");
+    runner_.extend_rope(index, rows.data(), (int)rows.shape(0), (int)rows.shape(1));
   }
 
   void step(SamplerSlots& slots, In<int32_t> tokens, In<int32_t> seq_start, In<int32_t> seq_rows, In<int32_t> table_offset, In<int32_t> tables,
@@ -107,21 +107,21 @@ class Model {
   void check_sequences(const Step& s) const;
   void check_requests(const Step& s, const SamplerSlots& slots, int max_top) const;
   std::vector<AlignedArray<float>> sampling_scratch_;  // per thread
+  std::vector<Bytes> embedding_raw_;  // read in place for as long as the model lives
   int embedding_rows_ = 0;
-  int rope_positions_ = std::numeric_limits<int>::max();  // no rotary embedding: no limit
 };
 
 void Model::check_sequences(const Step& s) const {
-  const KVStore* kv = const_cast<Runner&>(runner_).kv();
+  const KVStore* kv = runner_.kv();
   require(kv != nullptr, "step before allocate_kv");
-  const int block_size = kv->block_size();
+  const int block_size = kv->block_size(), rope_positions = runner_.rope_positions();
   require(s.seq_rows.size() == s.seq_start.size() && s.table_offset.size() == s.seq_start.size(), "sequences: arrays of different lengths");
   int64_t rows = 0;
   for (size_t i = 0; i < s.seq_start.size(); ++i) {
     const int64_t start = s.seq_start.data()[i], count = s.seq_rows.data()[i], offset = s.table_offset.data()[i];
     require(start >= 0 && count >= 1, "sequence " + std::to_string(i) + ": starts at 0 or later and has at least one row");
     const int64_t end = start + count, blocks = (end + block_size - 1) / block_size;
-    require(end <= rope_positions_, "sequence " + std::to_string(i) + ": position past the rotary tables");
+    require(end <= rope_positions, "sequence " + std::to_string(i) + ": position past the rotary tables");
     require(offset >= 0 && offset + blocks <= (int64_t)s.tables.size(), "sequence " + std::to_string(i) + ": block table too short");
     for (int64_t b = 0; b < blocks; ++b) {
       const int32_t id = s.tables.data()[offset + b];
@@ -202,11 +202,11 @@ RowOp row_op(RowOpKind kind) {
 
 void bind_building(nb::class_<Model>& c) {
   c.def("add_buffer", [](Model& m, int width) { return m.runner_.add_buffer(width); }, "width"_a)
-      .def("add_vector", [](Model& m, In<float> v) { return m.runner_.add_vector(v.data(), (int)v.size()); }, "values"_a)
-      .def("add_matrix", &Model::add_matrix, "dtype"_a, "raw"_a, "rows"_a, "columns"_a, "widen"_a, "-> (id, takes quantised activations)")
-      .def("add_embedding", &Model::add_embedding, "dtype"_a, "raw"_a, "rows"_a, "columns"_a, "The caller keeps `raw` alive.")
+      .def("add_vector", [](Model& m, In<float> v) { return m.runner_.add_vector(v.data(), (int)v.size()); }, "values"_a.noconvert())
+      .def("add_matrix", &Model::add_matrix, "dtype"_a, "raw"_a.noconvert(), "rows"_a, "columns"_a, "widen"_a, "-> (id, takes quantised activations)")
+      .def("add_embedding", &Model::add_embedding, "dtype"_a, "raw"_a.noconvert(), "rows"_a, "columns"_a, "Reads `raw` in place and keeps it alive.")
       .def("add_rope", [](Model& m) { return m.runner_.add_rope(); })
-      .def("set_rope", &Model::set_rope, "index"_a, "table"_a, "table: float32 [positions, rotary_dim / 2, 2]")
+      .def("extend_rope", &Model::extend_rope, "index"_a, nb::arg("rows").noconvert(), "rows: float32 [more positions, rotary_dim / 2, 2]")
       .def("begin_group", [](Model& m) { m.runner_.begin_group(); })
       .def("matmul",
            [](Model& m, int x, int weight, int bias, int out, int out_col, bool accumulate) {
@@ -292,9 +292,9 @@ void bind_running(nb::class_<Model>& c) {
           },
           "src"_a, "dst"_a)
       .def("packed_bytes", [](Model& m) { return m.runner_.packed_bytes(); })
-      .def("step", &Model::step, "slots"_a, "tokens"_a, "seq_start"_a, "seq_rows"_a, "table_offset"_a, "tables"_a, "logit_rows"_a, "requests"_a,
-           "masks"_a, "mask_offset"_a, "out_token"_a, "out_status"_a, "out_rank"_a, "out_logprob"_a, "max_top"_a, "out_top_ids"_a,
-           "out_top_logprobs"_a, "logits"_a.none());
+      .def("step", &Model::step, "slots"_a, "tokens"_a.noconvert(), "seq_start"_a.noconvert(), "seq_rows"_a.noconvert(), "table_offset"_a.noconvert(), "tables"_a.noconvert(), "logit_rows"_a.noconvert(), "requests"_a.noconvert(),
+           "masks"_a.noconvert(), "mask_offset"_a.noconvert(), "out_token"_a.noconvert(), "out_status"_a.noconvert(), "out_rank"_a.noconvert(), "out_logprob"_a.noconvert(), "max_top"_a, "out_top_ids"_a.noconvert(),
+           "out_top_logprobs"_a.noconvert(), "logits"_a.noconvert().none());
 }
 
 // One matrix product on one thread, for tests: x [rows, k] -> out [rows, n].
@@ -333,8 +333,8 @@ NB_MODULE(_native, m) {
     check_raw("matrix", dtype, raw, n, k);
     require((int)out.shape(0) == n && (int)out.shape(1) == k, "out is [rows, columns]");
     for (int r = 0; r < n; ++r) dequantize_row(dtype.c_str(), raw.data() + (size_t)r * row_bytes(dtype.c_str(), k), k, out.data() + (size_t)r * (size_t)k);
-  }, "dtype"_a, "raw"_a, "rows"_a, "columns"_a, "out"_a);
-  m.def("matmul_test", &matmul_test, "isa"_a, "dtype"_a, "raw"_a, "rows"_a, "columns"_a, "x"_a, "widen"_a, "out"_a);
+  }, "dtype"_a, "raw"_a.noconvert(), "rows"_a, "columns"_a, "out"_a.noconvert());
+  m.def("matmul_test", &matmul_test, "isa"_a, "dtype"_a, "raw"_a.noconvert(), "rows"_a, "columns"_a, "x"_a.noconvert(), "widen"_a, "out"_a.noconvert());
   bind_sampling(m);
 }
 

@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <stdexcept>
 #include <string>
 
 namespace octavo {
 namespace {
 
+constexpr int kRowsAlone = 4;  // fewer rows than this are one thread's work
 constexpr int kRowsPerAttentionItem = 32;
 constexpr int kSplitRows = 4;                        // sequences with more rows than this have work enough without splits
 constexpr size_t kLogitsBudgetFloats = 16u << 20;    // 64 MB of logits at a time
@@ -54,13 +56,17 @@ int Runner::add_rope() {
   return (int)ropes_.size() - 1;
 }
 
-void Runner::set_rope(int index, const float* cos_sin, int positions, int half_dim) {
+void Runner::extend_rope(int index, const float* cos_sin, int positions, int half_dim) {
   RopeTable& t = *ropes_.at((size_t)index);
-  const size_t n = (size_t)positions * (size_t)half_dim * 2;
-  t.cos_sin.reserve(n);
-  std::memcpy(t.cos_sin.data(), cos_sin, n * sizeof(float));
-  t.positions = positions;
+  if (t.half_dim && t.half_dim != half_dim) throw std::invalid_argument("rope table: rows of another width");
+  t.cos_sin.insert(t.cos_sin.end(), cos_sin, cos_sin + (size_t)positions * (size_t)half_dim * 2);
   t.half_dim = half_dim;
+}
+
+int Runner::rope_positions() const {
+  int least = std::numeric_limits<int>::max();  // without rotary embeddings there is no limit
+  for (const auto& t : ropes_) least = std::min(least, t->positions());
+  return least;
 }
 
 Runner::Phase& Runner::phase_of(PhaseKind kind) {
@@ -212,7 +218,7 @@ void Runner::run_phases(const StepInput& in, LogitsConsumer& consumer, int threa
 
 // Few rows are sooner done by one thread than shared out between two meetings.
 bool Runner::runs_alone(const Phase& phase, int rows) const {
-  return phase.kind == PhaseKind::kSelect || (phase.kind == PhaseKind::kRows && rows < 2 * pool_.size());
+  return phase.kind == PhaseKind::kSelect || (phase.kind == PhaseKind::kRows && rows < kRowsAlone);
 }
 
 void Runner::run_alone(const Phase& phase, const StepInput& in, int rows) {

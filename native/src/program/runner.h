@@ -93,8 +93,10 @@ class Runner {
   // The raw rows must stay alive as long as the runner.
   int add_embedding(const char* dtype, const uint8_t* raw, int n, int k);
   int add_rope();
-  // cos_sin: [positions][rotary_dim / 2][2], copied. Must cover every position before it is used.
-  void set_rope(int index, const float* cos_sin, int positions, int half_dim);
+  // Append rows to a rotary table: cos_sin [positions][half_dim][2], copied. Throws std::bad_alloc and leaves the table as it was.
+  void extend_rope(int index, const float* cos_sin, int positions, int half_dim);
+  // Positions that every rotary table covers; a step may use none beyond.
+  int rope_positions() const;
   void add_row_op(const RowOp& op);
   void add_matmul(const MatmulOp& op);  // joins the open group unless `begin_group` was called since
   void begin_group();
@@ -108,6 +110,7 @@ class Runner {
   void step(const StepInput& in, LogitsConsumer& consumer);
 
   KVStore* kv() { return kv_.get(); }
+  const KVStore* kv() const { return kv_.get(); }
   ThreadPool& pool() { return pool_; }
   const Kernels& kernels() const { return kernels_; }
   const PackedMatrix& matrix(int index) const { return *matrices_.at((size_t)index); }
@@ -139,8 +142,9 @@ class Runner {
     size_t row_bytes;
   };
   struct RopeTable {
-    AlignedArray<float> cos_sin;
-    int positions = 0, half_dim = 0;
+    std::vector<float> cos_sin;
+    int half_dim = 0;
+    int positions() const { return half_dim ? (int)(cos_sin.size() / (2 * (size_t)half_dim)) : 0; }
   };
   struct RowPlace {  // where a row's token lives
     int position, block, offset;

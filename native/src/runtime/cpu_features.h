@@ -6,7 +6,7 @@
 namespace octavo {
 
 bool cpu_has_avx2();    // AVX2, FMA, F16C and OS support for ymm state
-bool cpu_has_avx512();  // AVX-512 F, BW, VL, DQ, VNNI, BF16 and OS support for zmm state
+bool cpu_has_avx512();  // AVX-512 F, BW, VL, DQ, VNNI and OS support for zmm state
 
 // The table of `name` ("portable", "avx2", "avx512") or null when this machine or build lacks it.
 const Kernels* kernels_by_name(const char* name);

@@ -62,13 +62,14 @@ ThreadPool::ThreadPool(int threads) : threads_(threads), owner_pid_(getpid()) {
   if (threads < 1) throw std::invalid_argument("threads: at least 1");
   const std::vector<int> cpus = allowed_cpus();
   // Spinning helps only when every thread has a core of its own; otherwise the one waited for may not be running.
-  const bool own_core = (int)cpus.size() >= threads;
+  const bool own_core = (int)cpus.size() >= threads, whole_machine = (int)cpus.size() == threads;
   spin_ = own_core ? 20000 : 50;
   try {
     for (int t = 1; t < threads; ++t) {
-      workers_.emplace_back([this, t, own_core, cpus] {
-        // The caller is not pinned (it is Python's thread), so workers leave the first CPU to it.
-        if (own_core) pin(cpus[(size_t)t % cpus.size()]);
+      workers_.emplace_back([this, t, whole_machine, cpus] {
+        // Pinned only when the pool is the machine: a smaller pool beside others must not pile up on the first CPUs. The
+        // caller is not pinned (it is Python's thread), so workers leave the first CPU to it.
+        if (whole_machine) pin(cpus[(size_t)t]);
         work(t);
       });
     }

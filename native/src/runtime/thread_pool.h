@@ -16,7 +16,7 @@ namespace octavo {
 
 class ThreadPool {
  public:
-  // threads >= 1. Workers are pinned to the CPUs of this process's affinity mask when it has at least that many. Throws
+  // threads >= 1. Workers are pinned when there are as many threads as CPUs in this process's affinity mask. Throws
   // std::invalid_argument, or std::system_error when the system gives no more threads.
   explicit ThreadPool(int threads);
   ~ThreadPool();

@@ -154,7 +154,7 @@ def resolve_num_kv_blocks(config: EngineConfig, backend: Backend, max_model_len:
         memory_bytes = cache.kv_cache_memory_bytes
         useful = None
     else:
-        from octavo.backends.memory import available_memory_bytes
+        from octavo.backends.machine import available_memory_bytes
 
         memory_bytes = min(int(available_memory_bytes() * DEFAULT_KV_SHARE), MAX_DEFAULT_KV_BYTES)
         useful = config.scheduler.max_num_seqs * -(-max_model_len // cache.block_size)

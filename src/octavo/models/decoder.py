@@ -98,12 +98,13 @@ def build_program(d: Decoder, family: str) -> Program:
 def _attention_block(e: _Emitter, d: Decoder, i: int, x: str) -> str:
     w, v = f"layers.{i}.", f"l{i}."
     normed = e.norm(v + "x_attn", x, w + "norm_attn", d.hidden, d.eps)
-    q = _projected_heads(e, d, i, "q", normed, d.heads)
-    k = _projected_heads(e, d, i, "k", normed, d.kv_heads)
-    value = e.linear(v + "v", normed, w + "v", (d.kv_heads * d.head_dim, d.hidden), w + "v_bias" if d.qkv_bias else None)
+    # Side by side, so that a backend can compute the three as one matrix.
+    projected = [_projection(e, d, i, which, normed, heads) for which, heads in (("q", d.heads), ("k", d.kv_heads), ("v", d.kv_heads))]
+    q = _positioned_heads(e, d, i, "q", projected[0], d.heads)
+    k = _positioned_heads(e, d, i, "k", projected[1], d.kv_heads)
     mixed = e.emit(
         Attention(
-            out=v + "mixed", q=q, k=k, v=value, layer=i, heads=d.heads, kv_heads=d.kv_heads, head_dim=d.head_dim,
+            out=v + "mixed", q=q, k=k, v=projected[2], layer=i, heads=d.heads, kv_heads=d.kv_heads, head_dim=d.head_dim,
             scale=d.attention_scale, softcap=d.attention_softcap, window=d.windows[i],
         )
     )  # fmt: skip
@@ -113,12 +114,17 @@ def _attention_block(e: _Emitter, d: Decoder, i: int, x: str) -> str:
     return e.emit(Add(v + "h_attn", x, out, d.hidden))
 
 
-def _projected_heads(e: _Emitter, d: Decoder, i: int, which: str, x: str, heads: int) -> str:
-    """q or k of layer i: projection, per-head norm when the family has it, rotary embedding."""
-    w, v = f"layers.{i}.", f"l{i}.{which}"
-    out = e.linear(v, x, w + which, (heads * d.head_dim, d.hidden), f"{w}{which}_bias" if d.qkv_bias else None)
+def _projection(e: _Emitter, d: Decoder, i: int, which: str, x: str, heads: int) -> str:
+    """q, k or v of layer i as the matrix makes it."""
+    w = f"layers.{i}.{which}"
+    return e.linear(f"l{i}.{which}", x, w, (heads * d.head_dim, d.hidden), w + "_bias" if d.qkv_bias else None)
+
+
+def _positioned_heads(e: _Emitter, d: Decoder, i: int, which: str, out: str, heads: int) -> str:
+    """q or k of layer i: per-head norm when the family has it, then rotary embedding."""
+    v = f"l{i}.{which}"
     if d.qk_norm:
-        out = e.norm(v + "_normed", out, f"{w}norm_{which}", d.head_dim, d.eps, groups=heads)
+        out = e.norm(v + "_normed", out, f"layers.{i}.norm_{which}", d.head_dim, d.eps, groups=heads)
     local = d.windows[i] is not None and d.rope_local is not None
     rope = d.rope_local if local and d.rope_local is not None else d.rope
     return e.emit(Rope(v + "_rotated", out, heads, d.head_dim, d.rotary_dim, rope.base, d.interleaved, rope.scaling))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from octavo.backends.base import BackendError, KVCapacity
 from octavo.backends.cpu.lowering import Handles, lower
 from octavo.backends.cpu.step_arrays import StepArrays, read_results
-from octavo.backends.memory import available_memory_bytes
+from octavo.backends.machine import available_cpus, available_memory_bytes
 from octavo.core.step import StepPlan, StepResult
 from octavo.models.program import Rope, RopeScaling
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 LAYOUT_VERSION = 1
 PACKABLE = frozenset({"f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k"})
 MAX_KV_BLOCKS = 2**31 - 1  # block ids are int32
+ROPE_CHUNK = 1024  # positions a rotary table grows by
 KV_SHARE_OF_FREE_MEMORY = 0.25  # of what is available when no size is given
 
 
@@ -62,7 +63,7 @@ class CpuBackend:
         self._exact = config.backend.compute == "f32"
         self._kv_dtype = _kv_dtype(config)
         self.isa = isa_level()
-        self.threads = config.backend.threads or len(os.sched_getaffinity(0))
+        self.threads = config.backend.threads or available_cpus()
         self._native: _native.Model | None
         try:
             self._native = _native.Model(self.isa, self.threads)
@@ -71,10 +72,9 @@ class CpuBackend:
         self._slots = _native.SamplerSlots(self.vocab_size, self.max_num_slots, self.isa)
         self._open_slots: set[int] = set()
         self._weights = model.weights
-        self._ropes: list[tuple[int, Rope]] = []
-        self._rope_positions = 0
+        self._rope_index: dict[Rope, int] = {}
+        self._ropes: dict[Rope, int] = {}  # positions each rotary table covers
         self._num_pool_tokens = 0
-        self._keep: list[object] = []  # buffers the native side reads in place
         self._fingerprint = f"{model.fingerprint}:{config.backend.compute}:kv-{self._kv_dtype}:layout-{LAYOUT_VERSION}:{self.isa}"
         self._load()
 
@@ -106,24 +106,26 @@ class CpuBackend:
     def _embedding(self, name: str) -> int:
         tensor = self._weights[name]
         dtype, data = _packable(tensor)
-        self._keep.append(data)
         return self._open_native().add_embedding(dtype, data, *tensor.shape)
 
     def _rope_table(self, rotary_dim: int, base: float, scaling: RopeScaling) -> int:
         index = self._open_native().add_rope()
-        self._ropes.append((index, Rope("", "", 1, rotary_dim, rotary_dim, base, False, scaling)))
+        rope = Rope("", "", 1, rotary_dim, rotary_dim, base, False, scaling)
+        self._rope_index[rope] = index
+        self._ropes[rope] = 0
         return index
 
     def _cover_positions(self, positions: int) -> None:
-        """Rotary tables for positions below ``positions``: made on demand, doubled, so that a long context costs nothing at start."""
+        """Rotary tables for positions below ``positions``, appended to when needed, so that a long context costs nothing at start."""
         positions = min(positions, self._num_pool_tokens)  # no block table holds more; a plan that says so is refused in a moment
-        if positions <= self._rope_positions:
-            return
-        from octavo.backends.cpu.rope_table import cos_sin
+        target = -(-positions // ROPE_CHUNK) * ROPE_CHUNK
+        for rope, covered in self._ropes.items():
+            if covered < target:
+                from octavo.backends.cpu.rope_table import cos_sin
 
-        self._rope_positions = max(positions, 1024, 2 * self._rope_positions)
-        for index, rope in self._ropes:
-            self._open_native().set_rope(index, cos_sin(rope, self._rope_positions))
+                index = self._rope_index[rope]
+                self._open_native().extend_rope(index, cos_sin(rope, covered, target))
+                self._ropes[rope] = target
 
     # ---- KV ----
 
@@ -212,7 +214,6 @@ class CpuBackend:
 
     def close(self) -> None:
         self._native = None  # ends its threads
-        self._keep.clear()
 
 
 def _kv_dtype(config: EngineConfig) -> str:

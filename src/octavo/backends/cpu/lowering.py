@@ -82,6 +82,8 @@ class _Lowering:
         self.last_attention = max((i for i, op in enumerate(self.ops) if isinstance(op, Attention)), default=-1)
 
     def run(self) -> None:
+        if self.last_attention < 0:
+            raise BackendError("a program without attention has no form on the cpu backend")
         i = 0
         while i < self.head_start:
             i = self._emit(i)

@@ -14,7 +14,7 @@ import numpy as np
 
 import octavo.backends.reference.ops as ops
 from octavo.backends.base import BackendError, KVCapacity
-from octavo.backends.memory import available_memory_bytes
+from octavo.backends.machine import available_memory_bytes
 from octavo.config import EngineConfig
 from octavo.core.request import MAX_N
 from octavo.core.step import SequenceSlice, SliceResult, StepPlan, StepResult
