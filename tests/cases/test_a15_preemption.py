@@ -1,0 +1,73 @@
+"""A preempted request goes on as if nothing had happened: tokens, log-probabilities, penalties, held-back text, the stream (A15)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from octavo.core.request import SamplingParams
+from octavo.engine.engine import Engine
+from tests.cases.harness import Job, open_engine, plain_answer, prompt_of, run
+
+NUM_PROMPT, MAX_TOKENS = 18, 120
+BLOCKS_EACH = -(-(NUM_PROMPT + MAX_TOKENS) // 16)
+
+
+def six_jobs(stop: tuple[str, ...]) -> list[Job]:
+    return [
+        Job(
+            prompt_of(NUM_PROMPT, salt=k),
+            SamplingParams(
+                temperature=0.9, seed=k, frequency_penalty=0.8, repetition_penalty=1.2, min_tokens=20, max_tokens=MAX_TOKENS,
+                logprobs=2, stop=stop, ignore_eos=True,
+            ),
+        )
+        for k in range(6)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize(
+    ("stop", "num_blocks", "reasons"), [(("qq",), 2 * BLOCKS_EACH, {"length"}), (("Q", "Z", "X", "#"), BLOCKS_EACH + 1, {"length", "stop"})]
+)
+def test_two_of_six_fit(rand: Path, plain: Engine, caching: bool, stop: tuple[str, ...], num_blocks: int, reasons: set[str]) -> None:
+    tight, roomy = six_jobs(stop), six_jobs(stop)
+    num_preempted: Counter[int] = Counter()
+
+    def watch(_: int) -> None:
+        engine.scheduler.check_invariants()
+        for seq in engine.scheduler._state.waiting:
+            num_preempted[seq.seq_id] = max(num_preempted[seq.seq_id], seq.num_preemptions)
+
+    with open_engine(rand, num_kv_blocks=num_blocks, enable_prefix_caching=caching) as engine:
+        run(engine, *tight, after_step=watch)
+        assert engine.scheduler.stats.num_preemptions > 2
+    if reasons == {"length"}:  # the longest runs: somebody gave way more than once
+        assert max(num_preempted.values()) >= 2
+    with open_engine(rand, enable_prefix_caching=caching) as engine:
+        run(engine, *roomy)
+        assert engine.scheduler.stats.num_preemptions == 0
+    for job, other in zip(tight, roomy, strict=True):
+        assert job.answer() == other.answer() == plain_answer(plain, job)
+        assert job.num_cached == other.num_cached  # what is found after a preemption is not a hit of the request
+        streamed = [token for event in job.events for token in event.token_ids]
+        assert streamed == job.answer()[0] and "".join(event.text for event in job.events) == job.answer()[1]
+        assert [(e.token_ids, e.text) for e in job.events] == [(e.token_ids, e.text) for e in other.events]
+    assert {job.answer()[2] for job in tight} == reasons
+
+
+def test_prompt_log_probabilities_come_once_and_whole(rand: Path, plain: Engine) -> None:
+    """They are delivered with the first token, and not again when a preemption computes the prompt anew."""
+    params = SamplingParams(temperature=0, max_tokens=30, prompt_logprobs=1, logprobs=0, ignore_eos=True)
+    jobs = [Job(prompt_of(60 + k, salt=k), params) for k in range(6)]
+    with open_engine(rand, num_kv_blocks=10, max_num_batched_tokens=16, max_num_seqs=6) as engine:
+        run(engine, *jobs)
+        assert engine.scheduler.stats.num_preemptions > 0
+    for job in jobs:
+        alone = Job(job.prompt_ids, params)
+        run(plain, alone)
+        assert job.output is not None and alone.output is not None
+        assert repr(job.output.prompt_logprobs) == repr(alone.output.prompt_logprobs)
+        assert len(job.output.prompt_logprobs or []) == len(job.prompt_ids) and job.answer() == alone.answer()
