@@ -51,17 +51,24 @@ def test_the_served_name_is_the_model_as_typed(octavo: Octavo, started: list, fl
 def test_flags_reach_the_configuration(octavo: Octavo, started: list, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OCTAVO_API_KEY", "secret")
     flags = "--host :: --port 81 --max-body-size 1.5k --drain-s 2 --max-model-len 99 --max-num-seqs 3 --max-num-batched-tokens 77 "
-    flags += "--block-size 32 --num-kv-blocks 7 --kv-cache-memory 2GiB --kv-cache-dtype bf16 --no-enable-prefix-caching "
+    flags += "--block-size 32 --kv-cache-memory 2GiB --kv-cache-dtype bf16 --no-enable-prefix-caching "
     flags += "--no-enable-chunked-prefill --backend cpu --compute f32 --threads 2"
     assert octavo("serve", *flags.split()).code == 0
     config, host, port, options = started[0]
     assert (host, port) == ("::", 81)
     assert options == ServerOptions(api_key="secret", max_body_bytes=1536, drain_s=2.0)
     assert (config.model.max_model_len, config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens) == (99, 3, 77)
-    assert (config.cache.block_size, config.cache.num_kv_blocks, config.cache.kv_cache_memory_bytes) == (32, 7, 2 << 30)
+    assert (config.cache.block_size, config.cache.num_kv_blocks, config.cache.kv_cache_memory_bytes) == (32, None, 2 << 30)
     assert config.cache.kv_cache_dtype == "bf16" and not config.cache.enable_prefix_caching
     assert not config.scheduler.enable_chunked_prefill
     assert (config.backend.backend, config.backend.compute, config.backend.threads) == ("cpu", "f32", 2)
+
+
+def test_the_pool_is_given_in_blocks_or_in_bytes(octavo: Octavo, started: list) -> None:
+    assert octavo("serve", "--num-kv-blocks", "7").code == 0
+    assert started[0][0].cache.num_kv_blocks == 7
+    ended = octavo("serve", "--num-kv-blocks", "7", "--kv-cache-memory", "2GiB")
+    assert ended.code == 2 and "'--kv-cache-memory': 2147483648 is not allowed; give either num_kv_blocks or kv_cache_memory" in ended.err
 
 
 def test_the_defaults_of_the_flags_are_those_of_the_configuration(octavo: Octavo, started: list) -> None:

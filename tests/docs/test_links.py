@@ -64,12 +64,12 @@ def test_commands_are_accepted(line: str) -> None:
     """Parsed as the program does, not run."""
     _, *args = shlex.split(line)
     command: click.Command = cli
-    context = click.Context(cli)
+    context = click.Context(cli, **cli.context_settings)
     while isinstance(command, click.Group):
         name, found, args = command.resolve_command(context, args)
         assert found is not None, line
-        command = found
-    command.make_context(command.name, args)
+        command, context = found, click.Context(found, parent=context, info_name=name)
+    command.make_context(command.name, args, parent=context.parent)
 
 
 def test_make_targets_exist() -> None:

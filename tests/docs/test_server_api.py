@@ -14,7 +14,7 @@ import pytest
 from octavo.core.request import ParameterError, SamplingParams
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.engine import Engine
-from octavo.engine.params import MAX_STOP_CHARS, MAX_STOPS
+from octavo.engine.params import MAX_BAD_WORD_CHARS, MAX_BAD_WORDS, MAX_STOP_CHARS, MAX_STOPS
 from octavo.server import connection, openai_types
 from octavo.server.app import OPEN_PATHS, ServerOptions, create_app
 from octavo.server.chat import ROLES
@@ -104,6 +104,7 @@ def test_numbers_in_the_text_are_those_of_the_code() -> None:
     assert connection.MAX_HEAD_BYTES == 64 << 10 and "and be at most 64 KiB" in text
     assert connection.MIN_BODY_BYTES_PER_S == 1024 and "a second more for every 1024 bytes" in text
     assert f"at most {MAX_STOPS} stop strings, at most {MAX_STOP_CHARS} characters each" in text
+    assert f"at most {MAX_BAD_WORDS}, at most {MAX_BAD_WORD_CHARS} characters each" in text
     assert f"at most {openai_types.MAX_PROMPTS} prompts" in text
     assert f"completions make {openai_types.DEFAULT_COMPLETION_TOKENS} tokens" in text
     assert "Roles: " + ", ".join(f"`{role}`" for role in ROLES) + "." in text
