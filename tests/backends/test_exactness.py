@@ -142,7 +142,7 @@ class TestSmolLM2:
 
     def test_preemption(self, model: LoadedModel, isa: str) -> None:
         prompts = random_prompts((20, 30, 40, 50), model.program.vocab_size)
-        steps = 16 if isa != "portable" else 13
+        steps = 20
         want = run(model, PLAIN, prompts, steps)
         assert_same(want, preempted(model, prompts, steps), list(prompts))
 

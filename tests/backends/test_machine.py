@@ -35,3 +35,16 @@ def test_page_cache_is_not_memory_in_use(cgroup: Path) -> None:
     assert machine.available_memory_bytes() == 700_000_000
     (cgroup / "memory.max").write_text("max\n")
     assert machine.available_memory_bytes() == 64 << 30
+
+
+@pytest.mark.parametrize(
+    ("limit", "used", "expected"), [("600", "200", 400), (str(100 << 30), "200", None), ("200", "300", 0), ("max", "200", None)]
+)
+def test_a_control_group_s_limit_counts_when_it_is_less(cgroup: Path, limit: str, used: str, expected: int | None) -> None:
+    (cgroup / "memory.max").write_text(limit + "\n")
+    (cgroup / "memory.current").write_text(used + "\n")
+    assert machine.available_memory_bytes() == (64 << 30 if expected is None else expected)
+
+
+def test_the_machine_s_own_figure_is_plausible() -> None:
+    assert 1 << 20 < machine._meminfo_available() < 1 << 50
