@@ -31,3 +31,12 @@ def isa_levels() -> list[str]:
     from octavo.backends.cpu import _native
 
     return _native.isa_levels()
+
+
+@pytest.fixture(params=["portable", "avx2", "avx512"])
+def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each kernel path in turn; cpu backends made in the test take it. Skipped, by name, where the machine lacks one."""
+    if request.param not in isa_levels():
+        pytest.skip(f"this machine has no {request.param}")
+    monkeypatch.setenv("OCTAVO_ISA", request.param)
+    return str(request.param)
