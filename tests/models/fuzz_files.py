@@ -184,7 +184,7 @@ def gguf_size_fields(content: bytes) -> list[SizeField]:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a mutant: "runs", "refused" (a ModelFileError), or what it must not do; and why."""
+    """What became of a mutant: "runs", "refused" (a ModelFileError or BackendError), or what it must not do; and why."""
 
     mutant: Mutant
     result: str
@@ -196,12 +196,15 @@ class Outcome:
         return self.result == "refused" or (self.result == "runs" and not self.mutant.must_fail)
 
 
-def run_in_child(bases: list[Base], mutants: Iterator[Mutant], headroom_bytes: int, timeout_s: float) -> list[Outcome]:
-    """Open and run each mutant in one child process that may use ``headroom_bytes`` of address space more than the good models needed.
+def run_in_child(
+    bases: list[Base], mutants: Iterator[Mutant], headroom_bytes: int, timeout_s: float, backend: str = "reference"
+) -> list[Outcome]:
+    """Open each mutant and run it on ``backend``, in one child process that may use ``headroom_bytes`` of address space more than the
+    good models needed.
 
     A child that dies or hangs ends the run: the mutant it was at is the last outcome, with the result "crashed" or "hung".
     """
-    arguments = [str(headroom_bytes), str(timeout_s), *(str(base.path) for base in bases)]
+    arguments = [backend, str(headroom_bytes), str(timeout_s), *(str(base.path) for base in bases)]
     one_arena = {"MALLOC_ARENA_MAX": "1", "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     child = subprocess.Popen(
         [sys.executable, "-m", "tests.models.fuzz_child", *arguments],

@@ -19,10 +19,10 @@ HEADROOM_BYTES = 32 << 20  # files of less than 0.6 MB that are widened to float
 FILE_TIMEOUT_S = 30.0  # a busy machine; a good file takes 10 ms
 
 
-def check_mutants(folder: Path, count: int, seed: int) -> Counter[str]:
+def check_mutants(folder: Path, count: int, seed: int, backend: str) -> Counter[str]:
     """Damage ``count`` files, assert that each was handled cleanly, and count the outcomes by kind of base and result."""
     bases = write_bases(folder)
-    outcomes = run_in_child(bases, model_mutants(bases, count, seed), HEADROOM_BYTES, FILE_TIMEOUT_S)
+    outcomes = run_in_child(bases, model_mutants(bases, count, seed), HEADROOM_BYTES, FILE_TIMEOUT_S, backend)
     bad = [f"{o.mutant.base.path.name}: {o.mutant.what}: {o.result}: {o.detail}" for o in outcomes if not o.is_good]
     assert not bad, "\n".join(bad)
     assert len(outcomes) == count
@@ -30,15 +30,17 @@ def check_mutants(folder: Path, count: int, seed: int) -> Counter[str]:
 
 
 @pytest.mark.timeout(120)
-def test_2000_damaged_files(tmp_path):
-    counts = check_mutants(tmp_path, 2000, seed=1)
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_2000_damaged_files(tmp_path, backend):
+    counts = check_mutants(tmp_path, 2000, 1, backend)
     # The test would prove little if nothing ran, or if every flipped bit were refused.
     assert counts["flipped, runs"] >= 100 and counts["flipped, refused"] >= 100
 
 
 @pytest.mark.soak
-def test_50000_damaged_files(tmp_path):
-    print(dict(check_mutants(tmp_path, 50_000, seed=2)))
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_50000_damaged_files(tmp_path, backend):
+    print(dict(check_mutants(tmp_path, 50_000, 2, backend)))
 
 
 def test_size_fields_of_a_good_file_are_found(tmp_path):
