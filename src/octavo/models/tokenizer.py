@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from octavo.models.decode_stream import DecodeStream
@@ -88,13 +89,19 @@ class Tokenizer:
             raise TokenizerError(f"text: lone surrogate {found}; text must be valid Unicode") from None
         if self._unspellable is not None and (lost := self._unspellable.search(text)):
             log.warning("text has U+%04X, which this vocabulary has no token for; it is left out", ord(lost[0]))
-        ids: list[int] = self._encoder.encode(text, add_special_tokens=False).ids
+        # As a batch of one, since only batches let go of the interpreter lock: a long text must not stop everybody else.
+        ids: list[int] = self._encoder.encode_batch_fast([text], add_special_tokens=False)[0].ids
         if not add_special_tokens:
             return ids
         prefix = self._prefix_ids
         if self.add_bos and ids[:1] == [self.bos_token_id]:
             prefix = [token_id for token_id in prefix if token_id != self.bos_token_id]
         return prefix + ids + self._suffix_ids
+
+    @cached_property
+    def longest_token_bytes(self) -> int:
+        """Bytes of the longest token: a text of more than n times as many takes more than n tokens."""
+        return max(len(self._vocabulary.bytes_of(token_id)) for token_id in range(self.vocab_size))
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of a whole sequence: what ``stream`` gives for the same ids, pushed and flushed."""

@@ -24,7 +24,7 @@ from octavo.core.request import ParameterError
 from octavo.engine.async_engine import AsyncEngine
 from octavo.server import asgi
 from octavo.server.asgi import App, ClientLeft, Header, KeyCheck, Receive, Scope, Send
-from octavo.server.calls import Answer, Call, CallIdentity, ChoiceFormat, Wanted, open_call, tokenise
+from octavo.server.calls import Answer, Call, CallIdentity, ChoiceFormat, Wanted, open_call
 from octavo.server.chat import ChatFormat, chat_prompt
 from octavo.server.completions import CompletionFormat, completion_prompts
 from octavo.server.errors import APIError, invalid
@@ -38,6 +38,7 @@ from octavo.server.openai_types import (
     parse_body,
 )
 from octavo.server.prometheus import exposition
+from octavo.server.prompts import PromptReader, run_aside
 
 OPEN_PATHS = frozenset({"/health", "/health/live"})  # the only ones that need no key
 
@@ -71,6 +72,7 @@ class Service:
         self.engine = engine
         self.options = options
         self.model = engine.engine.model
+        self.reader = PromptReader(self.model.tokenizer, engine.engine.max_model_len)
         self.model_name = engine.engine.config.model.served_model_name or self.model.name
         self.started = int(time.time())
         fingerprint = engine.engine.backend.fingerprint()
@@ -79,7 +81,7 @@ class Service:
     async def completions(self, exchange: Exchange) -> None:
         request = parse_body(exchange.body, CompletionRequest)
         self._check_model(request.model)
-        prompts = await completion_prompts(request, self.model.tokenizer)
+        prompts = await completion_prompts(request, self.reader)
         wanted = Wanted(request.params(), DEFAULT_COMPLETION_TOKENS, request.cache_salt or None, request.warnings)
         call = open_call(self.engine, CallIdentity("cmpl", self.model_name, self.fingerprint), prompts, wanted)
         await self._answer(exchange, request, call, CompletionFormat(request, self.model.tokenizer))
@@ -87,7 +89,7 @@ class Service:
     async def chat_completions(self, exchange: Exchange) -> None:
         request = parse_body(exchange.body, ChatRequest)
         self._check_model(request.model)
-        prompt = await chat_prompt(request, self.model)
+        prompt = await chat_prompt(request, len(exchange.body), self.model, self.reader)
         wanted = Wanted(request.params(), None, request.cache_salt or None, request.warnings)
         try:
             call = open_call(self.engine, CallIdentity("chatcmpl", self.model_name, self.fingerprint), [prompt], wanted)
@@ -110,22 +112,28 @@ class Service:
         if (request.prompt is None) == (request.messages is None):
             raise invalid("prompt: exactly one of prompt and messages is needed", "prompt", "missing_field")
         if request.prompt is not None:
-            ids = await tokenise(self.model.tokenizer, request.prompt, request.add_special_tokens is not False, "prompt")
+            (ids,) = await self.reader.encode_all([request.prompt], request.add_special_tokens is not False, "prompt")
         else:
-            ids = (await chat_prompt(request, self.model)).token_ids
+            ids = (await chat_prompt(request, len(exchange.body), self.model, self.reader)).token_ids
         content: dict[str, Any] = {"count": len(ids), "max_model_len": self.engine.engine.max_model_len, "tokens": ids}
-        content["token_strs"] = [self.model.tokenizer.token_text(t) for t in ids] if request.return_token_strs else None
+        content["token_strs"] = await run_aside(len(ids), self._token_texts, ids) if request.return_token_strs else None
         await self._send_with_warnings(exchange, content, request.warnings)
 
     async def detokenize(self, exchange: Exchange) -> None:
         request = parse_body(exchange.body, DetokenizeRequest)
         self._check_model(request.model)
+        text = await run_aside(len(request.tokens), self._decode, request.tokens)
+        await self._send_with_warnings(exchange, {"prompt": text}, request.warnings)
+
+    def _token_texts(self, token_ids: list[int]) -> list[str]:
+        return [self.model.tokenizer.token_text(token_id) for token_id in token_ids]
+
+    def _decode(self, token_ids: list[int]) -> str:
         size = self.model.tokenizer.vocab_size
-        for token_id in request.tokens:
+        for token_id in token_ids:
             if not 0 <= token_id < size:
                 raise invalid(f"tokens: {token_id} is not allowed; token ids are integers from 0 to {size - 1}", "tokens")
-        text = self.model.tokenizer.decode(request.tokens, skip_special_tokens=False)
-        await self._send_with_warnings(exchange, {"prompt": text}, request.warnings)
+        return self.model.tokenizer.decode(token_ids, skip_special_tokens=False)
 
     async def _send_with_warnings(self, exchange: Exchange, content: dict[str, Any], warnings: list[str]) -> None:
         await asgi.send_json(exchange.send, content | ({"warnings": warnings} if warnings else {}), headers=exchange.headers)

@@ -6,7 +6,6 @@ a ``ChoiceFormat`` (``completions`` and ``chat`` have one each).
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 import uuid
@@ -18,22 +17,12 @@ from octavo.core.request import SamplingParams
 from octavo.engine.async_engine import AsyncEngine, EngineUnavailable, StreamOverflow
 from octavo.engine.outputs import CompletionOutput, GenerationError, OutputEvent, RequestOutput
 from octavo.engine.params import PreparedRequest
-from octavo.models.tokenizer import Tokenizer, TokenizerError
 from octavo.server.asgi import Header, Scope, Send, drop_connection, send_json
-from octavo.server.errors import as_api_error, invalid
+from octavo.server.errors import as_api_error
+from octavo.server.prompts import Prompt
 from octavo.server.streaming import DONE, EVENT_STREAM_HEADERS, Frames, error_event
 
 logger = logging.getLogger("octavo.server")
-
-LONG_TEXT_CHARS = 16_384  # longer texts are tokenised on another thread, so that running streams do not wait
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """What is continued. ``text`` is None for a prompt that came as token ids."""
-
-    text: str | None
-    token_ids: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,16 +101,6 @@ class Call:
             "total_tokens": num_prompt + self.num_output_tokens,
             "prompt_tokens_details": {"cached_tokens": sum(o.num_cached_tokens for o in self.outputs)},
         }
-
-
-async def tokenise(tokenizer: Tokenizer, text: str, add_special_tokens: bool, param: str) -> list[int]:
-    """Token ids of ``text``. Raises APIError 400 for text that is not Unicode."""
-    try:
-        if len(text) > LONG_TEXT_CHARS:
-            return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens)
-        return tokenizer.encode(text, add_special_tokens)
-    except TokenizerError as error:
-        raise invalid(f"{param}: {error}", param) from None
 
 
 def open_call(engine: AsyncEngine, identity: CallIdentity, prompts: Sequence[Prompt], wanted: Wanted) -> Call:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.engine.outputs import CompletionOutput, OutputEvent, RequestOutput
 from octavo.models.tokenizer import Tokenizer
-from octavo.server.calls import Prompt, tokenise
 from octavo.server.completions import ending
 from octavo.server.errors import invalid
 from octavo.server.logprobs import TokenNames, chat_logprobs, prompt_logprobs
 from octavo.server.openai_types import ChatRequest, TokenizeRequest
+from octavo.server.prompts import Prompt, PromptReader, run_aside
 from octavo.server.streaming import encode_json
 
 if TYPE_CHECKING:
@@ -24,12 +24,17 @@ _OWN_ARGUMENTS = {"self", "messages", "tools", "add_generation_prompt", "continu
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
-async def chat_prompt(request: ChatRequest | TokenizeRequest, model: LoadedModel) -> Prompt:
-    """The conversation as text and token ids. Raises APIError 400 for what the template, or its absence, does not allow."""
+async def chat_prompt(request: ChatRequest | TokenizeRequest, num_chars: int, model: LoadedModel, reader: PromptReader) -> Prompt:
+    """The conversation as text and token ids. Raises APIError 400 for what the template, or its absence, does not allow.
+
+    ``num_chars``: about what the messages are long.
+    """
     if isinstance(request, ChatRequest) and request.stream and request.prompt_logprobs is not None:
         raise invalid("prompt_logprobs: it is not available when stream is true", "prompt_logprobs")
-    text = render(request, model)
-    return Prompt(text, await tokenise(model.tokenizer, text, bool(request.add_special_tokens), "messages"))
+    text = await run_aside(num_chars, render, request, model)
+    encode = reader.encode if isinstance(request, ChatRequest) else reader.encode_all
+    (token_ids,) = await encode([text], bool(request.add_special_tokens), "messages")
+    return Prompt(text, token_ids)
 
 
 def render(request: ChatRequest | TokenizeRequest, model: LoadedModel) -> str:

@@ -7,24 +7,22 @@ from typing import Any
 
 from octavo.engine.outputs import CompletionOutput, OutputEvent, RequestOutput
 from octavo.models.tokenizer import Tokenizer
-from octavo.server.calls import Prompt, tokenise
 from octavo.server.errors import invalid
 from octavo.server.logprobs import CompletionLogprobs, TokenNames, echoed_logprobs, prompt_logprobs
 from octavo.server.openai_types import CompletionRequest
+from octavo.server.prompts import Prompt, PromptReader
 from octavo.server.streaming import encode_json
 
 
-async def completion_prompts(request: CompletionRequest, tokenizer: Tokenizer) -> list[Prompt]:
+async def completion_prompts(request: CompletionRequest, reader: PromptReader) -> list[Prompt]:
     """The prompts with their token ids. Text gets what the model's own setting adds (BOS), unless ``add_special_tokens`` is false."""
     if request.stream and request.prompt_logprobs is not None:
         raise invalid("prompt_logprobs: it is not available when stream is true", "prompt_logprobs")
-    prompts = []
-    for prompt in request.prompts():
-        if isinstance(prompt, str):
-            prompts.append(Prompt(prompt, await tokenise(tokenizer, prompt, request.add_special_tokens is not False, "prompt")))
-        else:
-            prompts.append(Prompt(None, prompt))
-    return prompts
+    texts, token_ids = request.prompts()
+    if texts:
+        encoded = await reader.encode(texts, request.add_special_tokens is not False, "prompt")
+        return [Prompt(text, ids) for text, ids in zip(texts, encoded, strict=True)]
+    return [Prompt(None, ids) for ids in token_ids]
 
 
 class CompletionFormat:

@@ -18,6 +18,9 @@ from octavo.server.errors import APIError, invalid
 
 DEFAULT_COMPLETION_TOKENS = 16  # as OpenAI's and vLLM's
 MAX_PROMPTS = 2048
+MAX_BIASES = 300_000  # above any vocabulary
+MAX_WARNINGS = 20
+DIAGNOSED_BYTES = 1 << 20  # of a body that is not JSON; a larger one is not searched for what exactly is wrong
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -86,21 +89,23 @@ class CompletionRequest(SamplingFields, kw_only=True):
     echo: bool | None = None
     logprobs: int | None = None
 
-    def prompts(self) -> list[str | list[int]]:
-        """The prompts one by one: text, token ids, or a list of either (not mixed)."""
+    def prompts(self) -> tuple[list[str], list[list[int]]]:
+        """The prompts one by one: texts, or token ids (never both)."""
         prompt = self.prompt
         if prompt is None:
             raise invalid("prompt: it is missing; text, token ids or a list of either is needed", "prompt", "missing_field")
         if isinstance(prompt, str):
-            return [prompt]
+            return [prompt], []
         if not prompt:
             raise invalid("prompt: [] is not allowed; at least one prompt is needed", "prompt")
         if _is_token_ids(prompt):
-            return [prompt]
+            return [], [prompt]
         if len(prompt) > MAX_PROMPTS:
             raise invalid(f"prompt: {len(prompt)} prompts are not allowed; at most {MAX_PROMPTS} in one request", "prompt")
-        if all(isinstance(p, str) for p in prompt) or all(isinstance(p, list) and _is_token_ids(p) for p in prompt):
-            return prompt
+        if all(isinstance(p, str) for p in prompt):
+            return prompt, []
+        if all(isinstance(p, list) and _is_token_ids(p) for p in prompt):
+            return [], prompt
         raise invalid("prompt: it must be text, token ids (integers), a list of texts, or a list of lists of token ids", "prompt")
 
     def params(self) -> SamplingParams:
@@ -220,6 +225,8 @@ def parse_body(body: bytes, kind: type[Body]) -> Body:
     except (msgspec.ValidationError, OverflowError) as error:
         param = _param_of(str(error))
         raise invalid(f"{param or 'the body'}: {str(error).split(' - at ')[0]}", param, "invalid_type") from None
+    if len(warnings) > MAX_WARNINGS:
+        warnings[MAX_WARNINGS:] = [f"{len(warnings) - MAX_WARNINGS} more fields are not of this API; they were ignored"]
     parsed.warnings = warnings
     return parsed
 
@@ -230,7 +237,7 @@ def _decode_object(body: bytes) -> dict[str, Any]:
     except RecursionError:
         raise invalid("the body is nested too deeply", None, "invalid_json") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        param = _non_finite_field(body)
+        param = _non_finite_field(body) if len(body) <= DIAGNOSED_BYTES else None
         if param:
             raise invalid(f"{param}: the number is not finite; JSON has no NaN or infinity", param) from None
         raise invalid(f"the body is not valid JSON: {error}", None, "invalid_json") from None
@@ -265,10 +272,12 @@ def _param_of(message: str) -> str | None:
 
 
 def _logit_bias(bias: dict[str, float]) -> dict[int, float]:
-    """JSON's text keys as token ids."""
+    """JSON's text keys as token ids, each in its one decimal form, so that no two keys mean the same token."""
+    if len(bias) > MAX_BIASES:
+        raise invalid(f"logit_bias: {len(bias)} entries are not allowed; at most {MAX_BIASES}", "logit_bias")
     out = {}
     for key, value in bias.items():
-        if not re.fullmatch(r"\d{1,9}", key):
+        if not (key.isascii() and key.isdigit() and len(key) <= 9 and (key[0] != "0" or key == "0")):
             raise invalid(f"logit_bias: key {_shown(key)} is not a token id", "logit_bias")
         out[int(key)] = value
     return out
