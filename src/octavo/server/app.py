@@ -79,7 +79,7 @@ class Service:
         self.fingerprint = "fp_" + hashlib.blake2b(fingerprint.encode(), digest_size=6).hexdigest()
 
     async def completions(self, exchange: Exchange) -> None:
-        request = parse_body(exchange.body, CompletionRequest)
+        request = await run_aside(len(exchange.body) // 16, parse_body, exchange.body, CompletionRequest)
         self._check_model(request.model)
         prompts = await completion_prompts(request, self.reader)
         wanted = Wanted(request.params(), DEFAULT_COMPLETION_TOKENS, request.cache_salt or None, request.warnings)
@@ -87,7 +87,7 @@ class Service:
         await self._answer(exchange, request, call, CompletionFormat(request, self.model.tokenizer))
 
     async def chat_completions(self, exchange: Exchange) -> None:
-        request = parse_body(exchange.body, ChatRequest)
+        request = await run_aside(len(exchange.body) // 16, parse_body, exchange.body, ChatRequest)
         self._check_model(request.model)
         prompt = await chat_prompt(request, len(exchange.body), self.model, self.reader)
         wanted = Wanted(request.params(), None, request.cache_salt or None, request.warnings)
@@ -107,7 +107,7 @@ class Service:
 
     async def tokenize(self, exchange: Exchange) -> None:
         """A prompt's token ids (with what the model puts before it, unless ``add_special_tokens`` is false), or a conversation's."""
-        request = parse_body(exchange.body, TokenizeRequest)
+        request = await run_aside(len(exchange.body) // 16, parse_body, exchange.body, TokenizeRequest)
         self._check_model(request.model)
         if (request.prompt is None) == (request.messages is None):
             raise invalid("prompt: exactly one of prompt and messages is needed", "prompt", "missing_field")
@@ -120,7 +120,7 @@ class Service:
         await self._send_with_warnings(exchange, content, request.warnings)
 
     async def detokenize(self, exchange: Exchange) -> None:
-        request = parse_body(exchange.body, DetokenizeRequest)
+        request = await run_aside(len(exchange.body) // 16, parse_body, exchange.body, DetokenizeRequest)
         self._check_model(request.model)
         text = await run_aside(len(request.tokens), self._decode, request.tokens)
         await self._send_with_warnings(exchange, {"prompt": text}, request.warnings)
