@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
@@ -23,7 +23,15 @@ class ParameterError(ValueError):
         self.value = value
         self.limit = limit
         self.code = code
-        super().__init__(f"{param}: {value!r} is not allowed; {limit}")
+        super().__init__(f"{param}: {_shown(value)} is not allowed; {limit}")
+
+
+def _shown(value: object, limit: int = 200) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no integer of more than 4,300 digits
+        return "a number that is too long to show"
+    return text if len(text) <= limit else f"{text[:limit]}..."
 
 
 class SequenceStatus(IntEnum):
@@ -77,19 +85,19 @@ class SamplingParams:
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
-        # Accept lists from callers; keep the record hashable and immutable.
+        # Accept lists from callers, and None for nothing; what the record holds does not change with theirs.
         for name in ("stop", "bad_words"):
-            v = getattr(self, name)
-            if isinstance(v, str):
-                object.__setattr__(self, name, (v,))
-            elif not isinstance(v, tuple):
-                object.__setattr__(self, name, tuple(v or ()))
+            texts = getattr(self, name)
+            self._set(name, (texts,) if isinstance(texts, str) else _as_tuple(name, texts, "a string or a list of strings"))
         for name in ("stop_token_ids", "bad_words_token_ids"):
-            v = getattr(self, name)
-            if not isinstance(v, tuple):
-                object.__setattr__(self, name, tuple(v or ()))
-        if self.allowed_token_ids is not None and not isinstance(self.allowed_token_ids, tuple):
-            object.__setattr__(self, "allowed_token_ids", tuple(self.allowed_token_ids))
+            self._set(name, _as_tuple(name, getattr(self, name), "a list"))
+        if self.allowed_token_ids is not None:
+            self._set("allowed_token_ids", _as_tuple("allowed_token_ids", self.allowed_token_ids, "a list of token ids"))
+        if self.logit_bias is None:
+            self._set("logit_bias", {})
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
 
     def validate(self, vocab_size: int) -> None:
         """Raise ParameterError for the first field outside its limits. NaN fails every range."""
@@ -103,22 +111,7 @@ class SamplingParams:
         _float_range("repetition_penalty", self.repetition_penalty, 0.01, 10.0)
         _float_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _float_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        for token, bias in self.logit_bias.items():
-            _token_id("logit_bias", token, vocab_size)
-            if not (_is_number(bias) and -100.0 <= bias <= 100.0):
-                raise ParameterError("logit_bias", bias, "each bias is a number from -100 to 100")
-        if self.allowed_token_ids is not None:
-            if not self.allowed_token_ids:
-                raise ParameterError("allowed_token_ids", [], "at least one token id")
-            for token in self.allowed_token_ids:
-                _token_id("allowed_token_ids", token, vocab_size)
-        for token in self.stop_token_ids:
-            _token_id("stop_token_ids", token, vocab_size)
-        for word in self.bad_words_token_ids:
-            if not word:
-                raise ParameterError("bad_words_token_ids", [], "each entry has at least one token id")
-            for token in word:
-                _token_id("bad_words_token_ids", token, vocab_size)
+        self._validate_tokens(vocab_size)
         for name in ("stop", "bad_words"):
             for text in getattr(self, name):
                 if not isinstance(text, str) or not text:
@@ -134,6 +127,30 @@ class SamplingParams:
             k = getattr(self, name)
             if k is not None:
                 _int_range(name, k, 0, MAX_LOGPROBS)
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
+            if type(getattr(self, name)) is not bool:
+                raise ParameterError(name, getattr(self, name), "True or False")
+
+    def _validate_tokens(self, vocab_size: int) -> None:
+        """The fields that name tokens."""
+        if not isinstance(self.logit_bias, Mapping):
+            raise ParameterError("logit_bias", self.logit_bias, "a dict from token ids to numbers")
+        for token, bias in self.logit_bias.items():
+            _token_id("logit_bias", token, vocab_size)
+            if not (_is_number(bias) and -100.0 <= bias <= 100.0):
+                raise ParameterError("logit_bias", bias, "each bias is a number from -100 to 100")
+        if self.allowed_token_ids is not None:
+            if not self.allowed_token_ids:
+                raise ParameterError("allowed_token_ids", [], "at least one token id")
+            for token in self.allowed_token_ids:
+                _token_id("allowed_token_ids", token, vocab_size)
+        for token in self.stop_token_ids:
+            _token_id("stop_token_ids", token, vocab_size)
+        for word in self.bad_words_token_ids:
+            if not isinstance(word, (tuple, list)) or not word:
+                raise ParameterError("bad_words_token_ids", word, "each entry is a list of at least one token id")
+            for token in word:
+                _token_id("bad_words_token_ids", token, vocab_size)
 
     @property
     def greedy(self) -> bool:
@@ -141,7 +158,18 @@ class SamplingParams:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, int) and not isinstance(value, bool)  # of any size: comparing takes no float of it
+
+
+def _as_tuple(name: str, values: object, limit: str) -> tuple[object, ...]:
+    """A sequence of entries as a tuple, None as an empty one. Raises ParameterError for what is no sequence of entries."""
+    if values is None:
+        return ()
+    if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
+        raise ParameterError(name, values, limit)
+    return tuple(values)
 
 
 def _float_range(name: str, value: object, low: float, high: float) -> None:
@@ -174,7 +202,6 @@ class Request:
     seed: int
     eos_token_ids: frozenset[int] = frozenset()
     arrival_s: float = 0.0
-    priority: int = 0
     cache_salt: str | None = None
 
 
