@@ -28,7 +28,7 @@ class ModelConfig:
 class CacheConfig:
     block_size: int = 16  # tokens
     num_kv_blocks: int | None = None
-    kv_cache_memory_bytes: int | None = None  # used when num_kv_blocks is None; None: a share of free memory
+    kv_cache_memory: int | None = None  # bytes; used when num_kv_blocks is None; None: a share of free memory
     kv_cache_dtype: str = "auto"  # auto | f16 | bf16 | f32
     enable_prefix_caching: bool = True
 
@@ -64,10 +64,9 @@ class EngineConfig:
         if b.backend == "cpu":
             _check(c.block_size % 16 == 0, "block_size", c.block_size, "a multiple of 16 on the cpu backend")
         _check(c.num_kv_blocks is None or c.num_kv_blocks >= 1, "num_kv_blocks", c.num_kv_blocks, "at least 1")
-        both = c.num_kv_blocks is not None and c.kv_cache_memory_bytes is not None
-        _check(not both, "kv_cache_memory", c.kv_cache_memory_bytes, "give either num_kv_blocks or kv_cache_memory")
-        memory_bytes = c.kv_cache_memory_bytes
-        _check(memory_bytes is None or memory_bytes >= 1, "kv_cache_memory", memory_bytes, "at least 1 byte")
+        both = c.num_kv_blocks is not None and c.kv_cache_memory is not None
+        _check(not both, "kv_cache_memory", c.kv_cache_memory, "give either num_kv_blocks or kv_cache_memory")
+        _check(c.kv_cache_memory is None or c.kv_cache_memory >= 1, "kv_cache_memory", c.kv_cache_memory, "at least 1 byte")
         _check(c.kv_cache_dtype in ("auto", "f16", "bf16", "f32"), "kv_cache_dtype", c.kv_cache_dtype, "one of auto, f16, bf16, f32")
         _check(1 <= s.max_num_seqs <= 4096, "max_num_seqs", s.max_num_seqs, "from 1 to 4096")
         _check(1 <= s.max_num_batched_tokens <= 1 << 20, "max_num_batched_tokens", s.max_num_batched_tokens, "from 1 to 1048576")

@@ -14,7 +14,7 @@ from octavo.backends.cpu.backend import CpuBackend
 from octavo.backends.reference.backend import ReferenceBackend
 from octavo.config import BackendConfig, EngineConfig
 from octavo.core.request import SamplingParams
-from octavo.core.step import BlockCopy, SequenceSlice, SliceResult, SlotOpen, StepPlan
+from octavo.core.step import NO_TOKEN_ALLOWED, BlockCopy, SequenceSlice, SliceResult, SlotOpen, StepPlan
 from octavo.models.loaded import LoadedModel
 from octavo.sampling.reference import ReferenceSampler, raw_logprobs
 from octavo.sampling.structured import mask_from_ids
@@ -274,6 +274,7 @@ def test_a_mask_that_forbids_everything_is_an_error_and_not_a_token(backend: Cpu
         piece(0, IDS[:4], [0], slots=(0,), mask=nothing), piece(1, IDS[:4], [1], slots=(1,)), slot_opens=[opened(0), opened(1)]
     )
     assert results[0].token_ids == [] and results[0].error is not None and "every token is forbidden" in results[0].error
+    assert results[0].error_code == NO_TOKEN_ALLOWED and results[1].error_code is None
     assert len(results[1].token_ids) == 1 and results[1].error is None
 
 

@@ -120,6 +120,6 @@ def test_auto_is_what_it_is_said_to_be(tmp_path: Path) -> None:
     model = open_gguf_weights(write_tiny_gguf(tmp_path / "m.gguf", vocab=272, layers=1))
     for compute, kv_dtype in (("fast", "f16"), ("f32", "f32")):
         auto, named = make_cpu(model, compute), make_cpu(model, compute, kv_dtype)
-        assert auto.kv_capacity(1 << 20) == named.kv_capacity(1 << 20) and auto.kv_capacity(None).dtype == kv_dtype
+        assert auto.kv_capacity(1 << 20) == named.kv_capacity(1 << 20) and auto.kv_capacity(1 << 20).dtype == kv_dtype
         assert auto.fingerprint() == named.fingerprint()
         assert cpu_logits(auto, IDS, TABLE).tobytes() == cpu_logits(named, IDS, TABLE).tobytes()

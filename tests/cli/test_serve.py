@@ -58,7 +58,7 @@ def test_flags_reach_the_configuration(octavo: Octavo, started: list, monkeypatc
     assert (host, port) == ("::", 81)
     assert options == ServerOptions(api_key="secret", max_body_bytes=1536, drain_s=2.0)
     assert (config.model.max_model_len, config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens) == (99, 3, 77)
-    assert (config.cache.block_size, config.cache.num_kv_blocks, config.cache.kv_cache_memory_bytes) == (32, None, 2 << 30)
+    assert (config.cache.block_size, config.cache.num_kv_blocks, config.cache.kv_cache_memory) == (32, None, 2 << 30)
     assert config.cache.kv_cache_dtype == "bf16" and not config.cache.enable_prefix_caching
     assert not config.scheduler.enable_chunked_prefill
     assert (config.backend.backend, config.backend.compute, config.backend.threads) == ("cpu", "f32", 2)

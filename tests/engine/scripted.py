@@ -73,8 +73,8 @@ class Bigram:
             self.logits[token] = 0.0
             self.logits[token, following] = LIKELY
 
-    def kv_capacity(self, memory_bytes: int | None) -> KVCapacity:
-        return KVCapacity(1024, (memory_bytes or 1 << 20) // 1024, "f32")
+    def kv_capacity(self, memory_bytes: int) -> KVCapacity:
+        return KVCapacity(1024, memory_bytes // 1024, "f32")
 
     def allocate_kv(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
@@ -108,7 +108,7 @@ class Bigram:
             row = self.logits[piece.token_ids[-1]]
             outcome = self._sampler.sample(slot, row, piece.start + piece.num_tokens, piece.mask, piece.logprobs)
             if outcome.error is not None:
-                return SliceResult(error=outcome.error)
+                return SliceResult(error=outcome.error, error_code=outcome.error_code)
             result.token_ids.append(outcome.token_id)
             if outcome.logprobs is not None:
                 result.logprobs = (result.logprobs or []) + [outcome.logprobs]

@@ -12,6 +12,7 @@ import pytest
 from octavo import LLM, SamplingParams
 from octavo.core.step import StepPlan
 from octavo.engine.interrupts import interrupts_deferred
+from octavo.engine.params import PreparedRequest
 from tests.engine.scripted import bigram_engine, script
 
 PARAMS = SamplingParams(temperature=0, max_tokens=8)
@@ -37,6 +38,22 @@ def test_a_call_that_is_interrupted_leaves_a_working_engine(llm: LLM, step: int)
     assert not llm.engine.has_work and llm.engine.scheduler.num_used_blocks == 0
     llm.engine.scheduler.check_invariants()
     assert llm.generate("x", PARAMS)[0].outputs[0].text == "abc"
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_an_interrupt_while_a_prompt_is_queued_leaves_no_request_behind(llm: LLM, monkeypatch: pytest.MonkeyPatch, streamed: bool) -> None:
+    add = llm.engine.add
+
+    def add_and_interrupt(prepared: PreparedRequest) -> None:
+        add(prepared)
+        if llm.engine.scheduler.stats.num_requests == 2 - streamed:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(llm.engine, "add", add_and_interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        list(llm.stream("x", PARAMS)) if streamed else llm.generate(["x", "x", "x"], PARAMS)
+    assert not llm.engine.has_work and not llm._inboxes
+    assert llm.engine.scheduler.stats.num_aborted == 2 - streamed
 
 
 def test_what_the_interrupted_step_gave_is_not_lost(llm: LLM) -> None:

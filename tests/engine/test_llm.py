@@ -8,7 +8,8 @@ import pytest
 
 from octavo import LLM, GenerationError, ParameterError, SamplingParams
 from octavo.core.request import FinishReason
-from octavo.core.step import StepPlan
+from octavo.core.step import NO_TOKEN_ALLOWED, StepPlan
+from octavo.engine.llm import make_config
 from tests.engine.scripted import EOS_ID, LIKELY, Bigram, bigram_engine, byte_ids, byte_tokenizer, script
 
 GREEDY = SamplingParams(temperature=0)
@@ -43,6 +44,25 @@ def test_prompts_of_all_kinds_run_as_one_batch() -> None:
     assert [o.prompt for o in outputs] == ["x", None, "qx", None]
     assert len(backend_of(llm).plans) == 3  # tokens a, b and the end: four prompts in the steps of one
     assert llm.generate(ids, GREEDY)[0].outputs[0].text == "ab"
+
+
+def test_a_prompt_s_dict_has_known_keys_alone() -> None:
+    llm = make_llm("x", ["a"])
+    assert llm.generate({"prompt": "x", "cache_salt": "s"}, GREEDY)[0].outputs[0].text == "a"
+    for prompt in ({"prompt": "x", "multi_modal_data": {}}, {"prompt_token_ids": [5], "multi_modal_data": {}}, {5: "x"}):
+        with pytest.raises(ParameterError, match="multi_modal_data|'5'") as raised:
+            llm.generate(prompt, GREEDY)  # type: ignore[arg-type]
+        assert raised.value.param == "prompt"
+
+
+def test_options_are_the_flags_with_underscores() -> None:
+    config = make_config("m", kv_cache_memory=1 << 20, max_num_seqs=3, threads=1)
+    assert (config.cache.kv_cache_memory, config.scheduler.max_num_seqs, config.backend.threads) == (1 << 20, 3, 1)
+    with pytest.raises(TypeError, match="kv_cache_memory_bytes: it is no engine option; there are: .*kv_cache_memory,"):
+        make_config("m", kv_cache_memory_bytes=1 << 20)
+    with pytest.raises(TypeError, match="served_model_name: .*`octavo serve`") as raised:
+        LLM("m", served_model_name="n")
+    assert "served_model_name" not in str(raised.value).partition("there are")[2]
 
 
 def test_each_prompt_may_have_its_own_parameters() -> None:
@@ -197,6 +217,23 @@ def test_a_row_without_an_answer_ends_its_own_request_alone() -> None:
         llm.generate("z", GREEDY)
     texts += [event.text for event in good]
     assert "".join(texts) == "ab"
+
+
+def test_a_prompt_that_fails_costs_the_others_nothing() -> None:
+    llm = make_llm("x", ["a", "b"])
+    backend_of(llm).logits[byte_ids(llm.engine, "z")[0]] = float("nan")
+    with pytest.raises(GenerationError, match="nan") as raised:
+        llm.generate(["x", "z", "x"], GREEDY)
+    good, failed, also_good = raised.value.outputs
+    assert failed.error == str(raised.value) and failed.outputs[0].finish_reason == "error" and raised.value.code is None
+    assert [(o.error, o.outputs[0].text) for o in (good, also_good)] == [(None, "ab")] * 2
+
+
+def test_a_request_that_forbids_itself_every_token_is_told_so() -> None:
+    llm = make_llm("x", ["a", "b"])
+    with pytest.raises(GenerationError, match="every token is forbidden") as raised:
+        llm.generate("x", SamplingParams(allowed_token_ids=(EOS_ID,), min_tokens=1, max_tokens=2))
+    assert raised.value.code == raised.value.outputs[0].error_code == NO_TOKEN_ALLOWED
 
 
 def test_a_choice_without_an_answer_ends_all_choices_of_its_request() -> None:

@@ -33,8 +33,8 @@ class Backend(Protocol):
     vocab_size: int
     max_num_slots: int
 
-    def kv_capacity(self, memory_bytes: int | None) -> KVCapacity:
-        """Blocks that fit ``memory_bytes`` (None: a documented share of free memory). Allocates nothing."""
+    def kv_capacity(self, memory_bytes: int) -> KVCapacity:
+        """Blocks that fit ``memory_bytes``. Allocates nothing."""
         ...
 
     def allocate_kv(self, num_blocks: int) -> None:

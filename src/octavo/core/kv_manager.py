@@ -25,7 +25,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from octavo.core.block_pool import BlockPool
-from octavo.core.prefix_index import MatchReport, Namespace, PrefixIndex, PrefixNode, block_key, pack_tokens
+from octavo.core.prefix_index import Namespace, PrefixIndex, PrefixNode, block_key, pack_tokens
 from octavo.core.request import Sequence
 from octavo.core.step import BlockCopy
 
@@ -166,10 +166,6 @@ class KVManager:
             own, table[i] = table[i], node.block
             self.pool.release(own, keep=False)
         chain.depth = i + 1
-
-    def explain_prefix(self, namespace: Namespace, token_ids: Seq[int]) -> MatchReport | None:
-        """How far a prompt would hit now and why no further; None without prefix caching."""
-        return None if self.index is None else self.index.explain(namespace, token_ids)
 
     # --- blocks -------------------------------------------------------------------------------------------------------------------------
 

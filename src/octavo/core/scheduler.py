@@ -75,7 +75,7 @@ class Scheduler:
         if owner is None:
             return []
         self._state.stats.num_aborted += 1
-        return self._drop(owner, FinishReason.ABORT, None)
+        return self._drop(owner, FinishReason.ABORT)
 
     def fail_all(self, message: str) -> list[TokenEvent]:
         """End everything after an engine error; an event with ERROR and ``message`` for each unfinished choice.
@@ -92,17 +92,17 @@ class Scheduler:
         self._state.stats.num_failed += len(owners)
         return [event for owner in owners for event in self._drop(owner, FinishReason.ERROR, message)]
 
-    def _fail(self, owner: RequestState, message: str) -> list[TokenEvent]:
+    def _fail(self, owner: RequestState, outcome: SliceResult) -> list[TokenEvent]:
         """End one request, all its choices, because a row of it allowed no answer."""
         del self._state.requests[owner.request.request_id]
         self._state.stats.num_failed += 1
-        return self._drop(owner, FinishReason.ERROR, message)
+        return self._drop(owner, FinishReason.ERROR, outcome.error, outcome.error_code)
 
-    def _drop(self, owner: RequestState, reason: FinishReason, error: str | None) -> list[TokenEvent]:
+    def _drop(self, owner: RequestState, reason: FinishReason, error: str | None = None, code: str | None = None) -> list[TokenEvent]:
         events = []
         for seq in owner.sequences:
             for choice in range(seq.choice, seq.choice + seq.num_choices):
-                event = TokenEvent(owner.request.request_id, choice, [], finish_reason=reason, error=error)
+                event = TokenEvent(owner.request.request_id, choice, [], finish_reason=reason, error=error, error_code=code)
                 event.num_cached_tokens = seq.num_cached
                 events.append(event)
             if seq.status is SequenceStatus.WAITING:
@@ -201,7 +201,7 @@ class Scheduler:
                 continue
             owner = state.requests[seq.request.request_id]
             if outcome.error is not None:
-                events += self._fail(owner, outcome.error)
+                events += self._fail(owner, outcome)
                 continue
             if outcome.prompt_logprobs:
                 owner.prompt_logprobs += outcome.prompt_logprobs

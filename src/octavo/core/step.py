@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 
 from octavo.core.request import FinishReason, SamplingParams
 
+NO_TOKEN_ALLOWED = "no_token_allowed"
+"""An ``error_code``: what the request itself allows and forbids leaves no token to draw. Other errors have no code."""
+
 
 @dataclass(slots=True)
 class BlockCopy:
@@ -82,10 +85,6 @@ class StepPlan:
     def num_tokens(self) -> int:
         return sum(len(s.token_ids) for s in self.slices)
 
-    @property
-    def empty(self) -> bool:
-        return not self.slices and not self.block_copies and not self.slot_closes and not self.slot_opens
-
 
 @dataclass(slots=True)
 class TokenLogprobs:
@@ -109,6 +108,7 @@ class SliceResult:
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
     error: str | None = None
+    error_code: str | None = None
 
 
 @dataclass(slots=True)
@@ -136,3 +136,4 @@ class TokenEvent:
     stop_reason: int | str | None = None  # the token id or string that ended it (None: EOS or length)
     num_cached_tokens: int = 0
     error: str | None = None
+    error_code: str | None = None

@@ -24,7 +24,6 @@ from octavo.engine.params import PreparedRequest
 logger = logging.getLogger("octavo.engine")
 
 SWITCH_INTERVAL_S = 0.0005  # so that a busy event loop hands the interpreter to the loop thread soon
-STALLED_PLAN_WAIT_S = 0.001
 MAX_FAILURES_IN_A_ROW = 3
 _EVENT_BYTES = 400  # what a waiting event takes, about, apart from its text, tokens and log-probabilities
 _TOP_ENTRY_BYTES = 80
@@ -56,6 +55,7 @@ class EventStream:
 
     def __init__(self, requests: Sequence[Request], limit_bytes: int) -> None:
         self.on_overflow: Callable[[], None] | None = None
+        self.request_ids = frozenset(r.request_id for r in requests)
         self._open = {r.request_id: set(range(r.params.n)) for r in requests}  # choices whose last event has not come
         self._limit_bytes = limit_bytes
         self._num_bytes = 0
@@ -67,11 +67,6 @@ class EventStream:
     def finished(self) -> bool:
         """Every choice's last event has been read."""
         return not self._open and not self._events
-
-    @property
-    def open_request_ids(self) -> list[str]:
-        """Requests of which some choice goes on."""
-        return list(self._open)
 
     def is_open(self, request_id: str) -> bool:
         return request_id in self._open
@@ -169,8 +164,8 @@ class AsyncEngine:
         return stream
 
     def abort(self, stream: EventStream) -> None:
-        """End what is left of a call whose reader has gone. Does nothing when all of it has ended."""
-        request_ids = self._streams.keys() & stream.open_request_ids
+        """Forget a call whose reader has gone, and end what is left of it. Does nothing when all of it has ended and been delivered."""
+        request_ids = self._streams.keys() & stream.request_ids
         if request_ids:
             for request_id in request_ids:
                 del self._streams[request_id]
@@ -202,9 +197,16 @@ class AsyncEngine:
         self.draining = True
 
     async def stop(self, drain_s: float = 0.0) -> None:
-        """Drain for at most ``drain_s``, end what is left with error events, join the thread and close the engine. Idempotent."""
+        """Drain for at most ``drain_s``, end what is left with error events, join the thread and close the engine. Idempotent.
+
+        Before ``start`` there is only the engine to close.
+        """
         self.drain()
-        if self._aio is None or self._stopping:
+        if self._stopping:
+            return
+        if self._aio is None:
+            self._stopping = True
+            self.engine.close()
             return
         if not self._idle.is_set() and drain_s > 0:
             with contextlib.suppress(TimeoutError):
@@ -226,6 +228,8 @@ class AsyncEngine:
 
     def _post(self, action: Callable[[], list[OutputEvent]]) -> None:
         with self._wake:
+            if not self._inbox and not self.engine.has_work:
+                self._beat_s = time.monotonic()  # an idle loop was silent by right: progress is due from now on
             self._inbox.append(action)
             self._wake.notify()
 
@@ -238,13 +242,9 @@ class AsyncEngine:
                 events: list[OutputEvent] = []
                 while self._inbox:
                     events += self._inbox.popleft()()
-                num_steps = self.engine.scheduler.stats.num_steps
                 events += self.engine.step()
                 if events:
                     self._publish(events)
-                elif self.engine.has_work and self.engine.scheduler.stats.num_steps == num_steps:
-                    with self._wake:  # nothing can be planned until a message comes; do not spin
-                        self._wake.wait(STALLED_PLAN_WAIT_S)
         except BaseException as error:
             logger.critical("the engine loop has died", exc_info=error)
             self._died = f"{type(error).__name__}: {error}"

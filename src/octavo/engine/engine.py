@@ -54,13 +54,23 @@ class Engine:
     @classmethod
     def load(cls, config: EngineConfig) -> Engine:
         """Open the model that ``config`` names and start its backend."""
-        from octavo.backends.registry import create_backend
         from octavo.models.catalog import ensure_model
         from octavo.models.loading import load_model
 
         config.validate()
-        model = load_model(ensure_model(config.model.model))
-        return cls(model, config, create_backend(model, config))
+        return cls.from_loaded(load_model(ensure_model(config.model.model)), config)
+
+    @classmethod
+    def from_loaded(cls, model: LoadedModel, config: EngineConfig) -> Engine:
+        """Start the backend that ``config`` names for a model that is open; it is closed again when the engine cannot be made."""
+        from octavo.backends.registry import create_backend
+
+        backend = create_backend(model, config)
+        try:
+            return cls(model, config, backend)
+        except BaseException:
+            backend.close()
+            raise
 
     def new_request_id(self) -> str:
         return f"request-{next(self._request_numbers)}"
@@ -105,10 +115,10 @@ class Engine:
 
     def step(self) -> list[OutputEvent]:
         """Plan, execute and apply one step. When the backend fails, every request ends with an error event and the engine goes on."""
-        plan = self.loop.begin_step(self.clock.now())
+        started_s = self.clock.now()
+        plan = self.loop.begin_step(started_s)
         if plan is None:
             return []
-        started_s = self.clock.now()
         try:
             result = self.backend.execute(plan)
             events = self.loop.finish_step(plan, result)
@@ -150,8 +160,8 @@ def resolve_num_kv_blocks(config: EngineConfig, backend: Backend, max_model_len:
     cache = config.cache
     if cache.num_kv_blocks is not None:
         return cache.num_kv_blocks
-    if cache.kv_cache_memory_bytes is not None:
-        memory_bytes = cache.kv_cache_memory_bytes
+    if cache.kv_cache_memory is not None:
+        memory_bytes = cache.kv_cache_memory
         useful = None
     else:
         from octavo.backends.machine import available_memory_bytes

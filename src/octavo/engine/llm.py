@@ -29,17 +29,23 @@ Prompt = str | Sequence[int] | Mapping[str, Any]  # text, token ids, {"prompt": 
 Message = Mapping[str, Any]
 _SECTIONS: dict[str, type] = {"model": ModelConfig, "cache": CacheConfig, "scheduler": SchedulerConfig, "backend": BackendConfig}
 
+_NOT_OPTIONS = {
+    "model": "it is the first argument",
+    "served_model_name": "it names a model to clients of `octavo serve`, which this is not",
+}
+_PROMPT_KEYS = {"prompt", "prompt_token_ids", "cache_salt"}
+
 
 def make_config(model: str, **options: Any) -> EngineConfig:
-    """EngineConfig from flat names, as on the command line with underscores. Raises TypeError for a name that is no option."""
+    """EngineConfig from flat names, as on the command line with underscores. Raises TypeError for a name that is no option here."""
     fields: dict[str, dict[str, Any]] = {section: {} for section in _SECTIONS}
     fields["model"]["model"] = model
+    sections = {f: section for section, cls in _SECTIONS.items() for f in cls.__dataclass_fields__ if f not in _NOT_OPTIONS}  # type: ignore[attr-defined]
     for name, value in options.items():
-        section = next((s for s, cls in _SECTIONS.items() if name in cls.__dataclass_fields__), None)  # type: ignore[attr-defined]
-        if section is None:
-            known = sorted(f for cls in _SECTIONS.values() for f in cls.__dataclass_fields__ if f != "model")  # type: ignore[attr-defined]
-            raise TypeError(f"{name} is no engine option; there are: {', '.join(known)}")
-        fields[section][name] = value
+        if name not in sections:
+            reason = _NOT_OPTIONS.get(name, "it is no engine option")
+            raise TypeError(f"{name}: {reason}; there are: {', '.join(sorted(sections))}")
+        fields[sections[name]][name] = value
     return EngineConfig(**{section: cls(**fields[section]) for section, cls in _SECTIONS.items()}).validate()
 
 
@@ -60,11 +66,7 @@ class LLM:
     @classmethod
     def from_loaded(cls, model: LoadedModel, config: EngineConfig, backend: Backend | None = None) -> LLM:
         """From a model that is already open, on a backend of its own unless one is given."""
-        if backend is None:
-            from octavo.backends.registry import create_backend
-
-            backend = create_backend(model, config)
-        return cls.from_engine(Engine(model, config, backend))
+        return cls.from_engine(Engine.from_loaded(model, config) if backend is None else Engine(model, config, backend))
 
     def _start(self, engine: Engine) -> None:
         self.engine = engine
@@ -93,7 +95,8 @@ class LLM:
         A prompt is text, token ids, or a dict with ``prompt`` or ``prompt_token_ids`` and perhaps ``cache_salt``. One SamplingParams
         serves all prompts, or give one each; without ``max_tokens`` an output may fill the context. A progress bar on stderr shows for
         more than one prompt on a terminal; ``use_progress_bar`` overrides.
-        Raises ParameterError before anything runs, GenerationError when the engine fails.
+        Raises ParameterError before anything runs. A prompt that the engine cannot finish stops no other; when all have ended,
+        GenerationError is raised, whose ``outputs`` are what would have been returned.
         """
         batch = _as_batch(prompts)
         return self._run([self._prompt(p) for p in batch], _params_for(sampling_params, len(batch)), use_progress_bar)
@@ -133,6 +136,8 @@ class LLM:
         if isinstance(prompt, str):
             return {"prompt": prompt, "prompt_token_ids": self.tokenizer.encode(prompt)}
         if isinstance(prompt, Mapping):
+            if unknown := prompt.keys() - _PROMPT_KEYS:
+                raise ParameterError("prompt", sorted(map(str, unknown)), f"a dict has {', '.join(sorted(_PROMPT_KEYS))} and nothing else")
             if "prompt_token_ids" in prompt:
                 return dict(prompt)
             if "prompt" in prompt:
@@ -140,14 +145,18 @@ class LLM:
             raise ParameterError("prompt", sorted(prompt), "a dict needs prompt or prompt_token_ids")
         return {"prompt": None, "prompt_token_ids": list(prompt)}
 
-    def _submit(self, prompt: dict[str, Any], params: SamplingParams, inbox: list[OutputEvent]) -> RequestOutput:
-        """Queue a prompt whose events shall go to ``inbox``."""
+    def _submit(
+        self, prompt: dict[str, Any], params: SamplingParams, inbox: list[OutputEvent], outputs: dict[str, RequestOutput]
+    ) -> RequestOutput:
+        """Queue a prompt whose events shall go to ``inbox``. It is in ``outputs`` before, so that an interrupt leaves none behind."""
         engine = self.engine
         prepared = engine.prepare(prompt["prompt_token_ids"], params, cache_salt=prompt.get("cache_salt"))
-        with self._lock:
+        request_id = prepared.request.request_id
+        output = outputs[request_id] = RequestOutput.start(prepared.request, prompt.get("prompt"), prepared.warnings)
+        with self._lock, interrupts_deferred():
             engine.add(prepared)
-            self._inboxes[prepared.request.request_id] = inbox
-        return RequestOutput.start(prepared.request, prompt.get("prompt"), prepared.warnings)
+            self._inboxes[request_id] = inbox
+        return output
 
     def _take(self, inbox: list[OutputEvent]) -> list[OutputEvent]:
         """New events of an inbox; runs one step when there are none."""
@@ -163,10 +172,9 @@ class LLM:
 
     def _drop(self, outputs: Iterable[RequestOutput]) -> None:
         """Forget requests; those that have not finished are aborted."""
-        with self._lock:
+        with interrupts_deferred(), self._lock:
             for output in outputs:
-                del self._inboxes[output.request_id]
-                if not output.finished:
+                if self._inboxes.pop(output.request_id, None) is not None and not output.finished:
                     self.engine.abort(output.request_id)
 
     def _run(
@@ -177,8 +185,7 @@ class LLM:
         show = use_progress_bar if use_progress_bar is not None else len(prompts) > 1 and sys.stderr.isatty()
         try:
             for prompt, one_params in zip(prompts, params, strict=True):
-                output = self._submit(prompt, one_params, inbox)
-                outputs[output.request_id] = output
+                self._submit(prompt, one_params, inbox, outputs)
             bar = ProgressBar(len(outputs)) if show else None
             num_done = 0
             while num_done < len(outputs):
@@ -191,23 +198,24 @@ class LLM:
                     bar.update(num_done, sum(len(event.token_ids) for event in events))
         finally:
             self._drop(outputs.values())
-        for output in outputs.values():
-            if output.error is not None:
-                raise GenerationError(output.error)
+        failed = next((output for output in outputs.values() if output.error is not None), None)
+        if failed is not None:
+            raise GenerationError(str(failed.error), failed.error_code, list(outputs.values()))
         return list(outputs.values())
 
     def _stream(self, prompt: dict[str, Any], params: SamplingParams) -> Generator[OutputEvent]:
         inbox: list[OutputEvent] = []
-        output = self._submit(prompt, params, inbox)
+        outputs: dict[str, RequestOutput] = {}
         try:
+            output = self._submit(prompt, params, inbox, outputs)
             while not output.finished:
                 for event in self._take(inbox):
                     output.apply(event)
                     if event.error is not None:
-                        raise GenerationError(event.error)
+                        raise GenerationError(event.error, event.error_code, [output])
                     yield event
         finally:
-            self._drop([output])
+            self._drop(outputs.values())
 
 
 def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

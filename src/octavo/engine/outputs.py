@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from octavo.core.request import FinishReason, Request
@@ -9,7 +10,16 @@ from octavo.core.step import TokenEvent, TokenLogprobs
 
 
 class GenerationError(RuntimeError):
-    """The engine could not finish a request; the message says why."""
+    """The engine could not finish a request; the message says why.
+
+    ``code`` is the event's ``error_code``. From a call for several prompts ``outputs`` holds all of them, in order: those that have
+    no ``error`` are whole.
+    """
+
+    def __init__(self, message: str, code: str | None = None, outputs: Sequence[RequestOutput] = ()) -> None:
+        super().__init__(message)
+        self.code = code
+        self.outputs = list(outputs)
 
 
 @dataclass(slots=True)
@@ -29,6 +39,7 @@ class OutputEvent:
     stop_reason: int | str | None = None
     num_cached_tokens: int = 0
     error: str | None = None
+    error_code: str | None = None  # as in TokenEvent
 
     @classmethod
     def of(cls, event: TokenEvent, text: str) -> OutputEvent:
@@ -43,6 +54,7 @@ class OutputEvent:
             event.stop_reason,
             event.num_cached_tokens,
             event.error,
+            event.error_code,
         )
 
 
@@ -67,7 +79,7 @@ class RequestOutput:
     """A prompt and its continuations, by choice.
 
     ``prompt_logprobs`` has an entry per prompt token, the first None. ``num_cached_tokens`` counts the prompt tokens whose KV was
-    found in the prefix cache. ``warnings`` say what was changed about the request.
+    found in the prefix cache. ``warnings`` say what was changed about the request. ``error`` says why it could not be finished.
     """
 
     request_id: str
@@ -79,6 +91,7 @@ class RequestOutput:
     seed: int = 0
     warnings: list[str] = field(default_factory=list)
     error: str | None = None
+    error_code: str | None = None
 
     @classmethod
     def start(cls, request: Request, prompt: str | None, warnings: list[str]) -> RequestOutput:
@@ -97,14 +110,16 @@ class RequestOutput:
         output.text += event.text
         output.token_ids += event.token_ids
         if event.logprobs is not None:
-            output.logprobs = (output.logprobs or []) + event.logprobs
+            if output.logprobs is None:
+                output.logprobs = []
+            output.logprobs += event.logprobs
             output.cumulative_logprob = sum((entry.logprob for entry in event.logprobs), output.cumulative_logprob or 0.0)
         self.apply_to_prompt(event)
         if event.finish_reason is not None:
             output.finish_reason = event.finish_reason.value
             output.stop_reason = event.stop_reason
         if event.error is not None:
-            self.error = event.error
+            self.error, self.error_code = event.error, event.error_code
 
     def apply_to_prompt(self, event: OutputEvent) -> None:
         """Take in only what an event says of the prompt: for readers that keep no output."""

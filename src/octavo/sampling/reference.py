@@ -35,7 +35,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from octavo.core.request import MAX_LOGPROBS, SamplingParams
-from octavo.core.step import SlotOpen, TokenLogprobs
+from octavo.core.step import NO_TOKEN_ALLOWED, SlotOpen, TokenLogprobs
 from octavo.sampling.arithmetic import SMALLEST_NORMAL, exp, gumbel, lane_sum, log
 from octavo.sampling.structured import mask_from_ids, num_mask_words
 
@@ -45,14 +45,23 @@ WEIGHT_ONE = np.float32(2**30)  # integer mass of the best token
 class LogitsError(ValueError):
     """The logits of a row allow no answer; the message names the token and the value."""
 
+    code: str | None = None
+
+
+class NoTokenAllowed(LogitsError):
+    """Every logit is -inf."""
+
+    code = NO_TOKEN_ALLOWED
+
 
 @dataclass(slots=True)
 class SampleOutcome:
-    """``token_id`` is -1 when ``error`` says why nothing could be drawn; the slot is then unchanged."""
+    """``token_id`` is -1 when ``error`` says why nothing could be drawn; the slot is then unchanged. ``error_code`` as in SliceResult."""
 
     token_id: int
     logprobs: TokenLogprobs | None = None
     error: str | None = None
+    error_code: str | None = None
 
 
 @dataclass(slots=True)
@@ -86,7 +95,7 @@ def _best_logit(logits: np.ndarray) -> np.float32:
     """max of the logits, with a zero's sign dropped so that it does not depend on which zero came first."""
     best = logits.max()
     if best == -np.inf:
-        raise LogitsError("every token is forbidden: no finite logit is left after bias, masks, bad words and min_tokens")
+        raise NoTokenAllowed("every token is forbidden: no finite logit is left after bias, masks, bad words and min_tokens")
     if best == np.inf:
         raise LogitsError(f"logit of token {logits.argmax()} is inf after bias and penalties")
     return np.float32(best + np.float32(0))
@@ -193,7 +202,7 @@ class ReferenceSampler:
                 token = self._choose(s, self._processed(s, logits, mask), position)
             entry = None if logprobs is None else raw_logprobs(logits, token, logprobs)
         except LogitsError as error:
-            return SampleOutcome(-1, error=str(error))
+            return SampleOutcome(-1, error=str(error), error_code=error.code)
         s.output_ids.append(token)
         s.output_counts[token] += 1
         return SampleOutcome(token, entry)

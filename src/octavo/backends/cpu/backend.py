@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from octavo.backends.base import BackendError, KVCapacity
 from octavo.backends.cpu.lowering import Handles, lower
 from octavo.backends.cpu.step_arrays import StepArrays, read_results
-from octavo.backends.machine import available_cpus, available_memory_bytes
+from octavo.backends.machine import available_cpus
 from octavo.core.step import StepPlan, StepResult
 from octavo.models.program import Rope, RopeScaling
 
@@ -31,7 +31,6 @@ LAYOUT_VERSION = 1
 PACKABLE = frozenset({"f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k"})
 MAX_KV_BLOCKS = 2**31 - 1  # block ids are int32
 ROPE_CHUNK = 1024  # positions a rotary table grows by
-KV_SHARE_OF_FREE_MEMORY = 0.25  # of what is available when no size is given
 
 
 def isa_level() -> str:
@@ -129,10 +128,7 @@ class CpuBackend:
 
     # ---- KV ----
 
-    def kv_capacity(self, memory_bytes: int | None) -> KVCapacity:
-        """Default memory: a quarter of what is available."""
-        if memory_bytes is None:
-            memory_bytes = int(available_memory_bytes() * KV_SHARE_OF_FREE_MEMORY)
+    def kv_capacity(self, memory_bytes: int) -> KVCapacity:
         per_block = self._open_native().bytes_per_block(self.block_size, self._kv_dtype, self._kv_layers())
         return KVCapacity(per_block, memory_bytes // per_block, self._kv_dtype)
 

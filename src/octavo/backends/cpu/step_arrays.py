@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from octavo.core.request import MAX_LOGPROBS
-from octavo.core.step import SequenceSlice, SliceResult, StepPlan, TokenLogprobs
+from octavo.core.step import NO_TOKEN_ALLOWED, SequenceSlice, SliceResult, StepPlan, TokenLogprobs
 from octavo.sampling.structured import num_mask_words
 
 REQUEST_FIELDS = 5  # logit index, slot, position of the token, known token, number of logprobs (-1: none)
+ALL_FORBIDDEN = 3  # SampleStatus::kAllForbidden of the native sampler
 
 
 class StepArrays:
@@ -123,6 +124,7 @@ def read_results(plan: StepPlan, a: StepArrays) -> list[SliceResult]:
         for _ in range(s.num_samples):
             if a.out_status[r] and result.error is None:
                 result.error = _native.sample_error(a.out_status[r], a.out_token[r])
+                result.error_code = NO_TOKEN_ALLOWED if a.out_status[r] == ALL_FORBIDDEN else None
             result.token_ids.append(a.out_token[r])
             if s.logprobs is not None:
                 if result.logprobs is None:

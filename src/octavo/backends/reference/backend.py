@@ -14,7 +14,6 @@ import numpy as np
 
 import octavo.backends.reference.ops as ops
 from octavo.backends.base import BackendError, KVCapacity
-from octavo.backends.machine import available_memory_bytes
 from octavo.config import EngineConfig
 from octavo.core.request import MAX_N
 from octavo.core.step import SequenceSlice, SliceResult, StepPlan, StepResult
@@ -24,8 +23,6 @@ from octavo.sampling.reference import LogitsError, ReferenceSampler, raw_logprob
 
 Floats = ops.Floats
 LogitsHook = Callable[[int, int, Floats], None]
-
-SHARE_OF_FREE_MEMORY = 0.25  # for the KV pool when no size is given
 
 
 class KVPool:
@@ -87,10 +84,7 @@ class ReferenceBackend:
         self._sampler = ReferenceSampler(self.vocab_size, self.max_num_slots)
         self._kv: KVPool | None = None
 
-    def kv_capacity(self, memory_bytes: int | None) -> KVCapacity:
-        """With None: a quarter of the memory that is free now."""
-        if memory_bytes is None:
-            memory_bytes = int(available_memory_bytes() * SHARE_OF_FREE_MEMORY)
+    def kv_capacity(self, memory_bytes: int) -> KVCapacity:
         bytes_per_block = self._block_size * self.program.kv_bytes_per_token(4)
         return KVCapacity(bytes_per_block, memory_bytes // bytes_per_block, "f32")
 
@@ -167,7 +161,7 @@ class ReferenceBackend:
         for slot in s.sample_slots:
             outcome = self._sampler.sample(slot, logits, s.start + s.num_tokens, s.mask, s.logprobs)
             if outcome.error is not None:
-                result.token_ids, result.error = [], outcome.error
+                result.token_ids, result.error, result.error_code = [], outcome.error, outcome.error_code
                 return
             result.token_ids.append(outcome.token_id)
             if result.logprobs is not None and outcome.logprobs is not None:
@@ -225,4 +219,3 @@ class ReferenceBackend:
         if isinstance(op, Softcap):
             return ops.softcap(values[op.x], op.cap)
         raise BackendError(f"the reference backend does not know the op {op!r}")
-

@@ -1,0 +1,68 @@
+"""The engine behind an event loop, without a server: readers that fall behind, health after a rest, stopping early."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import pytest
+
+from octavo import SamplingParams
+from octavo.engine.async_engine import AsyncEngine, EngineUnavailable, StreamOverflow
+from octavo.engine.outputs import OutputEvent
+from tests.engine.scripted import Bigram, bigram_engine
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2])
+def test_a_stream_that_overflows_is_forgotten_whichever_event_it_was(num_tokens: int) -> None:
+    """With one token the event that is too much is the last one."""
+
+    async def main() -> None:
+        engine = AsyncEngine(bigram_engine(), stream_limit_bytes=1)
+        engine.start()
+        params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
+        stream = engine.submit([engine.engine.prepare([5], params)])
+        await until(lambda: engine.num_open_requests == 0)
+        with pytest.raises(StreamOverflow):
+            await stream.read()
+        started_s = time.monotonic()
+        await engine.stop(drain_s=20.0)
+        assert time.monotonic() - started_s < 10.0
+
+    asyncio.run(main())
+
+
+def test_work_after_a_long_rest_is_no_stall() -> None:
+    async def main() -> None:
+        engine = AsyncEngine(bigram_engine(), stall_s=0.05)
+        engine.start()
+        await asyncio.sleep(0.1)
+        stream = engine.submit([engine.engine.prepare([5], SamplingParams(max_tokens=1))])
+        health = engine.health()  # before the loop thread can have woken
+        assert health.live and health.ready
+        events: list[OutputEvent] = []
+        while not stream.finished:
+            events += await stream.read()
+        assert events[-1].finish_reason is not None
+        await engine.stop()
+
+    asyncio.run(main())
+
+
+def test_stopping_before_the_start_closes_the_engine() -> None:
+    async def main() -> None:
+        engine = AsyncEngine(bigram_engine())
+        await engine.stop()
+        await engine.stop()
+        assert isinstance(engine.engine.backend, Bigram) and engine.engine.backend.closed
+        with pytest.raises(EngineUnavailable):
+            engine.submit([])
+
+    asyncio.run(main())
