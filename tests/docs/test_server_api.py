@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from octavo.core import step
 from octavo.core.request import ParameterError, SamplingParams
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.engine import Engine
@@ -21,6 +22,7 @@ from octavo.server.chat import ROLES
 from octavo.server.openai_types import (
     METADATA,
     NEUTRAL,
+    NEUTRAL_STREAM_OPTIONS,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
@@ -106,6 +108,7 @@ def test_numbers_in_the_text_are_those_of_the_code() -> None:
     assert f"at most {MAX_STOPS} stop strings, at most {MAX_STOP_CHARS} characters each" in text
     assert f"at most {MAX_BAD_WORDS}, at most {MAX_BAD_WORD_CHARS} characters each" in text
     assert f"at most {openai_types.MAX_PROMPTS} prompts" in text
+    assert f"1 to {openai_types.MAX_REQUEST_ID_CHARS} printable characters. The answer's `id`" in text
     assert f"completions make {openai_types.DEFAULT_COMPLETION_TOKENS} tokens" in text
     assert "Roles: " + ", ".join(f"`{role}`" for role in ROLES) + "." in text
 
@@ -113,7 +116,8 @@ def test_numbers_in_the_text_are_those_of_the_code() -> None:
 def test_unserved_fields_and_their_neutral_values() -> None:
     shown = rows_by_name(section(PAGE, "Not served"))
     documented = {name: [json.loads(value) for value in re.findall(r"`([^`]*)`", row[1])] for name, row in shown.items()}
-    assert documented == {name: [value for value in values if value is not None] for name, values in NEUTRAL.items()}
+    neutral = NEUTRAL | {f"stream_options.{name}": values for name, values in NEUTRAL_STREAM_OPTIONS.items()}
+    assert documented == {name: [value for value in values if value is not None] for name, values in neutral.items()}
     accepted = section(PAGE, "Not served").partition("Accepted and without effect")[2].partition("\n\n")[0]
     assert set(re.findall(r"`(\w+)`", accepted)) == METADATA
 
@@ -146,6 +150,7 @@ def error_codes() -> set[str]:
                 values = [default for argument, default in pairs if argument.arg == "code"]
             else:
                 continue
+            found |= {getattr(step, v.id) for v in values if isinstance(v, ast.Name) and v.id.isupper()}
             found |= {v.value for v in values if isinstance(v, ast.Constant) and isinstance(v.value, str)}
     return found
 

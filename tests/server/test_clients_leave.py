@@ -124,7 +124,7 @@ def test_clients_that_leave_leave_nothing_behind(server: RunningServer) -> None:
     wait_until(lambda: server.engine.scheduler.stats.num_preemptions > 0)
     resident.close()
     assert_nothing_is_left(server)
-    assert server.metrics()["octavo_requests_aborted_total"] > 0.9 * NUM_CLIENTS
+    assert server.metrics()['octavo_requests_finished_total{reason="abort"}'] > 0.9 * NUM_CLIENTS
     assert server.post("/v1/completions", question)["choices"] == before
     wait_until(lambda: not server.server.server_state.connections)
     assert not server.server.server_state.tasks

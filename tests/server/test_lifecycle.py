@@ -53,7 +53,7 @@ def test_waiting_client_leaves_without_having_read_anything(server: RunningServe
     wait_until(lambda: server.engine.scheduler.num_running == 1)
     connection.close()
     wait_until(server.is_idle)
-    assert server.metrics()["octavo_requests_aborted_total"] == 1
+    assert server.metrics()['octavo_requests_finished_total{reason="abort"}'] == 1
 
 
 def test_client_leaves_while_queued_or_in_a_long_prefill(server: RunningServer) -> None:
@@ -103,7 +103,7 @@ def test_gauges_after_every_client_has_left(server: RunningServer) -> None:
 
     wait_until(settled, deadline - time.monotonic())
     after = server.metrics()
-    assert after["octavo_requests_aborted_total"] == 100
+    assert after['octavo_requests_finished_total{reason="abort"}'] == 100
     assert all(after[name] >= value for name, value in before.items() if name.split("{")[0].endswith(("_total", "_count", "_bucket")))
     assert all(value >= 0 for value in after.values())
 
@@ -154,7 +154,7 @@ def test_a_reader_that_stops_reading_is_cut_off() -> None:
             events = list(sse_events(connection))
             assert len(events) == 21 and events[-1] == "[DONE]"
         wait_until(server.is_idle)
-        assert server.metrics()["octavo_requests_aborted_total"] == 1
+        assert server.metrics()['octavo_requests_finished_total{reason="abort"}'] == 1
         received = b""
         with contextlib.suppress(ConnectionError):
             while chunk := stuck.recv(1 << 16):

@@ -60,6 +60,7 @@ LARGE: dict[str, tuple[str, dict[str, Any], int]] = {
     "prefill": (COMPLETIONS, {"prompt": [5 + i % 400 for i in range(4000)], "max_tokens": 1}, 200),
     "text": ("/tokenize", {"prompt": TEXT * 20_000}, 200),
     "many texts": (COMPLETIONS, {"prompt": [TEXT * 100] * 200, "max_tokens": 0, "min_tokens": 1}, 400),
+    "many token ids": (COMPLETIONS, {"prompt": [[5] * 2000] * 1000 + [[5] * 8192], "max_tokens": 1}, 400),
     "conversation": (CHAT, {"messages": [{"role": "user", "content": "x"}] * 100_000}, 400),
     "token ids": ("/detokenize", {"tokens": [5] * 2_000_000}, 200),
 }

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from octavo.models.chat_template import ChatTemplate
-from tests.engine.scripted import bigram_engine, byte_tokenizer
+from tests.engine.scripted import EOS_ID, bigram_engine, byte_ids, byte_tokenizer
 from tests.models.tiny import CHAT_TEMPLATE
-from tests.server.harness import RunningServer
+from tests.server.harness import RunningServer, sse_events, strict_json
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 GOOD = {COMPLETIONS: '"prompt":"x","max_tokens":2', CHAT: '"messages":[{"role":"user","content":"x"}],"max_tokens":2'}
@@ -58,6 +58,7 @@ def is_served(server: RunningServer) -> None:
         ("guided_json", "{}"),
         ("priority", "1"),
         ("cache_salt", "5"),
+        *(("request_id", v) for v in ("5", '""', '"a\\nb"', json.dumps("r" * 129))),
         ("stream", '"yes"'),
         ("model", "5"),
     ],
@@ -127,6 +128,51 @@ def test_fields_that_nobody_defines_are_reported(server: RunningServer) -> None:
     assert "tempreature" in warning
     chunks = server.stream(COMPLETIONS, body | {"max_tokens": 3, "ignore_eos": True})
     assert [c.get("warnings") for c in chunks] == [[warning], None, None]
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_stream_options_are_read_like_the_body(server: RunningServer, path: str) -> None:
+    body = json.loads("{" + GOOD[path] + "}")
+    for option in ("continuous_usage_stats", "include_obfuscation"):
+        status, error = server.error(path, body | {"stream": True, "stream_options": {option: True}})
+        assert (status, error["param"], error["code"]) == (400, "stream_options", "unsupported_parameter") and option in error["message"]
+    options = {"include_usage": True, "continuous_usage_stats": False, "include_obfuscation": None, "user": 1}
+    chunks = server.stream(path, body | {"stream_options": options})
+    (warning,) = chunks[0]["warnings"]
+    assert "stream_options.user" in warning and chunks[-1]["usage"]["completion_tokens"] == 2
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_a_request_names_its_answer(server: RunningServer, path: str) -> None:
+    body = json.loads("{" + GOOD[path] + "}") | {"request_id": "my name-1", "n": 2}
+    prefix = "cmpl" if path == COMPLETIONS else "chatcmpl"
+    streams = [server.open_stream(path, body) for _ in range(3)]  # one name for several at once is the client's business
+    for connection in streams:
+        *events, done = sse_events(connection)
+        assert done == "[DONE]" and {strict_json(event)["id"] for event in events} == {f"{prefix}-my name-1"}
+        finished = [choice for event in events for choice in strict_json(event)["choices"] if choice["finish_reason"]]
+        assert sorted(choice["index"] for choice in finished) == [0, 1]
+    assert server.post(path, body)["id"] == f"{prefix}-my name-1"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_that_forbids_itself_every_token_is_a_400(server: RunningServer, stream: bool) -> None:
+    body = {"prompt": "x", "allowed_token_ids": [EOS_ID], "min_tokens": 1, "max_tokens": 2, "stream": stream}
+    status, error = server.error(COMPLETIONS, body)
+    assert (status, error["type"], error["code"]) == (400, "invalid_request_error", "no_token_allowed")
+    assert "every token is forbidden" in error["message"]
+    is_served(server)
+
+
+def test_a_stream_that_comes_to_forbid_itself_every_token_ends_with_that_code(server: RunningServer) -> None:
+    (a,) = byte_ids(server.engine, "a")
+    chunk, error = server.stream(COMPLETIONS, {"prompt": "x", "allowed_token_ids": [a], "bad_words": ["aa"], "max_tokens": 3})
+    assert chunk["choices"][0]["text"] == "a" and error["error"]["code"] == "no_token_allowed"
+
+
+def test_a_chat_s_top_logprobs_are_called_so_in_errors(server: RunningServer) -> None:
+    status, error = server.error(CHAT, json.loads("{" + GOOD[CHAT] + "}") | {"logprobs": True, "top_logprobs": 25})
+    assert (status, error["param"]) == (400, "top_logprobs") and error["message"].startswith("top_logprobs: 25 is not allowed")
 
 
 def test_neutral_values_of_unserved_fields_are_fine(server: RunningServer) -> None:

@@ -82,20 +82,24 @@ class Service:
         request = await run_aside(len(exchange.body) // 16, parse_body, exchange.body, CompletionRequest)
         self._check_model(request.model)
         prompts = await completion_prompts(request, self.reader)
-        wanted = Wanted(request.params(), DEFAULT_COMPLETION_TOKENS, request.cache_salt or None, request.warnings)
-        call = open_call(self.engine, CallIdentity("cmpl", self.model_name, self.fingerprint), prompts, wanted)
+        wanted = await self._wanted(exchange, request, DEFAULT_COMPLETION_TOKENS)
+        call = await open_call(self.engine, CallIdentity("cmpl", self.model_name, self.fingerprint), prompts, wanted)
         await self._answer(exchange, request, call, CompletionFormat(request, self.model.tokenizer))
 
     async def chat_completions(self, exchange: Exchange) -> None:
         request = await run_aside(len(exchange.body) // 16, parse_body, exchange.body, ChatRequest)
         self._check_model(request.model)
         prompt = await chat_prompt(request, len(exchange.body), self.model, self.reader)
-        wanted = Wanted(request.params(), None, request.cache_salt or None, request.warnings)
+        wanted = await self._wanted(exchange, request, None)
         try:
-            call = open_call(self.engine, CallIdentity("chatcmpl", self.model_name, self.fingerprint), [prompt], wanted)
+            call = await open_call(self.engine, CallIdentity("chatcmpl", self.model_name, self.fingerprint), [prompt], wanted)
         except ParameterError as error:
             raise ParameterError(request.name_of(error.param), error.value, error.limit, error.code) from None
         await self._answer(exchange, request, call, ChatFormat(request, self.model.tokenizer))
+
+    async def _wanted(self, exchange: Exchange, request: CompletionRequest | ChatRequest, default_max_tokens: int | None) -> Wanted:
+        params = await run_aside(len(exchange.body) // 16, request.params)
+        return Wanted(params, default_max_tokens, request.cache_salt or None, request.checked_request_id(), request.warnings)
 
     async def _answer(self, exchange: Exchange, request: SamplingFields, call: Call, choice_format: ChoiceFormat) -> None:
         include_usage = request.check_stream_options()

@@ -19,10 +19,12 @@ from octavo.engine.outputs import CompletionOutput, GenerationError, OutputEvent
 from octavo.engine.params import PreparedRequest
 from octavo.server.asgi import Header, Scope, Send, drop_connection, send_json
 from octavo.server.errors import as_api_error
-from octavo.server.prompts import Prompt
+from octavo.server.prompts import Prompt, run_aside
 from octavo.server.streaming import DONE, EVENT_STREAM_HEADERS, Frames, error_event
 
 logger = logging.getLogger("octavo.server")
+
+PROMPT_COST = 400  # token ids whose checks take as long as all else that is done to queue a prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ class Wanted:
     params: SamplingParams
     default_max_tokens: int | None
     cache_salt: str | None
+    request_id: str | None  # the client's name for the answer; None: a new one
     warnings: list[str]
 
 
@@ -103,9 +106,17 @@ class Call:
         }
 
 
-def open_call(engine: AsyncEngine, identity: CallIdentity, prompts: Sequence[Prompt], wanted: Wanted) -> Call:
+async def open_call(engine: AsyncEngine, identity: CallIdentity, prompts: Sequence[Prompt], wanted: Wanted) -> Call:
     """Check all prompts of a call before any of them is queued. Raises ParameterError, EngineUnavailable."""
-    response_id = f"{identity.id_prefix}-{uuid.uuid4().hex}"
+    params = wanted.params
+    size = sum(len(prompt.token_ids) + PROMPT_COST for prompt in prompts) + sum(map(len, params.bad_words))
+    size += len(params.logit_bias) + len(params.allowed_token_ids or ()) + len(params.stop_token_ids)
+    return await run_aside(size, _checked_call, engine, identity, prompts, wanted)
+
+
+def _checked_call(engine: AsyncEngine, identity: CallIdentity, prompts: Sequence[Prompt], wanted: Wanted) -> Call:
+    unique = uuid.uuid4().hex  # clients may use one name twice, the engine may not
+    response_id = f"{identity.id_prefix}-{wanted.request_id or unique}"
     prepared = []
     checked = engine.check_params(wanted.params)
     for i, prompt in enumerate(prompts):
@@ -114,7 +125,7 @@ def open_call(engine: AsyncEngine, identity: CallIdentity, prompts: Sequence[Pro
             room = engine.engine.room(len(prompt.token_ids))
             default = max(wanted.default_max_tokens, params.min_tokens)
             params = replace(params, max_tokens=max(1, min(default, room)))
-        prepared.append(engine.engine.prepare_checked(prompt.token_ids, params, f"{response_id}-{i}", wanted.cache_salt))
+        prepared.append(engine.engine.prepare_checked(prompt.token_ids, params, f"{unique}-{i}", wanted.cache_salt))
     outputs = [RequestOutput.start(one.request, prompt.text, one.warnings) for one, prompt in zip(prepared, prompts, strict=True)]
     warnings = list(dict.fromkeys([*wanted.warnings, *(w for one in prepared for w in one.warnings)]))
     return Call(response_id, identity.model, identity.fingerprint, prepared, outputs, warnings)
@@ -141,7 +152,7 @@ class Answer:
             while not stream.finished:
                 for event in await stream.read():
                     if event.error is not None:
-                        raise self._error_of(event.error)
+                        raise self._error_of(event)
                     self._count(event).apply(event)
         finally:
             self._engine.abort(stream)
@@ -191,7 +202,7 @@ class Answer:
         data = b""
         for event in events:
             if event.error is not None:
-                return data, self._error_of(event.error)
+                return data, self._error_of(event)
             output = self._count(event)
             output.apply_to_prompt(event)
             index = self._prompt_index[event.request_id] * self._call.n + event.choice
@@ -206,5 +217,8 @@ class Answer:
         self._call.num_output_tokens += len(event.token_ids)
         return self._call.outputs[self._prompt_index[event.request_id]]
 
-    def _error_of(self, message: str) -> Exception:
-        return EngineUnavailable(message) if self._engine.draining else GenerationError(message)
+    def _error_of(self, event: OutputEvent) -> Exception:
+        message = str(event.error)
+        if self._engine.draining and event.error_code is None:
+            return EngineUnavailable(message)
+        return GenerationError(message, event.error_code)

@@ -10,6 +10,7 @@ import logging
 import msgspec
 
 from octavo.core.request import ParameterError
+from octavo.core.step import NO_TOKEN_ALLOWED
 from octavo.engine.async_engine import EngineUnavailable
 from octavo.engine.outputs import GenerationError
 
@@ -50,6 +51,8 @@ def as_api_error(error: Exception) -> APIError:
     if isinstance(error, EngineUnavailable):
         return APIError(503, str(error), code="unavailable", headers=((b"retry-after", b"5"),))
     if isinstance(error, GenerationError):
+        if error.code == NO_TOKEN_ALLOWED:
+            return invalid(str(error), None, NO_TOKEN_ALLOWED)
         return APIError(500, str(error), code="generation_failed")
     logger.error("request failed", exc_info=error)
     return APIError(500, "the server failed to answer; its log says why", code="internal_error")

@@ -20,6 +20,7 @@ DEFAULT_COMPLETION_TOKENS = 16  # as OpenAI's and vLLM's
 MAX_PROMPTS = 2048
 MAX_BIASES = 300_000  # above any vocabulary
 MAX_WARNINGS = 20
+MAX_REQUEST_ID_CHARS = 128
 DIAGNOSED_BYTES = 1 << 20  # of a body that is not JSON; a larger one is not searched for what exactly is wrong
 
 
@@ -57,6 +58,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None
     cache_salt: str | None = None
+    request_id: str | None = None
     warnings: list[str] = []  # filled by parse_body, never read from the body
 
     def sampling_params(self, **resolved: Any) -> SamplingParams:
@@ -66,6 +68,14 @@ class SamplingFields(msgspec.Struct, kw_only=True):
             if isinstance(given.get(name), list):
                 given[name] = tuple(given[name])
         return SamplingParams(**given, **resolved, logit_bias=_logit_bias(self.logit_bias or {}))
+
+    def checked_request_id(self) -> str | None:
+        """The client's name for the answer. It comes back in ``id`` and is written to the log."""
+        name = self.request_id
+        if name is not None and not (0 < len(name) <= MAX_REQUEST_ID_CHARS and name.isprintable()):
+            limit = f"1 to {MAX_REQUEST_ID_CHARS} printable characters"
+            raise invalid(f"request_id: {_shown(name)} is not allowed; {limit}", "request_id")
+        return name
 
     def check_stream_options(self) -> bool:
         """Whether a usage chunk is wanted."""
@@ -200,8 +210,9 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "kv_transfer_params": (None,),
     "vllm_xargs": (None, {}),
 }
+NEUTRAL_STREAM_OPTIONS: dict[str, tuple[Any, ...]] = {"continuous_usage_stats": _OFF, "include_obfuscation": _OFF}
 # Fields that change nothing about the answer by their nature.
-METADATA = frozenset({"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls", "request_id"})
+METADATA = frozenset({"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls"})
 
 Body = TypeVar("Body", CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest)
 
@@ -209,17 +220,10 @@ Body = TypeVar("Body", CompletionRequest, ChatRequest, TokenizeRequest, Detokeni
 def parse_body(body: bytes, kind: type[Body]) -> Body:
     """Read a JSON body. Raises APIError 400 that names the field to blame."""
     fields = _decode_object(body)
-    known = kind.__struct_fields__
-    warnings = []
-    for name in list(fields):
-        if name in known and name != "warnings":
-            continue
-        value = fields.pop(name)
-        if name in NEUTRAL:
-            if value not in NEUTRAL[name]:
-                raise invalid(f"{name}: {_shown(value)} is not supported by this server", name, "unsupported_parameter")
-        elif name not in METADATA:
-            warnings.append(f"{_shown(name)} is not a field of this API; it was ignored")
+    warnings = _drop_unserved(fields, kind, NEUTRAL)
+    stream_options = fields.get("stream_options")
+    if isinstance(stream_options, dict):
+        warnings += _drop_unserved(stream_options, StreamOptions, NEUTRAL_STREAM_OPTIONS, "stream_options")
     try:
         parsed = msgspec.convert(fields, kind, strict=True)
     except (msgspec.ValidationError, OverflowError) as error:
@@ -229,6 +233,23 @@ def parse_body(body: bytes, kind: type[Body]) -> Body:
         warnings[MAX_WARNINGS:] = [f"{len(warnings) - MAX_WARNINGS} more fields are not of this API; they were ignored"]
     parsed.warnings = warnings
     return parsed
+
+
+def _drop_unserved(
+    fields: dict[str, Any], kind: type[msgspec.Struct], neutral: dict[str, tuple[Any, ...]], parent: str | None = None
+) -> list[str]:
+    """Take what ``kind`` does not have out of ``fields``, which are the body or its field ``parent``. Returns warnings."""
+    warnings = []
+    for name in list(fields):
+        if name in kind.__struct_fields__ and name != "warnings":
+            continue
+        value, path = fields.pop(name), name if parent is None else f"{parent}.{name}"
+        if name in neutral:
+            if value not in neutral[name]:
+                raise invalid(f"{path}: {_shown(value)} is not supported by this server", parent or name, "unsupported_parameter")
+        elif name not in METADATA or parent is not None:
+            warnings.append(f"{_shown(path)} is not a field of this API; it was ignored")
+    return warnings
 
 
 def _decode_object(body: bytes) -> dict[str, Any]:

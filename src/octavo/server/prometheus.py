@@ -66,7 +66,6 @@ def _counters(engine: Engine) -> Iterator[Any]:
     for reason in FinishReason:
         finished.add_metric([reason.value], metrics.num_finished[reason])
     yield finished
-    yield CounterMetricFamily("octavo_requests_aborted", "Requests whose client left.", value=metrics.num_finished[FinishReason.ABORT])
     for name, description, value in (
         ("octavo_requests", "Requests taken.", stats.num_requests),
         ("octavo_prompt_tokens", "Prompt tokens of requests taken.", metrics.num_prompt_tokens),
