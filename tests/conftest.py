@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
+
+# A shell starts its background jobs with SIGINT ignored, and Python leaves it so; tests of Ctrl-C, and the programs they start,
+# need it as in the foreground.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _real_model(name: str) -> Path:
