@@ -30,17 +30,17 @@ class RunningServer:
         self.port: int = self._listener.getsockname()[1]
         app = create_app(self.async_engine, options)
         self.server: Server = make_server(app, self.async_engine, options)
-        self._thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self._listener]}, daemon=True)
+        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self._listener]}, daemon=True)
 
     def __enter__(self) -> RunningServer:
-        self._thread.start()
+        self.thread.start()
         wait_until(lambda: self.server.started)
         return self
 
     def __exit__(self, *_: object) -> None:
         self.server.should_exit = True
-        self._thread.join(TIMEOUT_S)
-        assert not self._thread.is_alive()
+        self.thread.join(TIMEOUT_S)
+        assert not self.thread.is_alive()
 
     def request(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> tuple[int, dict[str, str], bytes]:
         """(status, headers, body). ``body``: bytes as they are, anything else as JSON."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -69,9 +70,29 @@ LARGE: dict[str, tuple[str, dict[str, Any], int]] = {
 @pytest.mark.parametrize("name", LARGE)
 def test_health_is_answered_meanwhile(server: RunningServer, name: str) -> None:
     path, body, status = LARGE[name]
+    data = json.dumps(body).encode()  # before, since it lets nobody else in this process run
     with HealthWatch(server.port) as watch:
         started_s = time.monotonic()
-        assert server.request("POST", path, body)[0] == status
+        assert server.request("POST", path, data)[0] == status
         seconds = time.monotonic() - started_s
     assert seconds > 0.15, "too small a load to show anything"
     assert watch.worst_s < max(0.1, seconds / 3)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "aside"),
+    [([5] * 10, False), ([[5] * 10] * 10, False), ([5] * 20_000, True), ([[5] * 10_000] * 2, True), ([[5]] * 100, True)],
+)
+def test_many_tokens_or_prompts_are_checked_on_another_thread(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch, prompt: list[Any], aside: bool
+) -> None:
+    threads = []
+    prepare = server.engine.prepare_checked
+
+    def prepare_here(*args: Any) -> Any:
+        threads.append(threading.current_thread())
+        return prepare(*args)
+
+    monkeypatch.setattr(server.engine, "prepare_checked", prepare_here)
+    server.request("POST", COMPLETIONS, {"prompt": prompt, "max_tokens": 0})
+    assert {thread is not server.thread for thread in threads} == {aside}

@@ -81,7 +81,7 @@ class Service:
     async def completions(self, exchange: Exchange) -> None:
         request = await run_aside(len(exchange.body) // 16, parse_body, exchange.body, CompletionRequest)
         self._check_model(request.model)
-        prompts = await completion_prompts(request, self.reader)
+        prompts = await completion_prompts(request, len(exchange.body), self.reader)
         wanted = await self._wanted(exchange, request, DEFAULT_COMPLETION_TOKENS)
         call = await open_call(self.engine, CallIdentity("cmpl", self.model_name, self.fingerprint), prompts, wanted)
         await self._answer(exchange, request, call, CompletionFormat(request, self.model.tokenizer))

@@ -10,15 +10,18 @@ from octavo.models.tokenizer import Tokenizer
 from octavo.server.errors import invalid
 from octavo.server.logprobs import CompletionLogprobs, TokenNames, echoed_logprobs, prompt_logprobs
 from octavo.server.openai_types import CompletionRequest
-from octavo.server.prompts import Prompt, PromptReader
+from octavo.server.prompts import Prompt, PromptReader, run_aside
 from octavo.server.streaming import encode_json
 
 
-async def completion_prompts(request: CompletionRequest, reader: PromptReader) -> list[Prompt]:
-    """The prompts with their token ids. Text gets what the model's own setting adds (BOS), unless ``add_special_tokens`` is false."""
+async def completion_prompts(request: CompletionRequest, num_chars: int, reader: PromptReader) -> list[Prompt]:
+    """The prompts with their token ids. Text gets what the model's own setting adds (BOS), unless ``add_special_tokens`` is false.
+
+    ``num_chars``: about what the prompts are long.
+    """
     if request.stream and request.prompt_logprobs is not None:
         raise invalid("prompt_logprobs: it is not available when stream is true", "prompt_logprobs")
-    texts, token_ids = request.prompts()
+    texts, token_ids = await run_aside(num_chars // 16, request.prompts)
     if texts:
         encoded = await reader.encode(texts, request.add_special_tokens is not False, "prompt")
         return [Prompt(text, ids) for text, ids in zip(texts, encoded, strict=True)]
