@@ -59,6 +59,8 @@ class EngineConfig:
         """Raise ConfigError for the first field outside its limits; return self."""
         c, s, b, m = self.cache, self.scheduler, self.backend, self.model
         _check(bool(m.model), "model", m.model, "a name or a path is needed")
+        named = m.served_model_name is None or bool(m.served_model_name.strip())
+        _check(named, "served_model_name", m.served_model_name, "a name is needed; leave it out for the model's own")
         _check(m.max_model_len is None or m.max_model_len >= 1, "max_model_len", m.max_model_len, "at least 1")
         _check(1 <= c.block_size <= 1024, "block_size", c.block_size, "from 1 to 1024 tokens")
         if b.backend == "cpu":

@@ -18,7 +18,9 @@ from typing import Any
 
 import pytest
 
-from octavo.config import BackendConfig, CacheConfig, EngineConfig, ModelConfig
+from octavo.config import BackendConfig, CacheConfig, ConfigError, EngineConfig, ModelConfig
+from octavo.models.model_file import ModelFileError
+from octavo.server.app import ServerOptions
 from octavo.server.run import run_server
 from tests.models.tiny import write_tiny_gguf
 from tests.server.harness import sse_events, strict_json
@@ -124,31 +126,90 @@ def test_a_second_signal_ends_at_once() -> None:
         running.close()
 
 
-def config_of(path: Path) -> EngineConfig:
-    return EngineConfig(ModelConfig(str(path), "m"), CacheConfig(num_kv_blocks=64), backend=BackendConfig("reference"))
+def config_of(path: Path, backend: str) -> EngineConfig:
+    return EngineConfig(ModelConfig(str(path), "m"), CacheConfig(num_kv_blocks=64), backend=BackendConfig(backend))
 
 
-def test_a_real_file_is_served(tmp_path: Path) -> None:
-    path = write_tiny_gguf(tmp_path / "tiny.gguf")
-    code = "import sys; from tests.server.test_process import serve_file; serve_file(sys.argv[1])"
-    child = Child("-c", code, str(path))
+@contextlib.contextmanager
+def serving_file(path: Path, backend: str, port: int = 0) -> Iterator[Child]:
+    code = "import sys; from tests.server.test_process import serve_file; serve_file(*sys.argv[1:])"
+    child = Child("-c", code, str(path), backend, str(port))
     try:
-        assert child.ready_line.startswith("octavo: m is ready at http://127.0.0.1:")
-        status, answer = child.request("POST", PATH, {"model": "m", "prompt": "hello world", "max_tokens": 4, "temperature": 0})
-        assert status == 200 and answer["usage"]["completion_tokens"] == 4
-        child.signal(signal.SIGTERM)
-        assert child.exit_code() == 0
+        yield child
     finally:
         child.process.kill()
         child.process.communicate()
 
 
-def serve_file(path: str) -> None:
-    run_server(config_of(Path(path)), port=0)
+def serve_file(path: str, backend: str, port: str) -> None:
+    run_server(config_of(Path(path), backend), port=int(port))
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_real_file_is_served_and_nothing_said_at_the_end(tmp_path: Path, backend: str, busy: bool) -> None:
+    with serving_file(write_tiny_gguf(tmp_path / "tiny.gguf"), backend) as child:
+        assert child.ready_line.startswith("octavo: m is ready at http://127.0.0.1:")
+        status, answer = child.request("POST", PATH, {"model": "m", "prompt": "hello world", "max_tokens": 4, "temperature": 0})
+        assert status == 200 and answer["usage"]["completion_tokens"] == 4
+        streams = [child.open_stream(200) for _ in range(3 * busy)]
+        child.signal(signal.SIGTERM)
+        for stream in streams:
+            assert list(sse_events(stream))[-1] == "[DONE]"
+        assert child.exit_code() == 0
+        _, stderr = child.process.communicate()
+        assert stderr == "octavo: shutting down; running requests have 30 s\n"  # no leak reported by the native module, no trace
+
+
+def test_a_killed_server_can_be_started_again_at_once_on_its_port(tmp_path: Path) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", context=4096)
+    port = 0
+    for _ in range(3):
+        with serving_file(path, "cpu", port) as child:
+            port = child.port
+            streams = [child.open_stream(4000) for _ in range(3)]
+            wait_for_streams(child, streams)
+            child.signal(signal.SIGKILL)
+            assert child.exit_code() == -signal.SIGKILL
+            for stream in streams:
+                with stream, pytest.raises(ValueError), stream.makefile("rb") as file:  # the stream breaks off; it does not end
+                    assert b" 200 " in file.readline()
+                    while file.readline() != b"\r\n":
+                        pass
+                    while int(file.readline(), 16):
+                        file.readline()
+                        file.readline()
+                        file.readline()
+
+
+@pytest.mark.parametrize(
+    ("field", "options"),
+    [
+        ("api_key", {"api_key": " "}),
+        ("max_body_size", {"max_body_bytes": 0}),
+        *(("drain_s", {"drain_s": value}) for value in (-1, float("nan"), float("inf"))),
+        *((name, {name: value}) for name in ("head_s", "stall_s") for value in (0, -1, float("nan"), float("inf"))),
+    ],
+)
+def test_options_of_the_server_have_limits(field: str, options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"^{field}: "):
+        ServerOptions(**options)
+
+
+@pytest.mark.parametrize("content", [b"", b"GGUF", b"GGUF" + bytes(100), bytes(1000)])
+def test_a_broken_file_is_an_error_and_frees_the_port(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "broken.gguf"
+    path.write_bytes(content)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with pytest.raises(ModelFileError):
+        run_server(config_of(path, "cpu"), port=port)
+    with socket.create_server(("127.0.0.1", port)):
+        pass
 
 
 def test_a_port_in_use_is_known_before_the_model_loads(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(OSError, match=f"port.*{port}"):
-            run_server(config_of(tmp_path / "missing.gguf"), port=port)
+            run_server(config_of(tmp_path / "missing.gguf", "reference"), port=port)

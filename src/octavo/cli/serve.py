@@ -23,7 +23,7 @@ def serve(**options: Any) -> None:
     """Serve a model over an OpenAI-compatible API."""
     if options["api_key"] is not None and not options["api_key"].strip():
         raise click.BadParameter("the key is empty; leave the flag out to serve without one", param_hint="'--api-key'")
-    name = options["served_model_name"] or name_of(options["model"])
+    name = name_of(options["model"]) if options["served_model_name"] is None else options["served_model_name"]
     config = engine_config({**options, "served_model_name": name})
     from octavo.server.app import ServerOptions
     from octavo.server.run import run_server

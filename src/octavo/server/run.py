@@ -93,7 +93,10 @@ def run_server(config: EngineConfig, host: str = "127.0.0.1", port: int = 8000, 
     server = make_server(app, engine, options, ready)
     gc.collect()
     gc.freeze()  # what is loaded stays: full collections need not walk the vocabulary in the middle of a stream
-    server.run(sockets=[listener])
+    try:
+        server.run(sockets=[listener])
+    finally:
+        gc.unfreeze()  # else the interpreter ends without taking it apart, and the native module complains of leaks
 
 
 def _listen(host: str, port: int) -> socket.socket:
