@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from octavo.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from octavo.core.step import StepPlan, StepResult
 from octavo.engine.engine import Engine
 from tests.models.tiny import write_tiny_gguf
 from tests.server.harness import RunningServer, sse_events, strict_json, wait_until
@@ -73,8 +74,10 @@ def ask(server: RunningServer, seed: int, max_tokens: int) -> Any:
     *events, done = sse_events(server.open_stream(path, body))
     assert done == "[DONE]"
     choices: dict[int, list[Any]] = {}
-    for event in events:
-        (choice,) = strict_json(event)["choices"]
+    for event in map(strict_json, events):
+        if "error" in event:
+            return event
+        (choice,) = event["choices"]
         choices.setdefault(choice["index"], []).append(choice)
     return choices
 
@@ -115,6 +118,39 @@ def test_answers_at_once_equal_answers_alone(server: RunningServer) -> None:
     check_all(server, NUM_CLIENTS, max_tokens=60)
     assert server.engine.scheduler.stats.num_preemptions > 0
     assert server.metrics()['octavo_requests_finished_total{reason="abort"}'] >= NUM_LEAVING / 2
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_failed_steps_end_requests_cleanly_and_leave_no_trace(server: RunningServer, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    """Steps that fail before or after they have run: who is hit gets the error, who is not, and who comes later, the right answer."""
+    alone = {seed: ask(server, seed, 40) for seed in range(32)}
+    execute = server.engine.backend.execute
+    num_steps = 0
+
+    def failing(plan: StepPlan) -> StepResult:
+        nonlocal num_steps
+        num_steps += 1
+        if num_steps % 40 == 0 and when == "before":
+            raise RuntimeError("injected")
+        result = execute(plan)
+        if num_steps % 40 == 0:
+            raise RuntimeError("injected")
+        return result
+
+    with monkeypatch.context() as patch:
+        patch.setattr(server.engine.backend, "execute", failing)
+        together = ask_all(server, range(32), 40)
+    num_hit = 0
+    for seed, answer in together.items():
+        if isinstance(answer, dict) and "error" not in answer:
+            assert answer == alone[seed]
+        else:
+            num_hit += 1
+            assert "injected" in str(answer)
+    assert num_hit > 0
+    wait_until(server.is_idle)
+    server.engine.scheduler.check_invariants()
+    assert ask_all(server, range(32), 40) == alone
 
 
 @pytest.mark.soak
