@@ -299,6 +299,27 @@ def test_a_hundred_connections_that_say_nothing_disturb_nobody(server: RunningSe
         connection.close()
 
 
+def test_large_bodies_find_room_or_are_put_off_and_small_ones_always_pass(server: RunningServer) -> None:
+    """There is room for eight of the largest; slow senders take it, and give it back when they leave or are answered."""
+    large = post({**SHORT, "user": "u" * 1_040_000}, CLOSE)
+    slow = [connect(server) for _ in range(8)]
+    for connection in slow:
+        connection.sendall(large[:-10])
+    num_sent = sum(len(large[:-10].partition(b"\r\n\r\n")[2]) for _ in slow)
+    wait_until(lambda: sum(served._body_bytes for served in server.server.server_state.connections) == num_sent)
+    refused = connect(server)
+    refused.sendall(large)
+    assert_refused(received(refused), 503, "overloaded")
+    status, content = exchange(server, post({**SHORT, "user": "u" * 60_000}, CLOSE))
+    assert status == 200 and text_of(content) == "abc"
+    for connection in slow[:4]:
+        connection.close()
+    for connection in slow[4:]:
+        connection.sendall(large[-10:])
+        assert text_of(read_answer(received(connection))[1]) == "abc"
+    wait_until(lambda: exchange(server, large)[0] == 200)
+
+
 # --- several requests on a connection ---
 
 

@@ -21,7 +21,7 @@ import pytest
 from octavo.config import BackendConfig, CacheConfig, ConfigError, EngineConfig, ModelConfig
 from octavo.models.model_file import ModelFileError
 from octavo.server.app import ServerOptions
-from octavo.server.run import run_server
+from octavo.server.run import CLOSE_S, run_server
 from tests.models.tiny import write_tiny_gguf
 from tests.server.harness import sse_events, strict_json
 
@@ -180,6 +180,53 @@ def test_a_killed_server_can_be_started_again_at_once_on_its_port(tmp_path: Path
                         file.readline()
                         file.readline()
                         file.readline()
+
+
+def test_requests_that_have_not_arrived_are_not_waited_for(tmp_path: Path) -> None:
+    with serving_file(write_tiny_gguf(tmp_path / "tiny.gguf"), "cpu") as child:
+        starts = [b"", b"POST", f"POST {PATH} HTTP/1.1\r\nHost: t\r\nContent-Length: 100\r\n\r\n".encode() + b"{"]
+        slow = [socket.create_connection(("127.0.0.1", child.port), 20) for _ in starts]
+        for connection, start in zip(slow, starts, strict=True):
+            connection.sendall(start)
+        assert child.request("GET", "/health")[0] == 200
+        started_s = time.monotonic()
+        child.signal(signal.SIGTERM)
+        answers = [connection.makefile("rb").read() for connection in slow]
+        assert answers[:2] == [b"", b""] and b" 503 " in answers[2] and b"shutting down" in answers[2]
+        assert child.exit_code() == 0 and time.monotonic() - started_s < CLOSE_S
+        assert child.process.communicate()[1] == "octavo: shutting down; running requests have 30 s\n"
+
+
+def serve_with_few_files(path: str, num_files: str) -> None:
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, (int(num_files), int(num_files)))
+    serve_file(path, "cpu", "0")
+
+
+def test_more_connections_than_file_descriptors(tmp_path: Path) -> None:
+    """Who is too many is turned away; who is served goes on; the log does not fill; and afterwards all is well."""
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", context=4096)
+    code = "import sys; from tests.server.test_process import serve_with_few_files; serve_with_few_files(*sys.argv[1:])"
+    child = Child("-c", code, str(path), "240")
+    try:
+        stream = child.open_stream(1000)
+        wait_for_streams(child, [stream])
+        crowd = [socket.create_connection(("127.0.0.1", child.port), 20) for _ in range(400)]
+        answers = [connection.recv(1000) for connection in crowd[200:]]
+        assert all(b" 503 " in answer and b'"overloaded"' in answer for answer in answers)
+        assert list(sse_events(stream))[-1] == "[DONE]"
+        for connection in crowd:
+            connection.close()
+        deadline_s = time.monotonic() + 10
+        while child.request("POST", PATH, {"prompt": "x", "max_tokens": 1})[0] != 200:
+            assert time.monotonic() < deadline_s
+        child.signal(signal.SIGTERM)
+        assert child.exit_code() == 0
+        assert child.process.communicate()[1] == "octavo: shutting down; running requests have 30 s\n"
+    finally:
+        child.process.kill()
+        child.process.communicate()
 
 
 @pytest.mark.parametrize(

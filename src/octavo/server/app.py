@@ -25,7 +25,7 @@ from octavo.config import ConfigError
 from octavo.core.request import ParameterError
 from octavo.engine.async_engine import AsyncEngine
 from octavo.server import asgi
-from octavo.server.asgi import App, ClientLeft, Header, KeyCheck, Receive, Scope, Send
+from octavo.server.asgi import App, BodyReader, ClientLeft, Header, KeyCheck, Receive, Scope, Send
 from octavo.server.calls import Answer, Call, CallIdentity, ChoiceFormat, Wanted, open_call
 from octavo.server.chat import ChatFormat, chat_prompt
 from octavo.server.completions import CompletionFormat, completion_prompts
@@ -199,8 +199,8 @@ class Service:
 class Endpoint:
     """A route as an ASGI application: reads the body, runs a handler until it or its client ends, and answers errors in OpenAI's shape."""
 
-    def __init__(self, service: Service, handler: Callable[[Exchange], Awaitable[None]]) -> None:
-        self._max_body_bytes = service.options.max_body_bytes
+    def __init__(self, bodies: BodyReader, handler: Callable[[Exchange], Awaitable[None]]) -> None:
+        self._bodies = bodies
         self._handler = handler
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -213,11 +213,11 @@ class Endpoint:
 
         headers = ((b"x-request-id", asgi.request_id(scope)),)
         try:
-            body = await asgi.read_body(scope, receive, self._max_body_bytes)
-            await asgi.until_disconnect(receive, self._handler(Exchange(scope, body, tracked, headers)))
+            async with self._bodies.read(scope, receive) as body:
+                await asgi.until_disconnect(receive, self._handler(Exchange(scope, body, tracked, headers)))
         except ClientLeft:
             pass
-        except asgi.BodyTooLarge as error:
+        except asgi.BodyRefused as error:
             await asgi.refuse_body(receive, send, error, headers)
         except Exception as error:
             if started:
@@ -229,6 +229,7 @@ def create_app(engine: AsyncEngine, options: ServerOptions | None = None) -> App
     """The ASGI application. It starts ``engine`` with its lifespan and stops it at the end."""
     options = options or ServerOptions()
     service = Service(engine, options)
+    bodies = BodyReader(options.max_body_bytes)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -239,7 +240,7 @@ def create_app(engine: AsyncEngine, options: ServerOptions | None = None) -> App
             await engine.stop(0.0)
 
     def route(method: str, path: str, handler: Callable[[Exchange], Awaitable[None]]) -> Route:
-        return Route(path, Endpoint(service, handler), methods=[method])
+        return Route(path, Endpoint(bodies, handler), methods=[method])
 
     routes = [
         route("POST", "/v1/chat/completions", service.chat_completions),

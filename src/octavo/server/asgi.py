@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import hmac
 import uuid
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from typing import Any
 
 import msgspec
@@ -26,6 +26,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Header = tuple[bytes, bytes]
 
 TRANSPORT_KEY = "octavo.transport"
+SMALL_BODY_BYTES = 64 << 10
 DISCARD_S = 2.0  # how long the rest of a refused body is read and dropped
 JSON_TYPE: Header = (b"content-type", b"application/json")
 
@@ -34,40 +35,67 @@ class ClientLeft(Exception):
     """The connection was closed before the request was read."""
 
 
-async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
-    """The whole body. Raises APIError 413 as soon as it is known to be above ``limit_bytes``, 415 for a compressed one, ClientLeft when
-    the client leaves."""
-    encoding = header(scope, b"content-encoding")
-    if encoding is not None and encoding.strip().lower() not in (b"", b"identity"):
-        shown = encoding[:80].decode("latin-1")
-        raise APIError(415, f"content-encoding: {shown!r} is not supported; bodies are read as they are", code="unsupported_encoding")
-    declared = header(scope, b"content-length")
-    if declared is not None and declared.isdigit() and int(declared) > limit_bytes:
-        raise BodyTooLarge(limit_bytes)
-    chunks: list[bytes] = []
-    num_bytes = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientLeft
-        chunk = message.get("body", b"")
-        num_bytes += len(chunk)
-        if num_bytes > limit_bytes:
-            raise BodyTooLarge(limit_bytes)
-        chunks.append(chunk)
-        if not message.get("more_body", False):
-            return b"".join(chunks)
+class BodyRefused(APIError):
+    """The rest of the body is not read, so the connection cannot be used again."""
+
+    def __init__(self, status: int, message: str, code: str, headers: tuple[Header, ...] = ()) -> None:
+        super().__init__(status, message, code=code, headers=((b"connection", b"close"), *headers))
 
 
-class BodyTooLarge(APIError):
-    """A 413. The rest of the body is not read, so the connection cannot be used again."""
+class BodyReader:
+    """Reads bodies of at most ``limit_bytes``, and has room for ``num_whole`` of that size in unfinished requests at once.
 
-    def __init__(self, limit_bytes: int) -> None:
-        message = f"the body is too large; at most {limit_bytes} bytes are read"
-        super().__init__(413, message, code="body_too_large", headers=((b"connection", b"close"),))
+    Bodies of up to SMALL_BODY_BYTES need no room, so that a few large ones, however slow, keep nobody else out.
+    """
+
+    def __init__(self, limit_bytes: int, num_whole: int = 8) -> None:
+        self._limit_bytes = limit_bytes
+        self._room_bytes = self._total_bytes = limit_bytes * num_whole
+
+    @contextlib.asynccontextmanager
+    async def read(self, scope: Scope, receive: Receive) -> AsyncIterator[bytes]:
+        """The whole body; its room is taken until the end of the block. Raises BodyRefused as soon as it is known to be too large or
+        to find no room, APIError 415 for a compressed one, ClientLeft when the client leaves."""
+        encoding = header(scope, b"content-encoding")
+        if encoding is not None and encoding.strip().lower() not in (b"", b"identity"):
+            shown = encoding[:80].decode("latin-1")
+            raise APIError(415, f"content-encoding: {shown!r} is not supported; bodies are read as they are", code="unsupported_encoding")
+        declared = header(scope, b"content-length")
+        if declared is not None and declared.isdigit():
+            self._check_size(int(declared))
+        held_bytes = 0
+        try:
+            chunks: list[bytes] = []
+            num_bytes = 0
+            more = True
+            while more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientLeft
+                chunks.append(message.get("body", b""))
+                num_bytes += len(chunks[-1])
+                more = message.get("more_body", False)
+                self._check_size(num_bytes)
+                if num_bytes > SMALL_BODY_BYTES:
+                    held_bytes += self._take_room(num_bytes - held_bytes)
+            yield b"".join(chunks)
+        finally:
+            self._room_bytes += held_bytes
+
+    def _check_size(self, num_bytes: int) -> None:
+        if num_bytes > self._limit_bytes:
+            raise BodyRefused(413, f"the body is too large; at most {self._limit_bytes} bytes are read", code="body_too_large")
+
+    def _take_room(self, num_bytes: int) -> int:
+        if num_bytes > self._room_bytes:
+            what = f"bodies of unfinished requests fill the {self._total_bytes} bytes there are for them"
+            message = f"{what}; try again, or with at most {SMALL_BODY_BYTES} bytes"
+            raise BodyRefused(503, message, code="overloaded", headers=((b"retry-after", b"1"),))
+        self._room_bytes -= num_bytes
+        return num_bytes
 
 
-async def refuse_body(receive: Receive, send: Send, error: BodyTooLarge, headers: tuple[Header, ...]) -> None:
+async def refuse_body(receive: Receive, send: Send, error: BodyRefused, headers: tuple[Header, ...]) -> None:
     """Answer while the client still sends, then discard for a while: closing at once would reset the connection under the answer."""
     body = error.body()
     start_headers = [(b"content-length", str(len(body)).encode()), JSON_TYPE, *error.headers, *headers]

@@ -30,10 +30,11 @@ _UPGRADE_HEADERS = (b"upgrade", b"http2-settings")
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
     """``head_s``: for a request's head to arrive, from the connection or its first byte. ``stall_s``: how long a client may take nothing
-    of a waiting answer; and what a body may take on top of its bytes at MIN_BODY_BYTES_PER_S."""
+    of a waiting answer; and what a body may take on top of its bytes at MIN_BODY_BYTES_PER_S. ``max_connections``: at once."""
 
     head_s: float = 30.0
     stall_s: float = 120.0
+    max_connections: int = 4096
 
 
 class Connection(HttpToolsProtocol):
@@ -45,7 +46,15 @@ class Connection(HttpToolsProtocol):
       the answer to its last request, is not read until then, so its leaving shows late.)
     - Requests to upgrade (h2c, websocket) are served as they are, with their bodies: the server goes on in HTTP/1.1.
     - Heads are bounded, and ``enforce`` cuts off who is too slow.
+    - Connections above the limit are turned away, before the process runs out of file descriptors.
     """
+
+    limits = ConnectionLimits()
+
+    @classmethod
+    def limited(cls, limits: ConnectionLimits) -> type[Connection]:
+        """The protocol with limits of its own; uvicorn makes the instances."""
+        return type("LimitedConnection", (cls,), {"limits": limits})
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -65,6 +74,9 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         # asyncio does so only for sockets that name their protocol. Without it a chunk may wait 40 ms for the acknowledgement of the last.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if len(self.connections) > self.limits.max_connections:
+            message = f"there are too many connections; at most {self.limits.max_connections} at once"
+            self.refuse(APIError(503, message, code="overloaded", headers=((b"retry-after", b"1"),)))
 
     # --- reading ---
 
@@ -176,6 +188,13 @@ class Connection(HttpToolsProtocol):
                 cycle.message_event.set()
         self.pipeline.clear()
 
+    def shutdown(self) -> None:
+        """As uvicorn's, but a request that has not arrived is not waited for."""
+        if self._reads_body:
+            self.refuse(APIError(503, "the server is shutting down", code="unavailable"))
+        else:
+            super().shutdown()
+
     def refuse(self, error: APIError) -> None:
         """Answer with ``error``, unless another answer has begun or is due first, and close."""
         if self.transport.is_closing():
@@ -184,6 +203,7 @@ class Connection(HttpToolsProtocol):
         if running is None or running.response_complete or not (running.response_started or self.pipeline):
             body = error.body()
             headers = [*self.server_state.default_headers, JSON_TYPE, (b"content-length", b"%d" % len(body)), (b"connection", b"close")]
+            headers += error.headers
             lines = b"".join(b"%b: %b\r\n" % header for header in headers)
             self.transport.write(STATUS_LINE[error.status] + lines + b"\r\n" + body)
         self._end_requests()
@@ -200,8 +220,9 @@ class Connection(HttpToolsProtocol):
     def _reads_body(self) -> bool:
         return self.cycle is not None and self.cycle.more_body and not self.cycle.response_complete
 
-    def enforce(self, limits: ConnectionLimits) -> None:
+    def enforce(self) -> None:
         """Cut the client off when it is too slow. To be called every now and then."""
+        limits = self.limits
         now_s = self.loop.time()
         num_unsent = self.transport.get_write_buffer_size()
         if num_unsent == 0 or num_unsent != self._num_unsent:  # it cannot grow for long: whoever writes waits from 64 KiB on
@@ -212,11 +233,12 @@ class Connection(HttpToolsProtocol):
             if self._head_since_s is not None and now_s - self._head_since_s > limits.head_s:
                 self.refuse(APIError(408, f"no request has arrived within {limits.head_s:g} s", code="request_timeout"))
         elif self._reads_body:
-            self._enforce_body_rate(now_s, limits)
+            self._enforce_body_rate(now_s)
 
-    def _enforce_body_rate(self, now_s: float, limits: ConnectionLimits) -> None:
+    def _enforce_body_rate(self, now_s: float) -> None:
+        stall_s = self.limits.stall_s
         if self.flow.read_paused:  # it is us who do not read
             self._body_since_s = now_s
-        elif now_s - self._body_since_s > limits.stall_s + self._body_bytes / MIN_BODY_BYTES_PER_S:
-            what = f"less than {MIN_BODY_BYTES_PER_S} bytes a second came over more than {limits.stall_s:g} s"
+        elif now_s - self._body_since_s > stall_s + self._body_bytes / MIN_BODY_BYTES_PER_S:
+            what = f"less than {MIN_BODY_BYTES_PER_S} bytes a second came over more than {stall_s:g} s"
             self.refuse(APIError(408, f"the body has not arrived: {what}", code="request_timeout"))

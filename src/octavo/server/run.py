@@ -24,6 +24,10 @@ from octavo.server.app import ServerOptions, create_app
 from octavo.server.asgi import App
 from octavo.server.connection import Connection, ConnectionLimits
 
+MAX_CONNECTIONS = 8192  # where file descriptors allow
+LISTEN_BACKLOG = 2048  # connections that the kernel keeps for us
+ACCEPT_BATCH = 16  # connections accepted in one round of the event loop; it takes some four rounds to turn one away
+OWN_FILES = 160  # descriptors for those, for the model and for libraries
 CLOSE_S = 5  # for responses to be written after the engine has stopped
 
 
@@ -34,7 +38,6 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._engine = engine
         self._drain_s = options.drain_s
-        self._limits = ConnectionLimits(options.head_s, options.stall_s)
         self._enforce_s = min(1.0, options.head_s / 4, options.stall_s / 4)
         self._enforced_s = 0.0
         self._ready_message = ready_message
@@ -43,6 +46,8 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(LISTEN_BACKLOG)
         if self.started and self._ready_message:
             print(self._ready_message, flush=True)
 
@@ -60,7 +65,7 @@ class Server(uvicorn.Server):
             self._enforced_s = now_s
             for connection in list(self.server_state.connections):
                 assert isinstance(connection, Connection)
-                connection.enforce(self._limits)
+                connection.enforce()
         return await super().on_tick(counter)
 
     async def _drain(self) -> None:
@@ -73,8 +78,26 @@ class Server(uvicorn.Server):
 def make_server(app: App, engine: AsyncEngine, options: ServerOptions, ready_message: str = "") -> Server:
     """A server that is not running yet; it is to be run on a socket."""
     plain: dict[str, Any] = {"log_config": None, "access_log": False, "server_header": False, "proxy_headers": False, "lifespan": "on"}
-    config = uvicorn.Config(app, http=Connection, ws="none", timeout_graceful_shutdown=CLOSE_S, **plain)
+    limits = ConnectionLimits(options.head_s, options.stall_s, max_connections())
+    protocol = Connection.limited(limits)
+    config = uvicorn.Config(app, http=protocol, ws="none", backlog=ACCEPT_BATCH, timeout_graceful_shutdown=CLOSE_S, **plain)
     return Server(config, engine, options, ready_message)
+
+
+def max_connections() -> int:
+    """Connections that the process has file descriptors for, having raised its limit to what it may have.
+
+    Without any left, asyncio's accepting loop reports each connection it cannot take, thousands of times a second.
+    """
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_CONNECTIONS + OWN_FILES
+    unlimited = resource.RLIM_INFINITY
+    if soft != unlimited and soft < wanted:
+        soft = wanted if hard == unlimited else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return MAX_CONNECTIONS if soft == unlimited else max(1, min(MAX_CONNECTIONS, soft - OWN_FILES))
 
 
 def run_server(config: EngineConfig, host: str = "127.0.0.1", port: int = 8000, options: ServerOptions | None = None) -> None:
