@@ -163,6 +163,19 @@ def test_a_reader_that_stops_reading_is_cut_off() -> None:
         stuck.close()
 
 
+def test_large_answers_to_readers_that_read_are_no_overflow() -> None:
+    """However small the limit: it is for what piles up while a reader is away, not for what one step gives."""
+    with RunningServer(bigram_engine(), stream_limit_bytes=1) as server:
+        answer = server.complete([5] * 300, max_tokens=20, ignore_eos=True, prompt_logprobs=20, logprobs=20, n=3)
+        assert len(answer["choices"][0]["prompt_logprobs"]) == 300
+        answer = server.complete([[5] * 50] * 20, max_tokens=1, echo=True, logprobs=20, n=3)
+        assert len(answer["choices"]) == 60
+    with RunningServer(bigram_engine(), stream_limit_bytes=300_000) as server:  # less than the prompt's log-probabilities, more than the rest
+        chunks = server.stream(PATH, {"prompt": [5] * 300, "max_tokens": 20, "ignore_eos": True, "echo": True, "logprobs": 20, "n": 3})
+        assert sum(chunk["choices"][0]["finish_reason"] == "length" for chunk in chunks) == 3
+        assert server.metrics()['octavo_requests_finished_total{reason="abort"}'] == 0
+
+
 def test_a_write_that_waits_too_long_is_cut_off() -> None:
     engine = bigram_engine(context=16384, num_kv_blocks=4096)
     with RunningServer(engine, ServerOptions(stall_s=0.5), stream_limit_bytes=1 << 30) as server:
