@@ -170,7 +170,7 @@ def test_large_answers_to_readers_that_read_are_no_overflow() -> None:
         assert len(answer["choices"][0]["prompt_logprobs"]) == 300
         answer = server.complete([[5] * 50] * 20, max_tokens=1, echo=True, logprobs=20, n=3)
         assert len(answer["choices"]) == 60
-    with RunningServer(bigram_engine(), stream_limit_bytes=300_000) as server:  # less than the prompt's log-probabilities, more than the rest
+    with RunningServer(bigram_engine(), stream_limit_bytes=300_000) as server:  # more than all but the prompt's
         chunks = server.stream(PATH, {"prompt": [5] * 300, "max_tokens": 20, "ignore_eos": True, "echo": True, "logprobs": 20, "n": 3})
         assert sum(chunk["choices"][0]["finish_reason"] == "length" for chunk in chunks) == 3
         assert server.metrics()['octavo_requests_finished_total{reason="abort"}'] == 0
