@@ -17,8 +17,11 @@ run: $(VENV)/.octavo
 test: $(VENV)/.test $(VENV)/.models native-test
 	@$(PY) -m pytest -q -m "not soak"
 
+# Long checks. The log is for docs/soak/, where dated results are kept.
 soak: $(VENV)/.test $(VENV)/.models
-	@$(PY) -m pytest -q -m soak --timeout 7200 -rA
+	@mkdir -p build
+	@$(PY) -m pytest -m soak --timeout 7200 -rA --tb=short -q --durations=0 > build/soak.log 2>&1; status=$$?; \
+	  grep -E "^(PASSED|FAILED|ERROR)|Measures|passed|failed|s call" build/soak.log; exit $$status
 
 lint: $(VENV)/.lint
 	@$(VENV)/bin/ruff check src tests scripts
