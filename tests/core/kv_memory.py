@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from octavo.core.request import FinishReason, Request, derive_seed
-from octavo.core.step import SequenceSlice, SliceResult, StepPlan, StepResult, TokenLogprobs
+from octavo.core.step import SequenceSlice, SliceResult, SlotOpen, StepPlan, StepResult, TokenLogprobs
 
 EOS = 3
 VOCAB = 4  # tokens 0, 1, 2 and EOS: prompts of so few tokens share prefixes all the time
@@ -48,13 +48,24 @@ class KVMemoryBackend:
         self.memory = [[UNWRITTEN] * block_size for _ in range(num_blocks)]
         self.slots: dict[int, SlotState] = {}
         self.num_rows = 0
+        self.failed = False  # whether the last step has: then the next may close what is not open
 
-    def execute(self, plan: StepPlan) -> StepResult:
-        for slot in plan.slot_closes:
-            del self.slots[slot]
-        for opened in plan.slot_opens:
+    def fail(self, plan: StepPlan, num_slots: int) -> None:
+        """Execute a step that fails after the first ``num_slots`` of its closes and opens."""
+        self.failed = True
+        self._move_slots(plan.slot_closes[:num_slots], plan.slot_opens[: max(0, num_slots - len(plan.slot_closes))])
+
+    def _move_slots(self, closes: list[int], opens: list[SlotOpen]) -> None:
+        for slot in closes:
+            assert slot in self.slots or self.failed, f"slot {slot} is closed and was not open"
+            self.slots.pop(slot, None)
+        for opened in opens:
             assert opened.slot not in self.slots, f"slot {opened.slot} is opened twice"
             self.slots[opened.slot] = SlotState(opened.seed, list(opened.prompt_token_ids), list(opened.output_token_ids))
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self._move_slots(plan.slot_closes, plan.slot_opens)
+        self.failed = False
         for copy in plan.block_copies:
             self.memory[copy.dst_block] = list(self.memory[copy.src_block])
         # One forward pass: nobody sees what another slice of the same step writes.

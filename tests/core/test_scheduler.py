@@ -269,6 +269,19 @@ def test_fail_all_ends_everything_and_leaves_a_usable_scheduler() -> None:
     harness.check_text("after", 0)
 
 
+def test_slots_that_a_failed_step_should_have_closed_are_closed_by_the_next() -> None:
+    """The sequence of a failed step gets, later, a slot whose close never reached the backend."""
+    harness = big(max_num_seqs=2)
+    harness.run_all([make_request("a", prompt_of(5), max_tokens=2), make_request("b", prompt_of(6), max_tokens=2)])
+    for name in ("c", "d"):
+        harness.add(make_request(name, prompt_of(7), max_tokens=2))
+        plan = harness.scheduler.plan()
+        assert plan is not None and plan.slot_closes and harness.backend.slots
+        harness.backend.fail(plan, num_slots=0)
+        harness.scheduler.fail_all("broken")
+    harness.run_all([make_request("e", prompt_of(8), max_tokens=3), make_request("f", prompt_of(9), max_tokens=3)])
+
+
 # --- refusals -----------------------------------------------------------------------------------------------------------------------------
 
 

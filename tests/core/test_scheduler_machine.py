@@ -96,8 +96,21 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.num_requests % 5 == 4 and self.harness.scheduler.has_work)
     @rule()
     def fail_all(self) -> None:
+        self.fail()
+
+    @precondition(lambda self: self.num_requests % 3 == 2 and self.harness.pending is None)
+    @rule(num_slots=st.integers(0, 8))
+    def step_fails(self, num_slots: int) -> None:
+        """On its way through the slots that it closes and opens, or after them."""
+        plan = self.harness.scheduler.plan()
+        if plan is not None:
+            self.harness.backend.fail(plan, num_slots)
+            self.fail()
+
+    def fail(self) -> None:
         events = self.harness.scheduler.fail_all("the device is gone")
         self.harness.pending = None
+        self.harness.backend.failed = True
         self.harness._receive(events)
         assert all(event.finish_reason is FinishReason.ERROR and event.error == "the device is gone" for event in events)
         self.harness.check_idle()

@@ -107,7 +107,10 @@ def ask_all(server: RunningServer, seeds: range, max_tokens: int) -> dict[int, A
 
 def check_all(server: RunningServer, num_clients: int, max_tokens: int) -> None:
     alone = {seed: ask(server, seed, max_tokens) for seed in range(num_clients)}
+    greedy = {"prompt": "x", "max_tokens": 600, "ignore_eos": True, "n": 6}
+    resident = server.open_stream(COMPLETIONS, greedy)  # wants more than a fair share of the pool
     together = ask_all(server, range(num_clients), max_tokens)
+    resident.close()
     for seed in range(num_clients):
         assert together[seed] == alone[seed], make_request(seed, max_tokens)
     wait_until(server.is_idle)

@@ -83,10 +83,12 @@ class Scheduler:
         A step in flight is forgotten: nothing of it is counted or offered for reuse.
         """
         draft, self._in_flight = self._in_flight, None
-        for seq in draft.sequences if draft is not None else ():
-            seq.num_scheduled = 0
-            if seq.status is SequenceStatus.FINISHED:
-                self._state.release(seq)
+        if draft is not None:
+            self._state.slots.close_again(draft.plan.slot_closes)
+            for seq in draft.sequences:
+                seq.num_scheduled = 0
+                if seq.status is SequenceStatus.FINISHED:
+                    self._state.release(seq)
         owners = list(self._state.requests.values())
         self._state.requests.clear()
         self._state.stats.num_failed += len(owners)

@@ -45,7 +45,11 @@ class SlotTable:
         self._extra.pop(seq.seq_id, None)
         seq.slot = -1
 
+    def close_again(self, slots: list[int]) -> None:
+        """Slots that a plan told to close which failed: nobody knows whether it came that far."""
+        self._closes += slots
+
     def drain_closes(self) -> list[int]:
         """Slots to close in the plan being made."""
-        closes, self._closes = self._closes, []
+        closes, self._closes = list(dict.fromkeys(self._closes)), []
         return closes

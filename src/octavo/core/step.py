@@ -71,7 +71,8 @@ class SequenceSlice:
 class StepPlan:
     """One step. Order of effect: close slots, open slots, fork slots, copy blocks, forward pass, sampling.
 
-    ``slot_forks`` are (source slot, new slot, seed of the new slot).
+    ``slot_forks`` are (source slot, new slot, seed of the new slot). After a step that failed, at whatever point, the next plan closes all
+    slots that may be open: closing one that is not does nothing.
     """
 
     step_index: int
