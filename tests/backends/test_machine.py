@@ -18,7 +18,10 @@ def cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(("text", "cpus"), [("200000 100000", 2), ("150000 100000", 2), ("50000 100000", 1), ("max 100000", 32), ("6400000 100000", 32)])
+@pytest.mark.parametrize(
+    ("text", "cpus"),
+    [("200000 100000", 2), ("150000 100000", 2), ("50000 100000", 1), ("max 100000", 32), ("6400000 100000", 32)],
+)
 def test_cpu_quota(cgroup: Path, text: str, cpus: int) -> None:
     (cgroup / "cpu.max").write_text(text + "\n")
     assert machine.available_cpus() == cpus

@@ -167,16 +167,24 @@ def test_interrupted_hub_download_resumes(hub: FakeHub) -> None:
     assert path.read_bytes() == DATA
 
 
-def test_leavings_of_a_killed_pull_are_swept_after_a_day(home: Path) -> None:
+def test_leavings_of_a_killed_pull_are_swept(home: Path) -> None:
     folder = home / "home" / "models"
-    old, new = folder / ".pull-old", folder / ".pull-new"
-    for scratch in (old, new):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    old, alive = folder / f".pull-{ended.pid}-x", folder / f".pull-{os.getpid()}-x"
+    for scratch in (old, alive):
         scratch.mkdir(parents=True)
         (scratch / "part").write_bytes(b"x")
-    os.utime(old, (0, 0))
     with pytest.raises(PullError):
         pull(entry())
-    assert not old.exists() and new.exists()
+    assert not old.exists() and alive.exists()
+
+
+def test_a_cache_that_cannot_be_made_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("OCTAVO_HOME", str(tmp_path / "file"))
+    with pytest.raises(PullError, match="OCTAVO_HOME"):
+        pull(entry())
 
 
 def test_a_package_larger_than_the_model_is_refused(home: Path) -> None:

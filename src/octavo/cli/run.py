@@ -79,6 +79,8 @@ def run(prompt: str, system: str, raw: bool, stats: bool, **options: Any) -> Non
     params = sampling_params(options)
     if prompt == "-":
         prompt = sys.stdin.read()
+        if not raw:  # `echo` and here-documents end in a newline that is not part of the question
+            prompt = prompt.removesuffix("\n").removesuffix("\r")
     started_s = time.perf_counter()
     with open_llm(options) as llm:
         has_template = llm.engine.model.chat_template is not None

@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import zipfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ from pathlib import Path
 from octavo.config import octavo_home
 
 _CHUNK_BYTES = 1 << 20
-_ABANDONED_S = 24 * 3600
 Progress = Callable[[str, int, int], None]  # (what, bytes done, bytes in all)
 
 
@@ -110,11 +108,14 @@ def ensure_model(spec: str, progress: Progress | None = None) -> Path:
 def pull(entry: CatalogEntry, progress: Progress | None = None) -> Path:
     """Fetch a catalogue model into the cache and return its path. Raises PullError; leaves nothing half-written behind."""
     folder = models_folder()
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise PullError(f"the model cache {folder} cannot be made ({e.strerror}); OCTAVO_HOME moves it") from e
     _sweep(folder)
     target = folder / entry.file_name
     errors: list[str] = []
-    with tempfile.TemporaryDirectory(prefix=".pull-", dir=folder) as scratch:
+    with tempfile.TemporaryDirectory(prefix=f".pull-{os.getpid()}-", dir=folder) as scratch:
         part = Path(scratch) / entry.file_name
         for fetch in _fetchers(entry):
             try:
@@ -128,10 +129,21 @@ def pull(entry: CatalogEntry, progress: Progress | None = None) -> Path:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what pulls that were killed left behind: a pull under way touches its folder far more often than once a day."""
-    for scratch in folder.glob(".pull-*"):
-        if time.time() - scratch.stat().st_mtime > _ABANDONED_S:
+    """Remove what pulls that were killed left behind: folders named by a process that is no more."""
+    for scratch in folder.glob(".pull-*-*"):
+        pid = scratch.name.split("-")[1]
+        if pid.isdigit() and not _is_alive(int(pid)):
             shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass  # another user's: alive
+    return True
 
 
 def _fetchers(entry: CatalogEntry) -> Iterable[Callable[[Path, Path, Progress | None], None]]:
