@@ -16,13 +16,15 @@ from tests.models.fuzz_files import Mutant, gguf_size_fields, model_mutants, run
 
 ROOT = Path(__file__).parents[2]
 HEADROOM_BYTES = 32 << 20  # files of less than 0.6 MB that are widened to float32
+CPU_HEADROOM_BYTES = 2 * HEADROOM_BYTES  # the weights once more, packed, and the address space of a thread's stack
 FILE_TIMEOUT_S = 30.0  # a busy machine; a good file takes 10 ms
 
 
 def check_mutants(folder: Path, count: int, seed: int, backend: str) -> Counter[str]:
     """Damage ``count`` files, assert that each was handled cleanly, and count the outcomes by kind of base and result."""
     bases = write_bases(folder)
-    outcomes = run_in_child(bases, model_mutants(bases, count, seed), HEADROOM_BYTES, FILE_TIMEOUT_S, backend)
+    headroom_bytes = CPU_HEADROOM_BYTES if backend == "cpu" else HEADROOM_BYTES
+    outcomes = run_in_child(bases, model_mutants(bases, count, seed), headroom_bytes, FILE_TIMEOUT_S, backend)
     bad = [f"{o.mutant.base.path.name}: {o.mutant.what}: {o.result}: {o.detail}" for o in outcomes if not o.is_good]
     assert not bad, "\n".join(bad)
     assert len(outcomes) == count
