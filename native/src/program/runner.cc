@@ -14,8 +14,6 @@ constexpr int kRowsPerAttentionItem = 32;
 constexpr int kSplitRows = 4;                        // sequences with more rows than this have work enough without splits
 constexpr size_t kLogitsBudgetFloats = 16u << 20;    // 64 MB of logits at a time
 
-int blocks_of(const PackedMatrix& m) { return (m.n + 15) / 16; }
-
 }  // namespace
 
 // ---- building --------------------------------------------------------------------------------------------------------
@@ -286,14 +284,14 @@ void Runner::run_row_op(const RowOp& op, const StepInput& in, int row) {
 
 void Runner::run_matmuls(const std::vector<MatmulOp>& ops, int rows, std::atomic<int>& next) {
   int total = 0;
-  for (const MatmulOp& op : ops) total += blocks_of(*matrices_[(size_t)op.weight]);
+  for (const MatmulOp& op : ops) total += matrices_[(size_t)op.weight]->num_blocks;
   const int chunk = std::max(2, total / (pool_.size() * 6) / 2 * 2);
   for (int begin = next.fetch_add(chunk); begin < total; begin = next.fetch_add(chunk)) {
     const int end = std::min(total, begin + chunk);
     int base = 0;
     for (const MatmulOp& op : ops) {
       const PackedMatrix& m = *matrices_[(size_t)op.weight];
-      const int blocks = blocks_of(m), lo = std::max(begin - base, 0), hi = std::min(end - base, blocks);
+      const int blocks = m.num_blocks, lo = std::max(begin - base, 0), hi = std::min(end - base, blocks);
       if (lo < hi) {
         Buffer &in = *buffers_[(size_t)op.in], &out = *buffers_[(size_t)op.out];
         const float* bias = op.bias >= 0 ? vectors_[(size_t)op.bias]->data() : nullptr;
@@ -324,7 +322,7 @@ void Runner::run_attention(const Phase& phase, const StepInput& in, int thread, 
   for (int i = next.fetch_add(1); i < (int)items_.size(); i = next.fetch_add(1)) {
     const AttentionItem& item = items_[(size_t)i];
     const AttentionSequence s = sequence_view(op, in, item.seq);
-    const int splits = (s.start + s.rows - 1) / kSplitTokens + 1;
+    const int splits = attention_num_splits(s);
     float* partial = item.partial ? partials_.data() + partial_base_[(size_t)item.seq] : nullptr;
     kernels_.attention(kv, op.params, s, item.kv_head, item.row_begin, item.row_end, item.split_begin, item.partial ? item.split_end : splits, partial,
                        scratch_[(size_t)thread].data());
@@ -338,7 +336,7 @@ void Runner::run_merge(const Phase& phase, const StepInput& in, std::atomic<int>
     const AttentionItem& item = items_[(size_t)i];
     if (!item.partial || item.split_begin != 0) continue;
     const AttentionSequence s = sequence_view(op, in, item.seq);
-    const int splits = (s.start + s.rows - 1) / kSplitTokens + 1;
+    const int splits = attention_num_splits(s);
     for (int row = item.row_begin; row < item.row_end; ++row)
       kernels_.attention_merge(op.params, s, item.kv_head, row, splits, partials_.data() + partial_base_[(size_t)item.seq]);
   }
@@ -356,7 +354,7 @@ void Runner::run_select(const Phase& phase, const StepInput& in) {
 void Runner::run_head(const StepInput& in, LogitsConsumer& consumer, int thread, size_t counter) {
   const PackedMatrix& m = *matrices_[(size_t)head_.weight];
   Buffer& x = *buffers_[(size_t)head_.in];
-  const int blocks = blocks_of(m), n = m.n, padded = blocks * 16, chunk = std::max(2, blocks / (pool_.size() * 8) / 2 * 2);
+  const int blocks = m.num_blocks, n = m.n, padded = blocks * 16, chunk = std::max(2, blocks / (pool_.size() * 8) / 2 * 2);
   int request = 0;
   for (int first = 0; first < in.num_logit_rows; first += head_rows_) {
     const int rows = std::min(head_rows_, in.num_logit_rows - first);

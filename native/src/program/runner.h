@@ -111,8 +111,6 @@ class Runner {
 
   KVStore* kv() { return kv_.get(); }
   const KVStore* kv() const { return kv_.get(); }
-  ThreadPool& pool() { return pool_; }
-  const Kernels& kernels() const { return kernels_; }
   const PackedMatrix& matrix(int index) const { return *matrices_.at((size_t)index); }
   int vocab() const { return head_.weight < 0 ? 0 : matrices_[(size_t)head_.weight]->n; }
   size_t packed_bytes() const;
