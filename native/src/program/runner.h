@@ -131,7 +131,12 @@ class Runner {
     AlignedArray<int8_t> q;
     AlignedArray<float> scale;
     AlignedArray<int16_t> sum16;
-    QuantRows rows() { return QuantRows{q.data(), scale.data(), sum16.data()}; }
+    float* row(int r) { return x.data() + (size_t)r * (size_t)width; }
+    // The quantised rows from r on; meaningless (and harmless) for a buffer that is not quantised.
+    QuantRows rows(int r) {
+      if (!quantized) return QuantRows{nullptr, nullptr, nullptr};
+      return QuantRows{q.data() + (size_t)r * (size_t)width, scale.data() + (size_t)r * (size_t)(width / 32), sum16.data() + (size_t)r * (size_t)(width / 16)};
+    }
   };
   struct Embedding {
     std::vector<char> dtype;
@@ -145,7 +150,14 @@ class Runner {
     int positions() const { return half_dim ? (int)(cos_sin.size() / (2 * (size_t)half_dim)) : 0; }
   };
   struct RowPlace {  // where a row's token lives
-    int position, block, offset;
+    int seq, position, block, offset;
+  };
+  struct Rows { int begin, end; };
+  // Phases [begin, end) over `rows` rows. panel_rows 0: by phases. meets: panels need each other's keys and values.
+  struct Stage {
+    size_t begin, end;
+    int rows, panel_rows;
+    bool meets;
   };
   struct AttentionItem {
     int seq, kv_head, row_begin, row_end, split_begin, split_end;
@@ -153,14 +165,20 @@ class Runner {
   };
 
   void prepare(const StepInput& in);
+  void place_rows(const StepInput& in);
+  void plan_stages(const StepInput& in);
+  int panel_rows(int rows) const;
   void plan_attention(const StepInput& in, int kv_heads);
-  void run_phases(const StepInput& in, LogitsConsumer& consumer, int thread);
-  bool runs_alone(const Phase& phase, int rows) const;
-  void run_alone(const Phase& phase, const StepInput& in, int rows);
+  void run_step(const StepInput& in, LogitsConsumer& consumer, int thread);
+  void run_stage(const Stage& stage, const StepInput& in, int thread);
+  void run_panel(size_t begin, size_t end, Rows rows, const StepInput& in, int thread);
+  void attend_panel(const AttentionOp& op, Rows rows, const StepInput& in, int thread);
+  void run_by_phases(const Stage& stage, const StepInput& in, int thread);
   void run_shared(const Phase& phase, const StepInput& in, int rows, int thread, size_t index);
-  void run_rows(const Phase& phase, const StepInput& in, int rows, std::atomic<int>& next);
+  void run_row(const Phase& phase, const StepInput& in, int row);
   void run_row_op(const RowOp& op, const StepInput& in, int row);
   void run_matmuls(const std::vector<MatmulOp>& ops, int rows, std::atomic<int>& next);
+  void run_matmul(const MatmulOp& op, Rows rows, int block_begin, int block_end);
   void run_attention(const Phase& phase, const StepInput& in, int thread, std::atomic<int>& next);
   void run_merge(const Phase& phase, const StepInput& in, std::atomic<int>& next);
   void run_select(const Phase& phase, const StepInput& in);
@@ -183,6 +201,7 @@ class Runner {
   // per step
   std::vector<RowPlace> places_;
   std::vector<int> seq_first_row_;
+  Stage stages_[2] = {};  // before rows are selected, and behind
   std::vector<AttentionItem> items_;
   std::vector<size_t> partial_base_;  // per sequence, in floats
   bool any_partial_ = false;

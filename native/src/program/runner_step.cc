@@ -1,0 +1,353 @@
+// One step of a Runner: how its phases are shared out among the threads.
+//
+// Many rows: by panels of rows. A thread takes a panel through every phase while its activations stay in the core's own cache,
+// reading all weights; threads meet only where rows of one sequence need each other's keys and values, which is before each
+// attention, and not at all when no sequence has rows in two panels (a step of decoding sequences).
+// Few rows: by phases. Every thread takes some of each phase's weights, and the threads meet between phases.
+// Which thread computes what, and with which other rows, never changes a bit.
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+#include "program/runner.h"
+
+namespace octavo {
+namespace {
+
+constexpr int kRowsAlone = 4;  // by phases: row ops of fewer rows than this are one thread's work
+constexpr int kRowsPerAttentionItem = 32;
+constexpr int kSplitRows = 4;      // sequences with more rows than this have work enough without splits
+constexpr int kMinPanelRows = 6;   // with fewer rows a thread, reading all weights on every thread costs more than meeting
+constexpr int kMaxPanelRows = 32;  // the widest activations of a panel fit the second-level cache beside a matrix' blocks
+
+}  // namespace
+
+void Runner::step(const StepInput& in, LogitsConsumer& consumer) {
+  if (!kv_) throw std::logic_error("step before allocate_kv");
+  if (in.num_rows == 0) return;
+  prepare(in);
+  pool_.each([&](int thread) { run_step(in, consumer, thread); });
+}
+
+// ---- plan ------------------------------------------------------------------------------------------------------------
+
+void Runner::prepare(const StepInput& in) {
+  const size_t rows = (size_t)in.num_rows;
+  for (auto& b : buffers_) {
+    const size_t width = (size_t)b->width;
+    b->x.reserve(rows * width);
+    if (b->quantized) {
+      b->q.reserve(rows * width);
+      b->scale.reserve(rows * ((width + 31) / 32));
+      b->sum16.reserve(rows * ((width + 15) / 16));
+    }
+  }
+  place_rows(in);
+  plan_stages(in);
+  if (in.num_logit_rows > 0) {
+    const size_t padded = ((size_t)vocab() + 15) / 16 * 16;
+    logits_.reserve((size_t)std::min(head_rows_, in.num_logit_rows) * padded);
+  }
+  const size_t chunks = in.num_logit_rows ? (size_t)((in.num_logit_rows + head_rows_ - 1) / head_rows_) : 0;
+  const size_t needed = phases_.size() * 2 + chunks * 2;
+  while (counters_.size() < needed) counters_.push_back(std::make_unique<std::atomic<int>>(0));
+  for (auto& c : counters_) c->store(0, std::memory_order_relaxed);
+  if (stages_[0].panel_rows) return;  // attention goes by panels
+  for (const auto& p : phases_)
+    if (p.kind == PhaseKind::kAttention) {
+      plan_attention(in, p.attention.params.kv_heads);
+      break;
+    }
+}
+
+void Runner::place_rows(const StepInput& in) {
+  places_.resize((size_t)in.num_rows);
+  seq_first_row_.resize((size_t)in.num_seqs);
+  const int block_size = kv_->block_size();
+  int row = 0;
+  for (int s = 0; s < in.num_seqs; ++s) {
+    seq_first_row_[(size_t)s] = row;
+    const int32_t* table = in.tables + in.table_offset[s];
+    for (int i = 0; i < in.seq_rows[s]; ++i, ++row) {
+      const int p = in.seq_start[s] + i;
+      places_[(size_t)row] = RowPlace{s, p, table[p / block_size], p % block_size};
+    }
+  }
+}
+
+// The phases before rows are selected, and those behind; one stage when all rows go on and no two panels need each other.
+void Runner::plan_stages(const StepInput& in) {
+  size_t select = 0;
+  while (select < phases_.size() && phases_[select].kind != PhaseKind::kSelect) ++select;
+  Stage& all = stages_[0];
+  all = {0, select, in.num_rows, panel_rows(in.num_rows), false};
+  for (int row = all.panel_rows; all.panel_rows && row < in.num_rows; row += all.panel_rows)
+    all.meets = all.meets || places_[(size_t)row].seq == places_[(size_t)row - 1].seq;
+  const bool joined = all.panel_rows && !all.meets && in.num_logit_rows == in.num_rows;
+  if (joined) all.end = phases_.size();
+  stages_[1] = {joined ? phases_.size() : std::min(select + 1, phases_.size()), phases_.size(), in.num_logit_rows, panel_rows(in.num_logit_rows), false};
+}
+
+// Rows of a panel when `rows` rows go by panels: equal shares for the threads; 0 when they go by phases.
+int Runner::panel_rows(int rows) const {
+  const int threads = pool_.size();
+  if (rows < threads * kMinPanelRows && threads > 1) return 0;
+  const int rounds = (rows + threads * kMaxPanelRows - 1) / (threads * kMaxPanelRows);
+  return std::max(1, (rows + threads * rounds - 1) / (threads * rounds));
+}
+
+// Items of one attention phase. Splitting a row's positions over items is worth a merge only when there are too few items.
+void Runner::plan_attention(const StepInput& in, int kv_heads) {
+  items_.clear();
+  any_partial_ = false;
+  partial_base_.assign((size_t)in.num_seqs, 0);
+  int whole = 0;
+  for (int s = 0; s < in.num_seqs; ++s) whole += kv_heads * ((in.seq_rows[s] + kRowsPerAttentionItem - 1) / kRowsPerAttentionItem);
+  const bool few = pool_.size() > 1 && whole < 4 * pool_.size();
+  size_t partial_floats = 0;
+  for (const auto& p : phases_)
+    if (p.kind == PhaseKind::kAttention) partial_floats = std::max(partial_floats, kernels_.attention_partial_floats(p.attention.params));
+  size_t total = 0;
+  for (int s = 0; s < in.num_seqs; ++s) {
+    const int rows = in.seq_rows[s], last = in.seq_start[s] + rows - 1, splits = last / kSplitTokens + 1;
+    if (few && rows <= kSplitRows && splits > 1) {
+      any_partial_ = true;
+      partial_base_[(size_t)s] = total;
+      total += (size_t)rows * (size_t)kv_heads * (size_t)splits * partial_floats;
+      for (int h = 0; h < kv_heads; ++h)
+        for (int k = 0; k < splits; ++k) items_.push_back({s, h, 0, rows, k, k + 1, true});
+      continue;
+    }
+    // Later rows see more positions; the largest items go first so that threads end together.
+    for (int end = rows; end > 0; end -= kRowsPerAttentionItem)
+      for (int h = 0; h < kv_heads; ++h) items_.push_back({s, h, std::max(0, end - kRowsPerAttentionItem), end, 0, -1, false});
+  }
+  if (total) partials_.reserve(total);
+}
+
+// ---- run -------------------------------------------------------------------------------------------------------------
+
+// Every thread walks this alike: what it decides depends on the step alone. Threads have met where a stage begins.
+void Runner::run_step(const StepInput& in, LogitsConsumer& consumer, int thread) {
+  run_stage(stages_[0], in, thread);
+  const Stage& rest = stages_[1];
+  if (stages_[0].end < phases_.size()) {
+    pool_.barrier_then([&] {
+      if (in.num_logit_rows < in.num_rows) run_select(phases_[stages_[0].end], in);
+    });
+    if (in.num_logit_rows > 0) run_stage(rest, in, thread);
+  }
+  if (in.num_logit_rows == 0) return;  // nobody wants this step's logits: KV is written, the rest is not needed
+  pool_.barrier();
+  run_head(in, consumer, thread, phases_.size() * 2);
+}
+
+void Runner::run_stage(const Stage& stage, const StepInput& in, int thread) {
+  if (!stage.panel_rows) return run_by_phases(stage, in, thread);
+  for (size_t begin = stage.begin; begin < stage.end;) {  // a stretch: phases that need nothing of other panels
+    size_t end = begin + 1;
+    while (end < stage.end && !(stage.meets && phases_[end].kind == PhaseKind::kAttention)) ++end;
+    std::atomic<int>& next = *counters_[2 * begin];
+    // Last rows first: they attend to the most, and the smallest work should be what is left at the end.
+    const int panels = (stage.rows + stage.panel_rows - 1) / stage.panel_rows;
+    for (int i = panels - 1 - next.fetch_add(1); i >= 0; i = panels - 1 - next.fetch_add(1))
+      run_panel(begin, end, {i * stage.panel_rows, std::min(stage.rows, (i + 1) * stage.panel_rows)}, in, thread);
+    begin = end;
+    if (begin < stage.end) pool_.barrier();
+  }
+}
+
+void Runner::run_panel(size_t begin, size_t end, Rows rows, const StepInput& in, int thread) {
+  for (size_t i = begin; i < end; ++i) {
+    const Phase& phase = phases_[i];
+    if (phase.kind == PhaseKind::kRows)
+      for (int row = rows.begin; row < rows.end; ++row) run_row(phase, in, row);
+    if (phase.kind == PhaseKind::kMatmul)
+      for (const MatmulOp& op : phase.matmuls) run_matmul(op, rows, 0, matrices_[(size_t)op.weight]->num_blocks);
+    if (phase.kind == PhaseKind::kAttention) attend_panel(phase.attention, rows, in, thread);
+  }
+}
+
+void Runner::attend_panel(const AttentionOp& op, Rows rows, const StepInput& in, int thread) {
+  for (int row = rows.begin; row < rows.end;) {
+    const int seq = places_[(size_t)row].seq, first = seq_first_row_[(size_t)seq];
+    const int end = std::min(rows.end, first + in.seq_rows[seq]);
+    const AttentionSequence s = sequence_view(op, in, seq);
+    for (int h = 0; h < op.params.kv_heads; ++h)
+      kernels_.attention(kv_->layer(op.layer), op.params, s, h, row - first, end - first, 0, attention_num_splits(s), nullptr, scratch_[(size_t)thread].data());
+    row = end;
+  }
+}
+
+void Runner::run_by_phases(const Stage& stage, const StepInput& in, int thread) {
+  bool met = true;  // all threads have finished what comes before
+  for (size_t i = stage.begin; i < stage.end; ++i) {
+    const Phase& phase = phases_[i];
+    // Few rows are sooner done by one thread than shared out between two meetings.
+    if (phase.kind == PhaseKind::kRows && stage.rows < kRowsAlone) {
+      pool_.barrier_then([&] {
+        for (int row = 0; row < stage.rows; ++row) run_row(phase, in, row);
+      });
+      met = true;
+      continue;
+    }
+    if (!met) pool_.barrier();
+    run_shared(phase, in, stage.rows, thread, i);
+    met = false;
+  }
+}
+
+void Runner::run_shared(const Phase& phase, const StepInput& in, int rows, int thread, size_t index) {
+  std::atomic<int>& next = *counters_[2 * index];
+  if (phase.kind == PhaseKind::kRows)
+    for (int row = next.fetch_add(1); row < rows; row = next.fetch_add(1)) run_row(phase, in, row);
+  if (phase.kind == PhaseKind::kMatmul) run_matmuls(phase.matmuls, rows, next);
+  if (phase.kind != PhaseKind::kAttention) return;
+  run_attention(phase, in, thread, next);
+  if (!any_partial_) return;
+  pool_.barrier();
+  run_merge(phase, in, *counters_[2 * index + 1]);
+}
+
+void Runner::run_row(const Phase& phase, const StepInput& in, int row) {
+  for (const RowOp& op : phase.rows) run_row_op(op, in, row);
+}
+
+void Runner::run_row_op(const RowOp& op, const StepInput& in, int row) {
+  const auto at = [&](int buffer, int col) {
+    Buffer& b = *buffers_[(size_t)buffer];
+    return b.x.data() + (size_t)row * (size_t)b.width + col;
+  };
+  switch (op.kind) {
+    case RowOpKind::kEmbed: {
+      const Embedding& e = embeddings_[(size_t)op.weight];
+      float* out = at(op.out, 0);
+      dequantize_row(e.dtype.data(), e.raw + (size_t)in.tokens[row] * e.row_bytes, e.k, out);
+      if (op.scale != 1.0f)
+        for (int i = 0; i < e.k; ++i) out[i] *= op.scale;
+      break;
+    }
+    case RowOpKind::kNorm: {
+      const float* w = vectors_[(size_t)op.weight]->data();
+      for (int h = 0; h < op.heads; ++h) kernels_.rmsnorm(at(op.in, op.in_col + h * op.dim), w, op.eps, op.dim, at(op.out, op.out_col + h * op.dim));
+      break;
+    }
+    case RowOpKind::kRope: {
+      const RopeTable& t = *ropes_[(size_t)op.weight];
+      const float* cs = t.cos_sin.data() + (size_t)places_[(size_t)row].position * (size_t)t.half_dim * 2;
+      kernels_.rope(at(op.in, op.in_col), op.heads, op.dim, op.rotary_dim, op.interleaved, cs);
+      break;
+    }
+    case RowOpKind::kStoreKV: {
+      const RowPlace& p = places_[(size_t)row];
+      kernels_.store_kv(kv_->layer(op.layer), p.block, p.offset, at(op.in, op.in_col), at(op.in2, op.in2_col));
+      break;
+    }
+    case RowOpKind::kGatedAct: kernels_.gated_act(at(op.in, op.in_col), at(op.in2, op.in2_col), op.dim, op.activation, at(op.out, op.out_col)); break;
+    case RowOpKind::kAdd: kernels_.add(at(op.in, op.in_col), at(op.in2, op.in2_col), op.dim, at(op.out, op.out_col)); break;
+    case RowOpKind::kQuantize: kernels_.quantize(at(op.in, 0), buffers_[(size_t)op.in]->width, buffers_[(size_t)op.in]->rows(0), row); break;
+  }
+}
+
+void Runner::run_matmuls(const std::vector<MatmulOp>& ops, int rows, std::atomic<int>& next) {
+  int total = 0;
+  for (const MatmulOp& op : ops) total += matrices_[(size_t)op.weight]->num_blocks;
+  const int chunk = std::max(2, total / (pool_.size() * 6) / 2 * 2);
+  for (int begin = next.fetch_add(chunk); begin < total; begin = next.fetch_add(chunk)) {
+    const int end = std::min(total, begin + chunk);
+    int base = 0;
+    for (const MatmulOp& op : ops) {
+      const int blocks = matrices_[(size_t)op.weight]->num_blocks, lo = std::max(begin - base, 0), hi = std::min(end - base, blocks);
+      if (lo < hi) run_matmul(op, {0, rows}, lo, hi);
+      base += blocks;
+    }
+  }
+}
+
+void Runner::run_matmul(const MatmulOp& op, Rows rows, int block_begin, int block_end) {
+  Buffer &in = *buffers_[(size_t)op.in], &out = *buffers_[(size_t)op.out];
+  const float* bias = op.bias >= 0 ? vectors_[(size_t)op.bias]->data() : nullptr;
+  kernels_.matmul(*matrices_[(size_t)op.weight], in.row(rows.begin), in.rows(rows.begin), rows.end - rows.begin, block_begin, block_end, bias,
+                  op.accumulate, out.row(rows.begin) + op.out_col, out.width);
+}
+
+AttentionSequence Runner::sequence_view(const AttentionOp& op, const StepInput& in, int seq) {
+  Buffer &q = *buffers_[(size_t)op.q], &out = *buffers_[(size_t)op.out];
+  const size_t first = (size_t)seq_first_row_[(size_t)seq];
+  AttentionSequence s{};
+  s.q = q.x.data() + first * (size_t)q.width + op.q_col;
+  s.out = out.x.data() + first * (size_t)out.width;
+  s.q_stride = q.width;
+  s.out_stride = out.width;
+  s.start = in.seq_start[seq];
+  s.rows = in.seq_rows[seq];
+  s.block_table = in.tables + in.table_offset[seq];
+  return s;
+}
+
+void Runner::run_attention(const Phase& phase, const StepInput& in, int thread, std::atomic<int>& next) {
+  const AttentionOp& op = phase.attention;
+  const KVLayerView& kv = kv_->layer(op.layer);
+  for (int i = next.fetch_add(1); i < (int)items_.size(); i = next.fetch_add(1)) {
+    const AttentionItem& item = items_[(size_t)i];
+    const AttentionSequence s = sequence_view(op, in, item.seq);
+    const int splits = attention_num_splits(s);
+    float* partial = item.partial ? partials_.data() + partial_base_[(size_t)item.seq] : nullptr;
+    kernels_.attention(kv, op.params, s, item.kv_head, item.row_begin, item.row_end, item.split_begin, item.partial ? item.split_end : splits, partial,
+                       scratch_[(size_t)thread].data());
+  }
+}
+
+void Runner::run_merge(const Phase& phase, const StepInput& in, std::atomic<int>& next) {
+  const AttentionOp& op = phase.attention;
+  // One merge per (row, kv_head) of each split item's first split.
+  for (int i = next.fetch_add(1); i < (int)items_.size(); i = next.fetch_add(1)) {
+    const AttentionItem& item = items_[(size_t)i];
+    if (!item.partial || item.split_begin != 0) continue;
+    const AttentionSequence s = sequence_view(op, in, item.seq);
+    const int splits = attention_num_splits(s);
+    for (int row = item.row_begin; row < item.row_end; ++row)
+      kernels_.attention_merge(op.params, s, item.kv_head, row, splits, partials_.data() + partial_base_[(size_t)item.seq]);
+  }
+}
+
+void Runner::run_select(const Phase& phase, const StepInput& in) {
+  for (int b : phase.buffers) {
+    Buffer& buffer = *buffers_[(size_t)b];
+    const size_t width = (size_t)buffer.width;
+    for (int i = 0; i < in.num_logit_rows; ++i)  // ascending, so a row is read before it is overwritten
+      if (in.logit_rows[i] != i) std::memcpy(buffer.x.data() + (size_t)i * width, buffer.x.data() + (size_t)in.logit_rows[i] * width, width * sizeof(float));
+  }
+}
+
+void Runner::run_head(const StepInput& in, LogitsConsumer& consumer, int thread, size_t counter) {
+  const PackedMatrix& m = *matrices_[(size_t)head_.weight];
+  Buffer& x = *buffers_[(size_t)head_.in];
+  const int blocks = m.num_blocks, n = m.n, padded = blocks * 16, chunk = std::max(2, blocks / (pool_.size() * 8) / 2 * 2);
+  int request = 0;
+  for (int first = 0; first < in.num_logit_rows; first += head_rows_) {
+    const int rows = std::min(head_rows_, in.num_logit_rows - first);
+    std::atomic<int>& next = *counters_[counter++];
+    for (int b = next.fetch_add(chunk); b < blocks; b = next.fetch_add(chunk)) {
+      const int end = std::min(blocks, b + chunk);
+      kernels_.matmul(m, x.row(first), x.rows(first), rows, b, end, nullptr, false, logits_.data(), padded);
+      if (head_.softcap > 0.0f)
+        for (int r = 0; r < rows; ++r) {
+          float* p = logits_.data() + (size_t)r * (size_t)padded + b * 16;
+          kernels_.softcap(p, std::min(end * 16, n) - b * 16, head_.softcap, p);
+        }
+    }
+    pool_.barrier();
+    int end_request = request;
+    while (end_request < consumer.num_requests() && consumer.logit_index(end_request) < first + rows) ++end_request;
+    std::atomic<int>& next_request = *counters_[counter++];
+    for (int r = next_request.fetch_add(1); request + r < end_request; r = next_request.fetch_add(1))
+      consumer.consume(request + r, logits_.data() + (size_t)(consumer.logit_index(request + r) - first) * (size_t)padded, thread);
+    if (in.logits_out && thread == 0)
+      for (int r = 0; r < rows; ++r) std::memcpy(in.logits_out + (size_t)(first + r) * (size_t)n, logits_.data() + (size_t)r * (size_t)padded, sizeof(float) * (size_t)n);
+    request = end_request;
+    pool_.barrier();
+  }
+}
+
+}  // namespace octavo
