@@ -79,7 +79,11 @@ void Runner::add_row_op(const RowOp& op) {
   phase_of(PhaseKind::kRows).rows.push_back(op);
 }
 
-void Runner::add_matmul(const MatmulOp& op) { phase_of(PhaseKind::kMatmul).matmuls.push_back(op); }
+void Runner::add_matmul(const MatmulOp& op) {
+  Phase& phase = phase_of(PhaseKind::kMatmul);
+  phase.matmuls.push_back(op);
+  phase.num_blocks += matrices_.at((size_t)op.weight)->num_blocks;
+}
 
 void Runner::begin_group() { group_open_ = false; }
 
@@ -104,6 +108,10 @@ void Runner::allocate_kv(int num_blocks, int block_size, KVType type, const std:
   size_t scratch = 64;
   for (const auto& p : phases_)
     if (p.kind == PhaseKind::kAttention) scratch = std::max(scratch, kernels_.attention_scratch_bytes(p.attention.params));
+  for (size_t i = phases_.size(), next = i; i-- > 0;) {
+    phases_[i].next_matmul = next;
+    if (phases_[i].kind == PhaseKind::kMatmul) next = i;
+  }
   scratch_.clear();
   for (int t = 0; t < pool_.size(); ++t) scratch_.emplace_back(scratch);
 }

@@ -6,6 +6,7 @@
 // what never changes a bit.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -123,6 +124,8 @@ class Runner {
     std::vector<MatmulOp> matmuls;
     AttentionOp attention;
     std::vector<int> buffers;
+    int num_blocks = 0;      // of all matmuls
+    size_t next_matmul = 0;  // index of the next phase of products behind this one; none: number of phases
   };
   struct Buffer {
     int width = 0;
@@ -177,12 +180,17 @@ class Runner {
   void run_shared(const Phase& phase, const StepInput& in, int rows, int thread, size_t index);
   void run_row(const Phase& phase, const StepInput& in, int row);
   void run_row_op(const RowOp& op, const StepInput& in, int row);
-  void run_matmuls(const std::vector<MatmulOp>& ops, int rows, std::atomic<int>& next);
+  void run_matmuls(const Phase& phase, int rows, int thread, size_t index);
+  void run_blocks(const Phase& phase, int rows, int begin, int end);
+  void prefetch_share(const Phase& phase, int thread);
+  int first_block(const Phase& phase, int thread) const { return (int)((int64_t)phase.num_blocks * thread / pool_.size()); }
+  size_t counters_per_phase() const { return (size_t)std::max(2, pool_.size()); }
+  std::atomic<int>& counter(size_t phase, int i) { return *counters_[phase * counters_per_phase() + (size_t)i]; }
   void run_matmul(const MatmulOp& op, Rows rows, int block_begin, int block_end);
   void run_attention(const Phase& phase, const StepInput& in, int thread, std::atomic<int>& next);
   void run_merge(const Phase& phase, const StepInput& in, std::atomic<int>& next);
   void run_select(const Phase& phase, const StepInput& in);
-  void run_head(const StepInput& in, LogitsConsumer& consumer, int thread, size_t counter);
+  void run_head(const StepInput& in, LogitsConsumer& consumer, int thread, size_t index);
   AttentionSequence sequence_view(const AttentionOp& op, const StepInput& in, int seq);
   Phase& phase_of(PhaseKind kind);
 

@@ -18,7 +18,13 @@ constexpr int kRowsAlone = 4;  // by phases: row ops of fewer rows than this are
 constexpr int kRowsPerAttentionItem = 32;
 constexpr int kSplitRows = 4;      // sequences with more rows than this have work enough without splits
 constexpr int kMinPanelRows = 6;   // with fewer rows a thread, reading all weights on every thread costs more than meeting
+constexpr int kChunksPerThread = 8;
+constexpr size_t kPrefetchAhead = 16 << 10;
 constexpr int kMaxPanelRows = 32;  // the widest activations of a panel fit the second-level cache beside a matrix' blocks
+
+void prefetch_bytes(const uint8_t* p, size_t bytes) {
+  for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 2);
+}
 
 }  // namespace
 
@@ -49,7 +55,7 @@ void Runner::prepare(const StepInput& in) {
     logits_.reserve((size_t)std::min(head_rows_, in.num_logit_rows) * padded);
   }
   const size_t chunks = in.num_logit_rows ? (size_t)((in.num_logit_rows + head_rows_ - 1) / head_rows_) : 0;
-  const size_t needed = phases_.size() * 2 + chunks * 2;
+  const size_t needed = (phases_.size() + chunks) * counters_per_phase();
   while (counters_.size() < needed) counters_.push_back(std::make_unique<std::atomic<int>>(0));
   for (auto& c : counters_) c->store(0, std::memory_order_relaxed);
   if (stages_[0].panel_rows) return;  // attention goes by panels
@@ -139,7 +145,7 @@ void Runner::run_step(const StepInput& in, LogitsConsumer& consumer, int thread)
   }
   if (in.num_logit_rows == 0) return;  // nobody wants this step's logits: KV is written, the rest is not needed
   pool_.barrier();
-  run_head(in, consumer, thread, phases_.size() * 2);
+  run_head(in, consumer, thread, phases_.size());
 }
 
 void Runner::run_stage(const Stage& stage, const StepInput& in, int thread) {
@@ -147,7 +153,7 @@ void Runner::run_stage(const Stage& stage, const StepInput& in, int thread) {
   for (size_t begin = stage.begin; begin < stage.end;) {  // a stretch: phases that need nothing of other panels
     size_t end = begin + 1;
     while (end < stage.end && !(stage.meets && phases_[end].kind == PhaseKind::kAttention)) ++end;
-    std::atomic<int>& next = *counters_[2 * begin];
+    std::atomic<int>& next = counter(begin, 0);
     // Last rows first: they attend to the most, and the smallest work should be what is left at the end.
     const int panels = (stage.rows + stage.panel_rows - 1) / stage.panel_rows;
     for (int i = panels - 1 - next.fetch_add(1); i >= 0; i = panels - 1 - next.fetch_add(1))
@@ -193,20 +199,21 @@ void Runner::run_by_phases(const Stage& stage, const StepInput& in, int thread) 
     }
     if (!met) pool_.barrier();
     run_shared(phase, in, stage.rows, thread, i);
+    if (phase.next_matmul < phases_.size()) prefetch_share(phases_[phase.next_matmul], thread);
     met = false;
   }
 }
 
 void Runner::run_shared(const Phase& phase, const StepInput& in, int rows, int thread, size_t index) {
-  std::atomic<int>& next = *counters_[2 * index];
+  std::atomic<int>& next = counter(index, 0);
   if (phase.kind == PhaseKind::kRows)
     for (int row = next.fetch_add(1); row < rows; row = next.fetch_add(1)) run_row(phase, in, row);
-  if (phase.kind == PhaseKind::kMatmul) run_matmuls(phase.matmuls, rows, next);
+  if (phase.kind == PhaseKind::kMatmul) run_matmuls(phase, rows, thread, index);
   if (phase.kind != PhaseKind::kAttention) return;
   run_attention(phase, in, thread, next);
   if (!any_partial_) return;
   pool_.barrier();
-  run_merge(phase, in, *counters_[2 * index + 1]);
+  run_merge(phase, in, counter(index, 1));
 }
 
 void Runner::run_row(const Phase& phase, const StepInput& in, int row) {
@@ -249,18 +256,34 @@ void Runner::run_row_op(const RowOp& op, const StepInput& in, int row) {
   }
 }
 
-void Runner::run_matmuls(const std::vector<MatmulOp>& ops, int rows, std::atomic<int>& next) {
-  int total = 0;
-  for (const MatmulOp& op : ops) total += matrices_[(size_t)op.weight]->num_blocks;
-  const int chunk = std::max(2, total / (pool_.size() * 6) / 2 * 2);
-  for (int begin = next.fetch_add(chunk); begin < total; begin = next.fetch_add(chunk)) {
-    const int end = std::min(total, begin + chunk);
-    int base = 0;
-    for (const MatmulOp& op : ops) {
-      const int blocks = matrices_[(size_t)op.weight]->num_blocks, lo = std::max(begin - base, 0), hi = std::min(end - base, blocks);
-      if (lo < hi) run_matmul(op, {0, rows}, lo, hi);
-      base += blocks;
-    }
+// Each thread begins with its own share of the blocks, one stretch of memory, and then helps with what others have left.
+void Runner::run_matmuls(const Phase& phase, int rows, int thread, size_t index) {
+  const int threads = pool_.size(), chunk = std::max(1, phase.num_blocks / (threads * kChunksPerThread));
+  for (int i = 0; i < threads; ++i) {
+    const int share = (thread + i) % threads, first = first_block(phase, share), last = first_block(phase, share + 1);
+    std::atomic<int>& next = counter(index, share);
+    for (int begin = first + next.fetch_add(chunk); begin < last; begin = first + next.fetch_add(chunk))
+      run_blocks(phase, rows, begin, std::min(last, begin + chunk));
+  }
+}
+
+// Blocks [begin, end) of a phase's products, counted through all of them.
+void Runner::run_blocks(const Phase& phase, int rows, int begin, int end) {
+  int base = 0;
+  for (const MatmulOp& op : phase.matmuls) {
+    const int blocks = matrices_[(size_t)op.weight]->num_blocks, lo = std::max(begin - base, 0), hi = std::min(end - base, blocks);
+    if (lo < hi) run_matmul(op, {0, rows}, lo, hi);
+    base += blocks;
+  }
+}
+
+// Asks for the beginning of a thread's share of the next weights, so that memory is busy while threads meet.
+void Runner::prefetch_share(const Phase& phase, int thread) {
+  int block = first_block(phase, thread);
+  for (const MatmulOp& op : phase.matmuls) {
+    const PackedMatrix& m = *matrices_[(size_t)op.weight];
+    if (block < m.num_blocks) return prefetch_bytes(m.data + (size_t)block * m.block_bytes, std::min(kPrefetchAhead, (size_t)(m.num_blocks - block) * m.block_bytes));
+    block -= m.num_blocks;
   }
 }
 
@@ -320,14 +343,14 @@ void Runner::run_select(const Phase& phase, const StepInput& in) {
   }
 }
 
-void Runner::run_head(const StepInput& in, LogitsConsumer& consumer, int thread, size_t counter) {
+void Runner::run_head(const StepInput& in, LogitsConsumer& consumer, int thread, size_t index) {
   const PackedMatrix& m = *matrices_[(size_t)head_.weight];
   Buffer& x = *buffers_[(size_t)head_.in];
   const int blocks = m.num_blocks, n = m.n, padded = blocks * 16, chunk = std::max(2, blocks / (pool_.size() * 8) / 2 * 2);
   int request = 0;
   for (int first = 0; first < in.num_logit_rows; first += head_rows_) {
     const int rows = std::min(head_rows_, in.num_logit_rows - first);
-    std::atomic<int>& next = *counters_[counter++];
+    std::atomic<int>& next = counter(index, 0);
     for (int b = next.fetch_add(chunk); b < blocks; b = next.fetch_add(chunk)) {
       const int end = std::min(blocks, b + chunk);
       kernels_.matmul(m, x.row(first), x.rows(first), rows, b, end, nullptr, false, logits_.data(), padded);
@@ -340,7 +363,7 @@ void Runner::run_head(const StepInput& in, LogitsConsumer& consumer, int thread,
     pool_.barrier();
     int end_request = request;
     while (end_request < consumer.num_requests() && consumer.logit_index(end_request) < first + rows) ++end_request;
-    std::atomic<int>& next_request = *counters_[counter++];
+    std::atomic<int>& next_request = counter(index++, 1);
     for (int r = next_request.fetch_add(1); request + r < end_request; r = next_request.fetch_add(1))
       consumer.consume(request + r, logits_.data() + (size_t)(consumer.logit_index(request + r) - first) * (size_t)padded, thread);
     if (in.logits_out && thread == 0)
