@@ -88,7 +88,8 @@ struct Inputs {
 };
 
 std::unique_ptr<PackedMatrix> zeros(const char* dtype, int n, int k) {  // times do not depend on the values
-  auto w = pack_begin(dtype, n, k, false);
+  static WeightArena arena;
+  auto w = pack_begin(dtype, n, k, false, arena);
   std::memset(w->data, 0, w->bytes);
   return w;
 }

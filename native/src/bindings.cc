@@ -303,7 +303,8 @@ void matmul_test(const std::string& isa, const std::string& dtype, Bytes raw, in
   check_raw("matrix", dtype, raw, n, k);
   const int rows = (int)x.shape(0);
   require((int)x.shape(1) == k && (int)out.shape(0) == rows && (int)out.shape(1) == n, "x is [rows, columns] and out [rows, matrix rows]");
-  auto m = pack_begin(dtype.c_str(), n, k, widen);
+  WeightArena arena;
+  auto m = pack_begin(dtype.c_str(), n, k, widen, arena);
   pack_blocks(*m, dtype.c_str(), raw.data(), 0, m->num_blocks);
   AlignedArray<int8_t> q((size_t)rows * (size_t)k);
   AlignedArray<float> scale((size_t)rows * (size_t)(k / 32 + 1));

@@ -8,6 +8,8 @@
 // then bias, then the old value of out.
 #pragma once
 
+#include <utility>
+
 #include "kernels/matmul_float.inl"
 #include "kernels/matmul_simd.inl"
 
@@ -30,9 +32,9 @@ struct QuantLayout {
   static constexpr bool kZeroPoint = !kMin && !(kSignedBytes && kFormat == PackedFormat::kQ8);
 };
 
-// The activation side of one tile, laid out as the tile reads it.
+// The activation side of the tiles of a pass, one tile after another, each laid out as the tile reads it.
 template <class L>
-struct TileActivations {
+struct PassActivations {
   static constexpr int kCapacity = kMaxQuantisedK / kGroup;  // rows * groups
   alignas(64) float scale[kCapacity];             // [group][row]
   // [group][part][row]: activation scale * sum for formats with a minimum, else -zero_point * sum (as an exact integer)
@@ -40,8 +42,18 @@ struct TileActivations {
   alignas(64) float weighted_sum[L::kMin ? kCapacity * L::kParts : 1];
 };
 
+// One tile's part of them.
 template <class L>
-OCTAVO_NOINLINE void prepare_activations(const QuantRows& q, int row, int rows, int groups, int zero_point, TileActivations<L>& out) {
+struct TileActivations {
+  float* scale;
+  int32_t* start;
+  float* weighted_sum;
+  TileActivations(PassActivations<L>& pass, int first)  // first: rows * groups of the tiles before
+      : scale(pass.scale + first), start(pass.start + (L::kMin ? 0 : first * L::kParts)), weighted_sum(pass.weighted_sum + (L::kMin ? first * L::kParts : 0)) {}
+};
+
+template <class L>
+OCTAVO_NOINLINE void prepare_activations(const QuantRows& q, int row, int rows, int groups, int zero_point, const TileActivations<L>& out) {
   for (int t = 0; t < rows; ++t) {
     const float* scale = q.scale + (size_t)(row + t) * groups;
     const int16_t* sum16 = q.sum16 + (size_t)(row + t) * groups * 2;
@@ -98,9 +110,15 @@ OCTAVO_INLINE void group_step(const uint8_t* codes, const uint8_t* integers, F32
   }
 }
 
+// What a tile asks memory for while it computes: `lines` cache lines per group, from `p` on.
+struct Ahead {
+  const uint8_t* p;
+  int lines;
+};
+
 // q: the tile's first row. Reads one 16-row block from start to end.
 template <class L, int kRows>
-OCTAVO_NOINLINE void quant_tile(const uint8_t* block, int k, const TileActivations<L>& act, const int8_t* q, const OutTile& out) {
+OCTAVO_NOINLINE void quant_tile(const uint8_t* block, int k, const TileActivations<L>& act, const int8_t* q, const OutTile& out, Ahead ahead) {
   const int groups = k / kGroup;
   const uint8_t* p = block;
   F32x16 acc[kRows];
@@ -113,7 +131,7 @@ OCTAVO_NOINLINE void quant_tile(const uint8_t* block, int k, const TileActivatio
     p += L::kHeadBytes;
 #pragma GCC unroll 1
     for (int i = 0; i < L::kGroupsPerHead; ++i) {  // eight copies of the body would only fill the instruction cache
-      for (int ahead = 0; ahead < L::kGroupBytes; ahead += 64) __builtin_prefetch(p + kPrefetchBytes + ahead);
+      for (int line = 0; line < ahead.lines; ++line, ahead.p += 64) __builtin_prefetch(ahead.p);
       group_step<L, kRows>(p, p + L::kCodeBytes, d, m, act, first + i, q + (size_t)(first + i) * kGroup, k, acc);
       p += L::kGroupBytes;
     }
@@ -121,30 +139,56 @@ OCTAVO_NOINLINE void quant_tile(const uint8_t* block, int k, const TileActivatio
   for (int t = 0; t < kRows; ++t) store_tile_row(out, t, acc[t]);
 }
 
-// rows == 1..kRows, found by counting down.
-template <class L, int kRows>
-void quant_rows(const MatmulCall& c, int row, int rows, int block_begin, int block_end, TileActivations<L>& act) {
-  if constexpr (kRows > 1) {
-    if (rows < kRows) return quant_rows<L, kRows - 1>(c, row, rows, block_begin, block_end, act);
+template <class L>
+using QuantTile = void (*)(const uint8_t* block, int k, const TileActivations<L>& act, const int8_t* q, const OutTile& out, Ahead ahead);
+
+// quant_tile for 1 .. kQuantRowsPerTile rows.
+template <class L, int... kRowsLessOne>
+OCTAVO_INLINE QuantTile<L> quant_tile_of(int rows, std::integer_sequence<int, kRowsLessOne...>) {
+  static constexpr QuantTile<L> tiles[] = {quant_tile<L, kRowsLessOne + 1>...};
+  return tiles[rows - 1];
+}
+
+// Tiles of a pass: rows that share each block of weights while it is in the first-level cache.
+constexpr int kTilesPerPass = 4;
+
+// Rows [row, row + rows) x blocks [block_begin, block_end): block by block through all tiles. Meanwhile each tile asks for its
+// part of the next block, so that memory is asked for an even stream whatever the number of tiles.
+template <class L>
+void quant_pass(const MatmulCall& c, int row, int rows, int max_rows, int block_begin, int block_end, PassActivations<L>& act) {
+  const int k = c.w.k, groups = k / kGroup;
+  int tile_row[kTilesPerPass + 1] = {row}, tiles = 0;
+  for (int left = rows; left > 0; ++tiles) {
+    const int count = next_tile_rows(left, max_rows);
+    prepare_activations<L>(c.qx, tile_row[tiles], count, groups, c.w.zero_point, TileActivations<L>(act, (tile_row[tiles] - row) * groups));
+    tile_row[tiles + 1] = tile_row[tiles] + count;
+    left -= count;
   }
-  const int k = c.w.k;
-  prepare_activations<L>(c.qx, row, kRows, k / kGroup, c.w.zero_point, act);
-  for (int b = block_begin; b < block_end; ++b)
-    quant_tile<L, kRows>(c.w.data + (size_t)b * c.w.block_bytes, k, act, c.qx.q + (size_t)row * k, out_tile(c, row, b));
+  const int group_lines = (int)((c.w.block_bytes / 64 + groups - 1) / groups), lines = (group_lines + tiles - 1) / tiles;
+  for (int b = block_begin; b < block_end; ++b) {
+    const uint8_t* block = c.w.data + (size_t)b * c.w.block_bytes;
+    const uint8_t* ahead = tiles == 1 ? block + kPrefetchBytes : block + c.w.block_bytes;
+    for (int i = 0; i < tiles; ++i, ahead += (size_t)lines * groups * 64) {
+      const int first = tile_row[i];
+      quant_tile_of<L>(tile_row[i + 1] - first, std::make_integer_sequence<int, kQuantRowsPerTile>{})(
+          block, k, TileActivations<L>(act, (first - row) * groups), c.qx.q + (size_t)first * k, out_tile(c, first, b), {ahead, lines});
+    }
+  }
 }
 
 template <PackedFormat kFormat, ScaleKind kScales, int kGroupSize, bool kMin>
 void matmul_quantised(const MatmulCall& c, int rows, int block_begin, int block_end) {
   using L = QuantLayout<kFormat, kScales, kGroupSize, kMin>;
-  TileActivations<L> act;
-  const int fitting = TileActivations<L>::kCapacity / (c.w.k / kGroup);
+  PassActivations<L> act;
+  const int fitting = PassActivations<L>::kCapacity / (c.w.k / kGroup);
   const int max_rows = fitting < kQuantRowsPerTile ? fitting : kQuantRowsPerTile;
-  const int panel = panel_blocks(c.w, rows <= max_rows);
+  const int pass_rows = fitting / max_rows < kTilesPerPass ? fitting / max_rows * max_rows : kTilesPerPass * max_rows;
+  const int panel = panel_blocks(c.w, rows <= pass_rows);
   for (int begin = block_begin; begin < block_end; begin += panel) {
     const int end = block_end - begin < panel ? block_end : begin + panel;
     for (int row = 0; row < rows;) {
-      const int count = next_tile_rows(rows - row, max_rows);
-      quant_rows<L, kQuantRowsPerTile>(c, row, count, begin, end, act);
+      const int count = next_tile_rows(rows - row, pass_rows);
+      quant_pass<L>(c, row, count, max_rows, begin, end, act);
       row += count;
     }
   }

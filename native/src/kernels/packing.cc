@@ -7,9 +7,7 @@
 #include <stdexcept>
 #include <string>
 
-#if defined(__linux__)
 #include <sys/mman.h>
-#endif
 
 #include "kernels/gguf_blocks.h"
 
@@ -18,6 +16,7 @@ namespace {
 
 constexpr size_t kLine = 64;
 constexpr size_t kHugePage = size_t{2} << 20;
+constexpr size_t kFirstSlab = size_t{4} << 20, kLargestSlab = size_t{64} << 20;  // of address space; memory comes as it is written
 
 size_t round_up(size_t value, size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
@@ -28,17 +27,6 @@ bool is_dtype(const char* dtype, const char* name) { return std::strcmp(dtype, n
 int float_bytes(const char* dtype) {  // 0 when not a float type
   if (is_dtype(dtype, "f32")) return 4;
   return is_dtype(dtype, "f16") || is_dtype(dtype, "bf16") ? 2 : 0;
-}
-
-// Large matrices are streamed once per token: 2 MiB pages keep the page walks out of that stream.
-uint8_t* allocate(size_t bytes) {
-  const size_t alignment = bytes >= 2 * kHugePage ? kHugePage : kLine;
-  void* data = std::aligned_alloc(alignment, round_up(bytes, alignment));
-  if (!data) throw std::bad_alloc();
-#if defined(__linux__)
-  if (alignment == kHugePage) madvise(data, round_up(bytes, alignment), MADV_HUGEPAGE);  // a hint: failure changes nothing
-#endif
-  return static_cast<uint8_t*>(data);
 }
 
 size_t code_bytes(PackedFormat format) {  // per group of 32 k and 16 rows
@@ -183,7 +171,28 @@ void check_size(const PackedMatrix& m, const char* dtype) {
 
 }  // namespace
 
-PackedMatrix::~PackedMatrix() { std::free(data); }
+WeightArena::~WeightArena() {
+  for (const Slab& s : slabs_) munmap(s.data, s.bytes);
+}
+
+uint8_t* WeightArena::allocate(size_t bytes) {
+  if (bytes > std::numeric_limits<size_t>::max() - 2 * kHugePage) throw std::bad_alloc();
+  const size_t needed = round_up(bytes, kLine);
+  if (slabs_.empty() || slabs_.back().bytes - slabs_.back().used < needed) {
+    const size_t next = slabs_.empty() ? kFirstSlab : std::min(2 * slabs_.back().bytes, kLargestSlab);
+    const size_t size = std::max(next, round_up(needed, kHugePage));
+    void* p = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) throw std::bad_alloc();
+#if defined(MADV_HUGEPAGE)
+    madvise(p, size, MADV_HUGEPAGE);  // a refusal costs speed only
+#endif
+    slabs_.push_back({static_cast<uint8_t*>(p), size, 0});
+  }
+  Slab& slab = slabs_.back();
+  uint8_t* data = slab.data + slab.used;
+  slab.used += needed;
+  return data;
+}
 
 size_t row_bytes(const char* dtype, int k) {
   const QuantType* type = find_quant_type(dtype);
@@ -195,7 +204,7 @@ size_t row_bytes(const char* dtype, int k) {
   return static_cast<size_t>(k / values) * bytes;
 }
 
-std::unique_ptr<PackedMatrix> pack_begin(const char* dtype, int n, int k, bool widen_to_f32) {
+std::unique_ptr<PackedMatrix> pack_begin(const char* dtype, int n, int k, bool widen_to_f32, WeightArena& arena) {
   row_bytes(dtype, k);  // checks both
   if (n < 1 || n > std::numeric_limits<int>::max() - kRowBlock) refuse("n = " + std::to_string(n) + " is not a number of rows");
   auto m = std::make_unique<PackedMatrix>();
@@ -220,7 +229,7 @@ std::unique_ptr<PackedMatrix> pack_begin(const char* dtype, int n, int k, bool w
   }
   check_size(*m, dtype);
   m->bytes = m->block_bytes * static_cast<size_t>(m->num_blocks);
-  m->data = allocate(m->bytes);
+  m->data = arena.allocate(m->bytes);
   return m;
 }
 

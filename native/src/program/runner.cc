@@ -17,7 +17,7 @@ constexpr size_t kLogitsBudgetFloats = 16u << 20;    // 64 MB of logits at a tim
 
 int Runner::add_buffer(int width) {
   auto b = std::make_unique<Buffer>();
-  b->width = width;
+  b->width = b->stride = width;
   buffers_.push_back(std::move(b));
   return (int)buffers_.size() - 1;
 }
@@ -30,7 +30,7 @@ int Runner::add_vector(const float* values, int n) {
 }
 
 int Runner::add_matrix(const char* dtype, const uint8_t* raw, int n, int k, bool widen) {
-  auto m = pack_begin(dtype, n, k, widen);
+  auto m = pack_begin(dtype, n, k, widen, arena_);
   const int blocks = (n + 15) / 16, chunk = std::max(1, blocks / (pool_.size() * 4));
   std::atomic<int> next{0};
   pool_.each_or_throw([&](int) {  // widening allocates
@@ -99,8 +99,20 @@ void Runner::add_select(const std::vector<int>& buffers) { phase_of(PhaseKind::k
 
 void Runner::set_head(const HeadOp& op) {
   head_ = op;
-  const size_t padded = ((size_t)vocab() + 15) / 16 * 16;
-  head_rows_ = (int)std::min<size_t>(64, std::max<size_t>(1, kLogitsBudgetFloats / padded));
+  head_rows_ = (int)std::min<size_t>(64, std::max<size_t>(1, kLogitsBudgetFloats / logits_stride()));
+}
+
+// Products of float weights read their rows without gaps; all other buffers may have some.
+void Runner::set_strides() {
+  std::vector<bool> dense(buffers_.size(), false);
+  const auto reads = [&](int buffer, int weight) {
+    if (!matrices_.at((size_t)weight)->quantised()) dense[(size_t)buffer] = true;
+  };
+  for (const Phase& p : phases_)
+    for (const MatmulOp& op : p.matmuls) reads(op.in, op.weight);
+  if (head_.weight >= 0) reads(head_.in, head_.weight);
+  for (size_t i = 0; i < buffers_.size(); ++i)
+    if (!dense[i]) buffers_[i]->stride = row_stride(buffers_[i]->width);
 }
 
 void Runner::allocate_kv(int num_blocks, int block_size, KVType type, const std::vector<KVLayerShape>& layers) {
@@ -108,6 +120,7 @@ void Runner::allocate_kv(int num_blocks, int block_size, KVType type, const std:
   size_t scratch = 64;
   for (const auto& p : phases_)
     if (p.kind == PhaseKind::kAttention) scratch = std::max(scratch, kernels_.attention_scratch_bytes(p.attention.params));
+  set_strides();
   for (size_t i = phases_.size(), next = i; i-- > 0;) {
     phases_[i].next_matmul = next;
     if (phases_[i].kind == PhaseKind::kMatmul) next = i;

@@ -117,6 +117,10 @@ class Runner {
   size_t packed_bytes() const;
 
  private:
+  // Rows a multiple of 4 KiB apart would all fall into the same few lines of a cache.
+  static int row_stride(int width) { return width % 1024 ? width : width + 16; }
+  size_t logits_stride() const { return (size_t)row_stride((vocab() + 15) / 16 * 16); }
+
   enum class PhaseKind { kRows, kMatmul, kAttention, kSelect };
   struct Phase {
     PhaseKind kind;
@@ -129,12 +133,13 @@ class Runner {
   };
   struct Buffer {
     int width = 0;
+    int stride = 0;  // floats from row to row
     bool quantized = false;
     AlignedArray<float> x;
     AlignedArray<int8_t> q;
     AlignedArray<float> scale;
     AlignedArray<int16_t> sum16;
-    float* row(int r) { return x.data() + (size_t)r * (size_t)width; }
+    float* row(int r) { return x.data() + (size_t)r * (size_t)stride; }
     // The quantised rows from r on; meaningless (and harmless) for a buffer that is not quantised.
     QuantRows rows(int r) {
       if (!quantized) return QuantRows{nullptr, nullptr, nullptr};
@@ -167,6 +172,7 @@ class Runner {
     bool partial;
   };
 
+  void set_strides();
   void prepare(const StepInput& in);
   void place_rows(const StepInput& in);
   void plan_stages(const StepInput& in);
@@ -200,6 +206,7 @@ class Runner {
   bool group_open_ = false;
   std::vector<std::unique_ptr<Buffer>> buffers_;
   std::vector<std::unique_ptr<AlignedArray<float>>> vectors_;
+  WeightArena arena_;
   std::vector<std::unique_ptr<PackedMatrix>> matrices_;
   std::vector<Embedding> embeddings_;
   std::vector<std::unique_ptr<RopeTable>> ropes_;

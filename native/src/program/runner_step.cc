@@ -41,7 +41,7 @@ void Runner::prepare(const StepInput& in) {
   const size_t rows = (size_t)in.num_rows;
   for (auto& b : buffers_) {
     const size_t width = (size_t)b->width;
-    b->x.reserve(rows * width);
+    b->x.reserve(rows * (size_t)b->stride);
     if (b->quantized) {
       b->q.reserve(rows * width);
       b->scale.reserve(rows * ((width + 31) / 32));
@@ -51,8 +51,7 @@ void Runner::prepare(const StepInput& in) {
   place_rows(in);
   plan_stages(in);
   if (in.num_logit_rows > 0) {
-    const size_t padded = ((size_t)vocab() + 15) / 16 * 16;
-    logits_.reserve((size_t)std::min(head_rows_, in.num_logit_rows) * padded);
+    logits_.reserve((size_t)std::min(head_rows_, in.num_logit_rows) * logits_stride());
   }
   const size_t chunks = in.num_logit_rows ? (size_t)((in.num_logit_rows + head_rows_ - 1) / head_rows_) : 0;
   const size_t needed = (phases_.size() + chunks) * counters_per_phase();
@@ -223,7 +222,7 @@ void Runner::run_row(const Phase& phase, const StepInput& in, int row) {
 void Runner::run_row_op(const RowOp& op, const StepInput& in, int row) {
   const auto at = [&](int buffer, int col) {
     Buffer& b = *buffers_[(size_t)buffer];
-    return b.x.data() + (size_t)row * (size_t)b.width + col;
+    return b.x.data() + (size_t)row * (size_t)b.stride + col;
   };
   switch (op.kind) {
     case RowOpKind::kEmbed: {
@@ -291,17 +290,17 @@ void Runner::run_matmul(const MatmulOp& op, Rows rows, int block_begin, int bloc
   Buffer &in = *buffers_[(size_t)op.in], &out = *buffers_[(size_t)op.out];
   const float* bias = op.bias >= 0 ? vectors_[(size_t)op.bias]->data() : nullptr;
   kernels_.matmul(*matrices_[(size_t)op.weight], in.row(rows.begin), in.rows(rows.begin), rows.end - rows.begin, block_begin, block_end, bias,
-                  op.accumulate, out.row(rows.begin) + op.out_col, out.width);
+                  op.accumulate, out.row(rows.begin) + op.out_col, out.stride);
 }
 
 AttentionSequence Runner::sequence_view(const AttentionOp& op, const StepInput& in, int seq) {
   Buffer &q = *buffers_[(size_t)op.q], &out = *buffers_[(size_t)op.out];
   const size_t first = (size_t)seq_first_row_[(size_t)seq];
   AttentionSequence s{};
-  s.q = q.x.data() + first * (size_t)q.width + op.q_col;
-  s.out = out.x.data() + first * (size_t)out.width;
-  s.q_stride = q.width;
-  s.out_stride = out.width;
+  s.q = q.row((int)first) + op.q_col;
+  s.out = out.row((int)first);
+  s.q_stride = q.stride;
+  s.out_stride = out.stride;
   s.start = in.seq_start[seq];
   s.rows = in.seq_rows[seq];
   s.block_table = in.tables + in.table_offset[seq];
@@ -339,24 +338,25 @@ void Runner::run_select(const Phase& phase, const StepInput& in) {
     Buffer& buffer = *buffers_[(size_t)b];
     const size_t width = (size_t)buffer.width;
     for (int i = 0; i < in.num_logit_rows; ++i)  // ascending, so a row is read before it is overwritten
-      if (in.logit_rows[i] != i) std::memcpy(buffer.x.data() + (size_t)i * width, buffer.x.data() + (size_t)in.logit_rows[i] * width, width * sizeof(float));
+      if (in.logit_rows[i] != i) std::memcpy(buffer.row(i), buffer.row(in.logit_rows[i]), width * sizeof(float));
   }
 }
 
 void Runner::run_head(const StepInput& in, LogitsConsumer& consumer, int thread, size_t index) {
   const PackedMatrix& m = *matrices_[(size_t)head_.weight];
   Buffer& x = *buffers_[(size_t)head_.in];
-  const int blocks = m.num_blocks, n = m.n, padded = blocks * 16, chunk = std::max(2, blocks / (pool_.size() * 8) / 2 * 2);
+  const size_t stride = logits_stride();
+  const int blocks = m.num_blocks, n = m.n, chunk = std::max(2, blocks / (pool_.size() * 8) / 2 * 2);
   int request = 0;
   for (int first = 0; first < in.num_logit_rows; first += head_rows_) {
     const int rows = std::min(head_rows_, in.num_logit_rows - first);
     std::atomic<int>& next = counter(index, 0);
     for (int b = next.fetch_add(chunk); b < blocks; b = next.fetch_add(chunk)) {
       const int end = std::min(blocks, b + chunk);
-      kernels_.matmul(m, x.row(first), x.rows(first), rows, b, end, nullptr, false, logits_.data(), padded);
+      kernels_.matmul(m, x.row(first), x.rows(first), rows, b, end, nullptr, false, logits_.data(), (int)stride);
       if (head_.softcap > 0.0f)
         for (int r = 0; r < rows; ++r) {
-          float* p = logits_.data() + (size_t)r * (size_t)padded + b * 16;
+          float* p = logits_.data() + (size_t)r * stride + b * 16;
           kernels_.softcap(p, std::min(end * 16, n) - b * 16, head_.softcap, p);
         }
     }
@@ -365,9 +365,9 @@ void Runner::run_head(const StepInput& in, LogitsConsumer& consumer, int thread,
     while (end_request < consumer.num_requests() && consumer.logit_index(end_request) < first + rows) ++end_request;
     std::atomic<int>& next_request = counter(index++, 1);
     for (int r = next_request.fetch_add(1); request + r < end_request; r = next_request.fetch_add(1))
-      consumer.consume(request + r, logits_.data() + (size_t)(consumer.logit_index(request + r) - first) * (size_t)padded, thread);
+      consumer.consume(request + r, logits_.data() + (size_t)(consumer.logit_index(request + r) - first) * stride, thread);
     if (in.logits_out && thread == 0)
-      for (int r = 0; r < rows; ++r) std::memcpy(in.logits_out + (size_t)(first + r) * (size_t)n, logits_.data() + (size_t)r * (size_t)padded, sizeof(float) * (size_t)n);
+      for (int r = 0; r < rows; ++r) std::memcpy(in.logits_out + (size_t)(first + r) * (size_t)n, logits_.data() + (size_t)r * stride, sizeof(float) * (size_t)n);
     request = end_request;
     pool_.barrier();
   }
