@@ -107,7 +107,9 @@ void print_format(const Kernels& isa, const char* dtype, int threads) {
   const int k = 1536;
   const auto big = zeros(dtype, static_cast<int>((size_t{96} << 20) / row_bytes(dtype, k)), k);
   const double streamed_s = matmul_s(isa, *big, 1, threads);
-  std::printf("%-5s streamed %6.1f GB/s\n", dtype, big->bytes * 1e-9 / streamed_s);
+  std::printf("%-5s streamed %6.1f GB/s, TOP/s by rows:", dtype, big->bytes * 1e-9 / streamed_s);
+  for (const int rows : {4, 8, 16, 32}) std::printf("  %d: %.3f", rows, 2e-12 * rows * big->n * k / matmul_s(isa, *big, rows, threads));
+  std::printf("\n");
   for (const auto& [n, wide] : {std::pair<int, int>{1536, 768}, {768, 1536}, {1536, 576}}) {
     if (wide % 256 != 0 && std::strstr(dtype, "_k") != nullptr) continue;
     const auto w = zeros(dtype, n, wide);
