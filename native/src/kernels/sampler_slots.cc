@@ -36,8 +36,8 @@ Scratch divide(float* scratch, int vocab_size) {
 }
 
 LogitRow scanned(const SamplingKernels& kernels, const float* logits, int size, float* blocks) {
-  LogitRow row{logits, size, blocks, 0.0f, 0, -1};
-  kernels.scan(&row);
+  LogitRow row{logits, size, blocks, 0.0f, 0, kernels.scan(logits, 0, size, blocks)};
+  if (row.bad_id < 0) kernels.find_best(&row);
   return row;
 }
 
@@ -122,12 +122,14 @@ std::string sample_error(SampleStatus status, int token_id) {
 
 size_t sampling_scratch_floats(int vocab_size) { return 4 * rounded(vocab_size) + 2 * block_floats(vocab_size); }
 
-SampleOutput raw_logprobs(const SamplingKernels& kernels, const float* logits, int vocab_size, int token_id, int k, float* scratch) {
-  const Scratch room = divide(scratch, vocab_size);
-  const LogitRow row = scanned(kernels, logits, vocab_size, room.raw_blocks);
+LogitRow scan_row(const SamplingKernels& kernels, const float* logits, int vocab_size, float* scratch) {
+  return scanned(kernels, logits, vocab_size, divide(scratch, vocab_size).raw_blocks);
+}
+
+SampleOutput raw_logprobs(const SamplingKernels& kernels, const LogitRow& row, int token_id, int k, float* scratch) {
   SampleOutput out = row_status(row);
   if (out.status != SampleStatus::kOk) return out;
-  kernels.logprobs(row, token_id, k < vocab_size ? k : vocab_size, room.room, &out.logprobs);
+  kernels.logprobs(row, token_id, std::min(k, row.size), divide(scratch, row.size).room, &out.logprobs);
   out.token_id = token_id;
   out.has_logprobs = true;
   return out;
@@ -173,16 +175,15 @@ void SamplerSlots::close(int slot) {
   slots_[static_cast<size_t>(slot)].reset();
 }
 
-SampleOutput SamplerSlots::sample(int slot, const float* logits, float* scratch, int64_t position, const uint32_t* mask, int num_logprobs) {
+SampleOutput SamplerSlots::sample(int slot, const LogitRow& raw, float* scratch, int64_t position, const uint32_t* mask, int num_logprobs) {
   Slot& s = at(slot);
   const SlotParams& p = *s.params;
   const Scratch room = divide(scratch, vocab_size_);
-  const LogitRow raw = scanned(*kernels_, logits, vocab_size_, room.raw_blocks);
   SampleOutput out = row_status(raw);
   if (out.status != SampleStatus::kOk) return out;
   LogitRow row = raw;
   if (mask || s.edits_logits()) {
-    edit(s, mask, logits, room.edited);
+    edit(s, mask, raw.logits, room.edited);
     row = scanned(*kernels_, room.edited, vocab_size_, room.blocks);
     if (row.bad_id >= 0) return failed(SampleStatus::kOverflow, row.bad_id);
     out = row_status(row);

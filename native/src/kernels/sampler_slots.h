@@ -48,8 +48,11 @@ std::string sample_error(SampleStatus status, int token_id);
 // Floats of scratch that one call needs.
 size_t sampling_scratch_floats(int vocab_size);
 
-// Log-probabilities of raw logits [vocab_size]: of token_id (in range) and of the k best (0 .. kMaxLogprobs).
-SampleOutput raw_logprobs(const SamplingKernels& kernels, const float* logits, int vocab_size, int token_id, int k, float* scratch);
+// Logits [vocab_size] scanned into scratch, where they are good until that is used with another row.
+LogitRow scan_row(const SamplingKernels& kernels, const float* logits, int vocab_size, float* scratch);
+
+// Log-probabilities of raw logits: of token_id (in range) and of the k best (0 .. kMaxLogprobs).
+SampleOutput raw_logprobs(const SamplingKernels& kernels, const LogitRow& row, int token_id, int k, float* scratch);
 
 class SamplerSlots {
  public:
@@ -66,10 +69,10 @@ class SamplerSlots {
   void fork(int src, int dst, uint64_t seed);  // dst becomes a copy of src that draws with seed
   void close(int slot);
 
-  // Draw the token at index `position` of the slot's sequence from logits [vocab_size] and append it to the slot; on error the slot is
+  // Draw the token at index `position` of the slot's sequence from a row of raw logits and append it to the slot; on error the slot is
   // unchanged. mask: packed allowed bits or null. num_logprobs: -1 none, else 0 .. kMaxLogprobs best beside the token's own.
   // Never throws for an open slot.
-  SampleOutput sample(int slot, const float* logits, float* scratch, int64_t position, const uint32_t* mask, int num_logprobs);
+  SampleOutput sample(int slot, const LogitRow& raw, float* scratch, int64_t position, const uint32_t* mask, int num_logprobs);
 
  private:
   struct Slot;

@@ -45,27 +45,19 @@ int first_bad(const float* x, int n) {
   return -1;
 }
 
-void scan(LogitRow* row) {
-  float best = kLowest;
-  int best_block = 0;
-  row->bad_id = -1;
-  for (int base = 0; base < row->size; base += kNoiseBlock) {
-    const int n = min_int(kNoiseBlock, row->size - base);
-    if (any_bad(row->logits + base, n)) {
-      row->bad_id = base + first_bad(row->logits + base, n);
-      return;
-    }
-    for (int i = 0; i < n; i += kScanBlock) {
-      const int block = (base + i) / kScanBlock;
-      const float top = max_of(row->logits + base + i, min_int(kScanBlock, n - i));
-      row->block_best[block] = top;
-      if (top > best) {
-        best = top;
-        best_block = block;
-      }
-    }
+int scan(const float* logits, int begin, int end, float* block_best) {
+  for (int base = begin; base < end; base += kNoiseBlock) {
+    const int n = min_int(kNoiseBlock, end - base);
+    if (any_bad(logits + base, n)) return base + first_bad(logits + base, n);
+    for (int i = 0; i < n; i += kScanBlock) block_best[(base + i) / kScanBlock] = max_of(logits + base + i, min_int(kScanBlock, n - i));
   }
-  const int start = best_block * kScanBlock;
+  return -1;
+}
+
+void find_best(LogitRow* row) {
+  const int blocks = (row->size + kScanBlock - 1) / kScanBlock;
+  const float best = max_of(row->block_best, blocks);
+  const int start = first_equal(row->block_best, blocks, best) * kScanBlock;
   row->best_id = start + first_equal(row->logits + start, min_int(kScanBlock, row->size - start), best);
   row->best = best + 0.0f;
 }
@@ -348,7 +340,7 @@ void logprobs(const LogitRow& row, int token_id, int k, Candidates c, TokenLogpr
 
 const SamplingKernels* OCTAVO_CONCAT(sampling_kernels_, OCTAVO_ISA_NS)() {
   namespace k = OCTAVO_ISA_NS;
-  static const SamplingKernels table = {OCTAVO_STR(OCTAVO_ISA_NS), k::scan, k::copy_masked, k::draw, k::logprobs};
+  static const SamplingKernels table = {OCTAVO_STR(OCTAVO_ISA_NS), k::scan, k::find_best, k::copy_masked, k::draw, k::logprobs};
   return &table;
 }
 

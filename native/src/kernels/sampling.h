@@ -18,7 +18,7 @@ constexpr int kNoiseBlock = 1024;  // tokens that share one run of noise counter
 struct LogitRow {
   const float* logits;  // [size]
   int size;
-  float* block_best;  // [ceil(size / kScanBlock)] greatest logit of each block
+  const float* block_best;  // [ceil(size / kScanBlock)] greatest logit of each block
   float best;         // greatest logit; a zero is +0
   int best_id;        // its lowest id
   int bad_id;         // lowest id whose logit is nan or +inf, -1: none; best and best_id mean nothing then
@@ -52,8 +52,11 @@ struct TokenLogprobs {
 struct SamplingKernels {
   const char* name;  // "portable", "avx2", "avx512"
 
-  // Fill block_best, best, best_id and bad_id from logits and size.
-  void (*scan)(LogitRow* row);
+  // Fill block_best for tokens [begin, end) of a row; begin is a multiple of kScanBlock, and end too unless it is the row's. Returns
+  // the lowest id whose logit is nan or +inf, or -1; with one, block_best means nothing. Parts may be scanned in any order.
+  int (*scan)(const float* logits, int begin, int end, float* block_best);
+  // best and best_id from logits and block_best of a row without a bad_id.
+  void (*find_best)(LogitRow* row);
   // out[t] = logits[t] where every given mask allows t, -inf elsewhere; masks are packed bits, either may be null.
   void (*copy_masked)(const float* logits, const uint32_t* mask, const uint32_t* other_mask, int size, float* out);
   // The drawn token: filters, then Gumbel-max. row.best is finite.

@@ -117,7 +117,8 @@ nb::tuple sample(SamplerSlots& slots, int slot, Logits logits, int64_t position,
   SampleOutput out;
   {
     nb::gil_scoped_release release;
-    out = slots.sample(slot, logits.data(), thread_scratch(vocab_size), position, mask ? mask->data() : nullptr, k);
+    float* scratch = thread_scratch(vocab_size);
+    out = slots.sample(slot, scan_row(slots.kernels(), logits.data(), vocab_size, scratch), scratch, position, mask ? mask->data() : nullptr, k);
   }
   if (out.status != SampleStatus::kOk) return nb::make_tuple(-1, nb::none(), sample_error(out.status, out.token_id));
   return nb::make_tuple(out.token_id, out.has_logprobs ? nb::object(logprobs_tuple(out.logprobs)) : nb::none(), nb::none());
@@ -139,7 +140,8 @@ nb::tuple python_raw_logprobs(Logits logits, int token_id, int k, const std::str
   SampleOutput out;
   {
     nb::gil_scoped_release release;
-    out = raw_logprobs(kernels, logits.data(), vocab_size, token_id, k, thread_scratch(vocab_size));
+    float* scratch = thread_scratch(vocab_size);
+    out = raw_logprobs(kernels, scan_row(kernels, logits.data(), vocab_size, scratch), token_id, k, scratch);
   }
   if (out.status != SampleStatus::kOk) throw nb::value_error(sample_error(out.status, out.token_id).c_str());
   return logprobs_tuple(out.logprobs);

@@ -14,6 +14,7 @@
 
 #include "kernels/kernels.h"
 #include "kernels/packing.h"
+#include "kernels/sampling.h"
 #include "kv/kv_store.h"
 #include "runtime/aligned.h"
 #include "runtime/thread_pool.h"
@@ -80,7 +81,10 @@ class LogitsConsumer {
   virtual ~LogitsConsumer() = default;
   virtual int num_requests() const = 0;
   virtual int logit_index(int request) const = 0;
-  virtual void consume(int request, const float* logits, int thread) = 0;
+  // A part of a row, while it is still in a near cache; as SamplingKernels::scan.
+  virtual int scan(const float* logits, int begin, int end, float* block_best) const = 0;
+  // The whole row, scanned; its best is still to be found.
+  virtual void consume(int request, LogitRow row, int thread) = 0;
 };
 
 class Runner {
@@ -197,6 +201,9 @@ class Runner {
   void run_merge(const Phase& phase, const StepInput& in, std::atomic<int>& next);
   void run_select(const Phase& phase, const StepInput& in);
   void run_head(const StepInput& in, LogitsConsumer& consumer, int thread, size_t index);
+  void compute_logits(int first, int rows, const LogitsConsumer& consumer, int thread, std::atomic<int>& next);
+  LogitRow scanned_row(int row) const;
+  size_t scan_blocks() const { return ((size_t)vocab() + kScanBlock - 1) / kScanBlock; }
   AttentionSequence sequence_view(const AttentionOp& op, const StepInput& in, int seq);
   Phase& phase_of(PhaseKind kind);
 
@@ -223,6 +230,8 @@ class Runner {
   AlignedArray<float> partials_;
   std::vector<AlignedArray<uint8_t>> scratch_;  // per thread
   AlignedArray<float> logits_;
+  AlignedArray<float> block_best_;  // [head_rows_][scan blocks]
+  std::vector<int> bad_ids_;        // [thread][head_rows_] lowest id a thread found bad; vocab(): none
   int head_rows_ = 0;                                  // logit rows per chunk
   std::vector<std::unique_ptr<std::atomic<int>>> counters_;
 };

@@ -51,7 +51,10 @@ void Runner::prepare(const StepInput& in) {
   place_rows(in);
   plan_stages(in);
   if (in.num_logit_rows > 0) {
-    logits_.reserve((size_t)std::min(head_rows_, in.num_logit_rows) * logits_stride());
+    const size_t head_rows = (size_t)std::min(head_rows_, in.num_logit_rows);
+    logits_.reserve(head_rows * logits_stride());
+    block_best_.reserve(head_rows * scan_blocks());
+    bad_ids_.resize((size_t)pool_.size() * (size_t)head_rows_);
   }
   const size_t chunks = in.num_logit_rows ? (size_t)((in.num_logit_rows + head_rows_ - 1) / head_rows_) : 0;
   const size_t needed = (phases_.size() + chunks) * counters_per_phase();
@@ -343,34 +346,49 @@ void Runner::run_select(const Phase& phase, const StepInput& in) {
 }
 
 void Runner::run_head(const StepInput& in, LogitsConsumer& consumer, int thread, size_t index) {
-  const PackedMatrix& m = *matrices_[(size_t)head_.weight];
-  Buffer& x = *buffers_[(size_t)head_.in];
-  const size_t stride = logits_stride();
-  const int blocks = m.num_blocks, n = m.n, chunk = std::max(2, blocks / (pool_.size() * 8) / 2 * 2);
+  const size_t n = (size_t)vocab();
   int request = 0;
   for (int first = 0; first < in.num_logit_rows; first += head_rows_) {
     const int rows = std::min(head_rows_, in.num_logit_rows - first);
-    std::atomic<int>& next = counter(index, 0);
-    for (int b = next.fetch_add(chunk); b < blocks; b = next.fetch_add(chunk)) {
-      const int end = std::min(blocks, b + chunk);
-      kernels_.matmul(m, x.row(first), x.rows(first), rows, b, end, nullptr, false, logits_.data(), (int)stride);
-      if (head_.softcap > 0.0f)
-        for (int r = 0; r < rows; ++r) {
-          float* p = logits_.data() + (size_t)r * stride + b * 16;
-          kernels_.softcap(p, std::min(end * 16, n) - b * 16, head_.softcap, p);
-        }
-    }
+    compute_logits(first, rows, consumer, thread, counter(index, 0));
     pool_.barrier();
     int end_request = request;
     while (end_request < consumer.num_requests() && consumer.logit_index(end_request) < first + rows) ++end_request;
     std::atomic<int>& next_request = counter(index++, 1);
-    for (int r = next_request.fetch_add(1); request + r < end_request; r = next_request.fetch_add(1))
-      consumer.consume(request + r, logits_.data() + (size_t)(consumer.logit_index(request + r) - first) * stride, thread);
+    for (int r = request + next_request.fetch_add(1); r < end_request; r = request + next_request.fetch_add(1))
+      consumer.consume(r, scanned_row(consumer.logit_index(r) - first), thread);
     if (in.logits_out && thread == 0)
-      for (int r = 0; r < rows; ++r) std::memcpy(in.logits_out + (size_t)(first + r) * (size_t)n, logits_.data() + (size_t)r * stride, sizeof(float) * (size_t)n);
+      for (int r = 0; r < rows; ++r) std::memcpy(in.logits_out + (size_t)(first + r) * n, logits_.data() + (size_t)r * logits_stride(), sizeof(float) * n);
     request = end_request;
     pool_.barrier();
   }
+}
+
+// Logits of rows [first, first + rows), each part scanned by the thread that has just made it.
+void Runner::compute_logits(int first, int rows, const LogitsConsumer& consumer, int thread, std::atomic<int>& next) {
+  const PackedMatrix& m = *matrices_[(size_t)head_.weight];
+  Buffer& x = *buffers_[(size_t)head_.in];
+  const size_t stride = logits_stride();
+  constexpr int kBlocksPerScan = kScanBlock / kRowBlock;
+  const int blocks = m.num_blocks, chunk = std::max(1, blocks / (pool_.size() * 16 * kBlocksPerScan)) * kBlocksPerScan;
+  int* bad = bad_ids_.data() + (size_t)thread * (size_t)head_rows_;
+  std::fill(bad, bad + rows, m.n);
+  for (int b = next.fetch_add(chunk); b < blocks; b = next.fetch_add(chunk)) {
+    const int end = std::min(blocks, b + chunk), begin_id = b * kRowBlock, end_id = std::min(end * kRowBlock, m.n);
+    kernels_.matmul(m, x.row(first), x.rows(first), rows, b, end, nullptr, false, logits_.data(), (int)stride);
+    for (int r = 0; r < rows; ++r) {
+      float* logits = logits_.data() + (size_t)r * stride;
+      if (head_.softcap > 0.0f) kernels_.softcap(logits + begin_id, end_id - begin_id, head_.softcap, logits + begin_id);
+      const int found = consumer.scan(logits, begin_id, end_id, block_best_.data() + (size_t)r * scan_blocks());
+      if (found >= 0) bad[r] = std::min(bad[r], found);
+    }
+  }
+}
+
+LogitRow Runner::scanned_row(int row) const {
+  int bad = vocab();
+  for (int t = 0; t < pool_.size(); ++t) bad = std::min(bad, bad_ids_[(size_t)t * (size_t)head_rows_ + (size_t)row]);
+  return {logits_.data() + (size_t)row * logits_stride(), vocab(), block_best_.data() + (size_t)row * scan_blocks(), 0.0f, 0, bad < vocab() ? bad : -1};
 }
 
 }  // namespace octavo

@@ -11,12 +11,13 @@ StepOutputs::StepOutputs(SamplerSlots& slots, const LogitsRequest* requests, int
   for (AlignedArray<float>& s : scratch_) s.reserve(sampling_scratch_floats(slots_.vocab_size()));
 }
 
-void StepOutputs::consume(int request, const float* logits, int thread) {
+void StepOutputs::consume(int request, LogitRow row, int thread) {
+  if (row.bad_id < 0) slots_.kernels().find_best(&row);
   const LogitsRequest& r = requests_[request];
   AlignedArray<float>& scratch = scratch_[(size_t)thread];
   const SampleOutput o = r.slot >= 0
-                             ? slots_.sample(r.slot, logits, scratch.data(), r.position, masks_[(size_t)request], r.num_logprobs)
-                             : raw_logprobs(slots_.kernels(), logits, slots_.vocab_size(), r.token, std::max(r.num_logprobs, 0), scratch.data());
+                             ? slots_.sample(r.slot, row, scratch.data(), r.position, masks_[(size_t)request], r.num_logprobs)
+                             : raw_logprobs(slots_.kernels(), row, r.token, std::max(r.num_logprobs, 0), scratch.data());
   out_.token[request] = o.token_id;
   out_.status[request] = (int32_t)o.status;
   if (o.status != SampleStatus::kOk || !o.has_logprobs) return;

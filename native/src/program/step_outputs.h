@@ -39,7 +39,8 @@ class StepOutputs : public LogitsConsumer {
 
   int num_requests() const override { return num_requests_; }
   int logit_index(int request) const override { return requests_[request].logit_index; }
-  void consume(int request, const float* logits, int thread) override;
+  int scan(const float* logits, int begin, int end, float* block_best) const override { return slots_.kernels().scan(logits, begin, end, block_best); }
+  void consume(int request, LogitRow row, int thread) override;
 
  private:
   SamplerSlots& slots_;
