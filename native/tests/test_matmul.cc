@@ -262,6 +262,16 @@ std::vector<const Kernels*> levels() {
   return found;
 }
 
+// Packed rows come back bit for bit: nothing of the file is lost.
+void check_unpacked(const Dtype& dtype, const std::vector<uint8_t>& file, const PackedMatrix& w) {
+  std::vector<float> expected(w.k), actual(w.k);
+  for (int row = 0; row < w.n; ++row) {
+    dequantize_row(dtype.name, file.data() + row_bytes(dtype.name, w.k) * row, w.k, expected.data());
+    unpack_row(w, row, actual.data());
+    check(std::memcmp(expected.data(), actual.data(), sizeof(float) * w.k) == 0, std::string(dtype.name) + ": a packed row has changed");
+  }
+}
+
 void test_shape(const Dtype& dtype, int n, int k, int rows, bool widen, Random& r) {
   const std::vector<uint8_t> file = random_matrix(dtype, n, k, r);
   std::vector<uint8_t> unaligned(file.size() + 1);
@@ -271,6 +281,7 @@ void test_shape(const Dtype& dtype, int n, int k, int rows, bool widen, Random& 
   for (int b = w->num_blocks - 1; b >= 0; --b) pack_blocks(*again, dtype.name, file.data(), b, b + 1);
   check(std::memcmp(w->data, again->data, w->bytes) == 0, std::string(dtype.name) + ": packing depends on the range");
   check(reinterpret_cast<uintptr_t>(w->data) % 64 == 0 && w->block_bytes % 64 == 0, std::string(dtype.name) + ": alignment");
+  check_unpacked(dtype, file, *w);
   Activations a = random_activations(rows, k, r);
   const Case c{dtype, n, k, widen, file, *w, a};
   for (const Kernels* isa : levels()) {

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from octavo.server.app import ServerOptions
+from octavo.server.options import ServerOptions
 from octavo.server.connection import MAX_HEAD_BYTES
 from tests.engine.scripted import Bigram, bigram_engine, script
 from tests.server.harness import RunningServer, strict_json, wait_until

@@ -37,12 +37,18 @@ class WeightTensor:
 
 
 @dataclass(slots=True)
-class LoadedModel:
-    name: str
-    path: str
+class ModelBody:
+    """What a backend computes: all of a model but its text."""
+
     fingerprint: str  # of the program, the files' headers and the beginning of each tensor
     program: Program
     weights: Mapping[str, WeightTensor]  # canonical names; exactly program.weights
+
+
+@dataclass(slots=True)
+class LoadedModel(ModelBody):
+    name: str
+    path: str
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
     eos_token_ids: frozenset[int]
