@@ -6,6 +6,10 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#if defined(__linux__)
+#include <malloc.h>
+#endif
+
 #include <limits>
 #include <optional>
 #include <set>
@@ -343,6 +347,12 @@ NB_MODULE(_native, m) {
       if (kernels_by_name(name)) levels.emplace_back(name);
     return levels;
   }, "Kernel paths this machine and build have, best last.");
+  m.def("release_free_memory", [] {
+    nb::gil_scoped_release release;
+#if defined(__GLIBC__)
+    malloc_trim(0);
+#endif
+  }, "Give memory that has been freed, and that the C library keeps for later, back to the system; nothing where it cannot be asked to.");
   m.def("sample_error", [](int status, int token) { return sample_error((SampleStatus)status, token); }, "status"_a, "token"_a);
   m.def("dequantize", [](const std::string& dtype, Bytes raw, int n, int k, Matrix out) {
     check_raw("matrix", dtype, raw, n, k);

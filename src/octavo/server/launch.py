@@ -19,9 +19,11 @@ def run_server(config: EngineConfig, host: str = "127.0.0.1", port: int = 8000, 
     """Serve until a signal. Port 0 takes a free one. Before that: ConfigError, ModelFileError, BackendError, OSError (port in use)."""
     options = options or ServerOptions()
     listener = _listen(host, port)
+    gc.disable()  # next to nothing of what a start makes is garbage: walking it again and again would be time for nothing
     try:
         loaded = Engine.load(config, beside=_import_server)
     except BaseException:
+        gc.enable()
         listener.close()
         raise
     from octavo.engine.async_engine import AsyncEngine
@@ -36,6 +38,7 @@ def run_server(config: EngineConfig, host: str = "127.0.0.1", port: int = 8000, 
     server = make_server(app, engine, options, ready)
     gc.collect()
     gc.freeze()  # what is loaded stays: full collections need not walk the vocabulary in the middle of a stream
+    gc.enable()
     try:
         server.run(sockets=[listener])
     finally:

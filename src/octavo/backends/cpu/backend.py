@@ -91,8 +91,6 @@ class CpuBackend:
 
         lower(self._program, self._open_native(), Handles(matrix, cache(self._vector), cache(embedding), cache(self._rope_table)))
         self._pack()
-        for file in {id(tensor.data.obj): tensor.data.obj for tensor in self._weights.values()}.values():
-            _release_pages(file)
 
     def _matrix(self, name: str) -> tuple[int, bool]:
         tensor = self._weights[name]
@@ -153,7 +151,10 @@ class CpuBackend:
         return KVCapacity(per_block, memory_bytes // per_block, self._kv_dtype)
 
     def allocate_kv(self, num_blocks: int) -> None:
-        """Address space now, memory as blocks are first written. Raises BackendError when it is refused, or done already."""
+        """Address space now, memory as blocks are first written; all that loading has left behind is given back for them.
+
+        Raises BackendError when the pool is refused, or there already.
+        """
         native = self._open_native()
         if self._num_pool_tokens:
             raise BackendError("the KV pool is already allocated")
@@ -164,6 +165,15 @@ class CpuBackend:
         except (MemoryError, ValueError) as e:
             raise BackendError(f"num_kv_blocks: {num_blocks} blocks of {self.block_size} tokens cannot be allocated ({e})") from e
         self._num_pool_tokens = num_blocks * self.block_size
+        self._release_leavings()
+
+    def _release_leavings(self) -> None:
+        """The model is loaded, text and all: files need not be mapped in memory any more, and a vocabulary took much to build."""
+        from octavo.backends.cpu import _native
+
+        for file in {id(tensor.data.obj): tensor.data.obj for tensor in self._weights.values()}.values():
+            _release_pages(file)
+        _native.release_free_memory()
 
     def _kv_layers(self) -> list[tuple[int, int]]:
         return [(kv.kv_heads, kv.head_dim) for kv in self._program.kv_layers]
@@ -239,7 +249,7 @@ def _kv_dtype(config: EngineConfig) -> str:
 
 
 def _release_pages(file: object) -> None:
-    """Let go of the pages of a mapped file that are left at the edges of what has been packed. The page cache keeps them."""
+    """Let go of the pages of a mapped file: its header, and what packing has left at edges. The page cache keeps them."""
     if isinstance(file, mmap.mmap) and hasattr(file, "madvise"):  # absent outside Unix; file mappings are read-only, so nothing is lost
         file.madvise(mmap.MADV_DONTNEED)
 
