@@ -1,8 +1,8 @@
 """Opens a path as a model: a GGUF file (or the first part of a split one), or a folder with config.json, safetensors and tokenizer.json.
 
 Joins the readers, the families, the tokenizer and the chat template into a LoadedModel, after everything has been checked: a model that
-cannot be served in full is refused here, by the name of what is missing or wrong, before any weight is used. Computes nothing and copies
-no weights.
+cannot be served in full is refused here, by the name of what is missing or wrong. Program and weights come first, so that a backend can
+take them while the text is read. Computes nothing and copies no weights.
 """
 
 from __future__ import annotations
@@ -34,6 +34,15 @@ _CHECKED_DTYPES = ("f64", "i32", "i64")  # those whose values float32 may not ho
 
 class LoadError(ModelFileError):
     """The path holds no model that can be served; the message names the file and what is missing or wrong in it."""
+
+
+@dataclass(slots=True)
+class _Body:
+    """A ``ModelBody``."""
+
+    fingerprint: str
+    program: Program
+    weights: Mapping[str, WeightTensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +173,7 @@ def _check_values(weights: Iterable[WeightTensor]) -> None:
             check_fits(weight)
 
 
-def _body(program: Program, weights: Mapping[str, WeightTensor], headers: Iterable[memoryview]) -> ModelBody:
+def _body(program: Program, weights: Mapping[str, WeightTensor], headers: Iterable[memoryview]) -> _Body:
     """With a fingerprint of 32 hex digits that differ when the program, a file's header, or the beginning of any tensor does.
 
     Headers alone are not enough: two fine-tunings of one model have the same. The whole content would have to be read to be sure.
@@ -173,4 +182,4 @@ def _body(program: Program, weights: Mapping[str, WeightTensor], headers: Iterab
     for part in (*headers, *(weight.data[:_SAMPLE_BYTES] for weight in weights.values())):
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
-    return ModelBody(digest.hexdigest(), program, weights)
+    return _Body(digest.hexdigest(), program, weights)

@@ -85,7 +85,10 @@ def _whole_hashes(tokens: Sequence[str], powers: np.ndarray) -> np.ndarray:
 
 
 def _cut_hashes(tokens: Sequence[str], powers: np.ndarray, inverse_powers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mixed hashes, uint64 [cuts], of what is left and right of each cut, token by token: prefixes are running sums, suffixes differences."""
+    """Mixed hashes, uint64 [cuts], of what is left and right of each cut, token by token.
+
+    Prefixes are running sums, suffixes differences.
+    """
     import numpy as np
 
     chars = _characters(tokens, powers)

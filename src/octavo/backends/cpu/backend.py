@@ -91,6 +91,7 @@ class CpuBackend:
 
         lower(self._program, self._open_native(), Handles(matrix, cache(self._vector), cache(embedding), cache(self._rope_table)))
         self._pack()
+        self._extend_ropes(ROPE_CHUNK)  # now, with the imports it takes, and not in somebody's first request
 
     def _matrix(self, name: str) -> tuple[int, bool]:
         tensor = self._weights[name]
@@ -135,13 +136,14 @@ class CpuBackend:
     def _cover_positions(self, positions: int) -> None:
         """Rotary tables for positions below ``positions``, appended to when needed, so that a long context costs nothing at start."""
         positions = min(positions, self._num_pool_tokens)  # no block table holds more; a plan that says so is refused in a moment
-        target = -(-positions // ROPE_CHUNK) * ROPE_CHUNK
+        self._extend_ropes(-(-positions // ROPE_CHUNK) * ROPE_CHUNK)
+
+    def _extend_ropes(self, target: int) -> None:
         for rope, covered in self._ropes.items():
             if covered < target:
                 from octavo.backends.cpu.rope_table import cos_sin
 
-                index = self._rope_index[rope]
-                self._open_native().extend_rope(index, cos_sin(rope, covered, target))
+                self._open_native().extend_rope(self._rope_index[rope], cos_sin(rope, covered, target))
                 self._ropes[rope] = target
 
     # ---- KV ----
