@@ -88,8 +88,7 @@ struct Inputs {
 };
 
 std::unique_ptr<PackedMatrix> zeros(const char* dtype, int n, int k) {  // times do not depend on the values
-  static WeightArena arena;
-  auto w = pack_begin(dtype, n, k, false, arena);
+  auto w = pack_begin(dtype, n, k, false);
   std::memset(w->data, 0, w->bytes);
   return w;
 }

@@ -6,6 +6,10 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#if defined(__linux__)
+#include <malloc.h>
+#endif
+
 #include <limits>
 #include <optional>
 #include <set>
@@ -76,21 +80,31 @@ class Model {
 
   Runner runner_;
 
-  nb::tuple add_matrix(const std::string& dtype, Bytes raw, int n, int k, bool widen) {
+  nb::tuple add_matrix(const std::string& dtype, Bytes raw, int n, int k, bool widen, bool mapped) {
     check_raw("matrix", dtype, raw, n, k);
-    int index;
+    const int index = runner_.add_matrix(dtype.c_str(), raw.data(), n, k, widen, mapped);
+    unpacked_raw_.push_back(raw);
+    return nb::make_tuple(index, runner_.matrix(index).quantised());
+  }
+
+  void pack() {
     {
       nb::gil_scoped_release release;
-      index = runner_.add_matrix(dtype.c_str(), raw.data(), n, k, widen);
+      runner_.pack();
     }
-    return nb::make_tuple(index, runner_.matrix(index).quantised());
+    unpacked_raw_.clear();
   }
 
   int add_embedding(const std::string& dtype, Bytes raw, int n, int k) {
     check_raw("embedding", dtype, raw, n, k);
     embedding_rows_ = n;
     embedding_raw_.push_back(raw);
-    return runner_.add_embedding(dtype.c_str(), raw.data(), n, k);
+    return runner_.add_embedding(dtype.c_str(), raw.data(), k);
+  }
+
+  int add_embedding_of(int matrix) {
+    embedding_rows_ = runner_.matrix(matrix).n;
+    return runner_.add_embedding_of(matrix);
   }
 
   void extend_rope(int index, nb::ndarray<const float, nb::ndim<3>, nb::c_contig, nb::device::cpu> rows) {
@@ -107,6 +121,7 @@ class Model {
   void check_sequences(const Step& s) const;
   void check_requests(const Step& s, const SamplerSlots& slots, int max_top) const;
   std::vector<AlignedArray<float>> sampling_scratch_;  // per thread
+  std::vector<Bytes> unpacked_raw_;   // until pack()
   std::vector<Bytes> embedding_raw_;  // read in place for as long as the model lives
   int embedding_rows_ = 0;
 };
@@ -114,6 +129,7 @@ class Model {
 void Model::check_sequences(const Step& s) const {
   const KVStore* kv = runner_.kv();
   require(kv != nullptr, "step before allocate_kv");
+  require(runner_.packed(), "step before pack");
   const int block_size = kv->block_size(), rope_positions = runner_.rope_positions();
   require(s.seq_rows.size() == s.seq_start.size() && s.table_offset.size() == s.seq_start.size(), "sequences: arrays of different lengths");
   int64_t rows = 0;
@@ -203,8 +219,11 @@ RowOp row_op(RowOpKind kind) {
 void bind_building(nb::class_<Model>& c) {
   c.def("add_buffer", [](Model& m, int width) { return m.runner_.add_buffer(width); }, "width"_a)
       .def("add_vector", [](Model& m, In<float> v) { return m.runner_.add_vector(v.data(), (int)v.size()); }, "values"_a.noconvert())
-      .def("add_matrix", &Model::add_matrix, "dtype"_a, "raw"_a.noconvert(), "rows"_a, "columns"_a, "widen"_a, "-> (id, takes quantised activations)")
+      .def("add_matrix", &Model::add_matrix, "dtype"_a, "raw"_a.noconvert(), "rows"_a, "columns"_a, "widen"_a, "mapped"_a = false,
+           "-> (id, takes quantised activations). Keeps `raw` alive until `pack`; `mapped`: it lies in a read-only map of a file, whose pages are given up then.")
+      .def("pack", &Model::pack, "Pack the matrices added since the last call, on all threads, without the interpreter lock.")
       .def("add_embedding", &Model::add_embedding, "dtype"_a, "raw"_a.noconvert(), "rows"_a, "columns"_a, "Reads `raw` in place and keeps it alive.")
+      .def("add_embedding_of", &Model::add_embedding_of, "matrix"_a, "The rows of a matrix that is there anyway.")
       .def("add_rope", [](Model& m) { return m.runner_.add_rope(); })
       .def("extend_rope", &Model::extend_rope, "index"_a, nb::arg("rows").noconvert(), "rows: float32 [more positions, rotary_dim / 2, 2]")
       .def("begin_group", [](Model& m) { m.runner_.begin_group(); })
@@ -303,8 +322,7 @@ void matmul_test(const std::string& isa, const std::string& dtype, Bytes raw, in
   check_raw("matrix", dtype, raw, n, k);
   const int rows = (int)x.shape(0);
   require((int)x.shape(1) == k && (int)out.shape(0) == rows && (int)out.shape(1) == n, "x is [rows, columns] and out [rows, matrix rows]");
-  WeightArena arena;
-  auto m = pack_begin(dtype.c_str(), n, k, widen, arena);
+  auto m = pack_begin(dtype.c_str(), n, k, widen);
   pack_blocks(*m, dtype.c_str(), raw.data(), 0, m->num_blocks);
   AlignedArray<int8_t> q((size_t)rows * (size_t)k);
   AlignedArray<float> scale((size_t)rows * (size_t)(k / 32 + 1));
@@ -329,6 +347,12 @@ NB_MODULE(_native, m) {
       if (kernels_by_name(name)) levels.emplace_back(name);
     return levels;
   }, "Kernel paths this machine and build have, best last.");
+  m.def("release_free_memory", [] {
+    nb::gil_scoped_release release;
+#if defined(__GLIBC__)
+    malloc_trim(0);
+#endif
+  }, "Give memory that has been freed, and that the C library keeps for later, back to the system; nothing where it cannot be asked to.");
   m.def("sample_error", [](int status, int token) { return sample_error((SampleStatus)status, token); }, "status"_a, "token"_a);
   m.def("dequantize", [](const std::string& dtype, Bytes raw, int n, int k, Matrix out) {
     check_raw("matrix", dtype, raw, n, k);

@@ -262,16 +262,26 @@ std::vector<const Kernels*> levels() {
   return found;
 }
 
+// Packed rows come back bit for bit: nothing of the file is lost.
+void check_unpacked(const Dtype& dtype, const std::vector<uint8_t>& file, const PackedMatrix& w) {
+  std::vector<float> expected(w.k), actual(w.k);
+  for (int row = 0; row < w.n; ++row) {
+    dequantize_row(dtype.name, file.data() + row_bytes(dtype.name, w.k) * row, w.k, expected.data());
+    unpack_row(w, row, actual.data());
+    check(std::memcmp(expected.data(), actual.data(), sizeof(float) * w.k) == 0, std::string(dtype.name) + ": a packed row has changed");
+  }
+}
+
 void test_shape(const Dtype& dtype, int n, int k, int rows, bool widen, Random& r) {
   const std::vector<uint8_t> file = random_matrix(dtype, n, k, r);
   std::vector<uint8_t> unaligned(file.size() + 1);
   std::memcpy(unaligned.data() + 1, file.data(), file.size());
-  WeightArena arena;
-  const auto w = pack_begin(dtype.name, n, k, widen, arena), again = pack_begin(dtype.name, n, k, widen, arena);
+  const auto w = pack_begin(dtype.name, n, k, widen), again = pack_begin(dtype.name, n, k, widen);
   pack_blocks(*w, dtype.name, unaligned.data() + 1, 0, w->num_blocks);
   for (int b = w->num_blocks - 1; b >= 0; --b) pack_blocks(*again, dtype.name, file.data(), b, b + 1);
   check(std::memcmp(w->data, again->data, w->bytes) == 0, std::string(dtype.name) + ": packing depends on the range");
   check(reinterpret_cast<uintptr_t>(w->data) % 64 == 0 && w->block_bytes % 64 == 0, std::string(dtype.name) + ": alignment");
+  check_unpacked(dtype, file, *w);
   Activations a = random_activations(rows, k, r);
   const Case c{dtype, n, k, widen, file, *w, a};
   for (const Kernels* isa : levels()) {
@@ -314,13 +324,12 @@ void check_refused(F&& f, const char* word) {
 }
 
 void test_refusals() {
-  WeightArena arena;
-  check_refused([&] { pack_begin("iq4_nl", 16, 32, false, arena); }, "iq4_nl");
-  check_refused([&] { pack_begin("q4_0", 16, 33, false, arena); }, "33");
-  check_refused([&] { pack_begin("q4_k", 16, 128, true, arena); }, "128");
-  check_refused([&] { pack_begin("f32", 16, 0, false, arena); }, "k = 0");
-  check_refused([&] { pack_begin("f32", 0, 16, false, arena); }, "n = 0");
-  check_refused([&] { pack_begin("q8_0", 16, kMaxQuantisedK + 32, false, arena); }, "exceeds");
+  check_refused([] { pack_begin("iq4_nl", 16, 32, false); }, "iq4_nl");
+  check_refused([] { pack_begin("q4_0", 16, 33, false); }, "33");
+  check_refused([] { pack_begin("q4_k", 16, 128, true); }, "128");
+  check_refused([] { pack_begin("f32", 16, 0, false); }, "k = 0");
+  check_refused([] { pack_begin("f32", 0, 16, false); }, "n = 0");
+  check_refused([] { pack_begin("q8_0", 16, kMaxQuantisedK + 32, false); }, "exceeds");
 }
 
 }  // namespace

@@ -16,8 +16,8 @@ import pytest
 
 from octavo.cli import serve as serve_module
 from octavo.config import EngineConfig
-from octavo.server import run as server_run
-from octavo.server.app import ServerOptions
+from octavo.server import launch
+from octavo.server.options import ServerOptions
 from tests.cli.conftest import Octavo
 
 ROOT = Path(__file__).parents[2]
@@ -28,7 +28,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """What ``run_server`` was called with; nothing is fetched or served."""
     calls: list[tuple[Any, ...]] = []
     monkeypatch.setattr(serve_module, "fetched", lambda config: config)
-    monkeypatch.setattr(server_run, "run_server", lambda *args: calls.append(args))
+    monkeypatch.setattr(launch, "run_server", lambda *args: calls.append(args))
     return calls
 
 

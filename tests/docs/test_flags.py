@@ -16,6 +16,7 @@ from tests.docs.pages import ROOT, own_part, page, rows_by_name, section
 
 PAGE = page("docs/flags.md")
 OFFLINE = bench.commands["offline"]
+START = bench.commands["start"]
 
 
 def options_of(command: click.Command) -> dict[str, click.Option]:
@@ -28,6 +29,7 @@ SECTIONS = {
     "run and chat": (chat, set(options_of(chat)) - SHARED),
     "run": (run, set(options_of(run)) - set(options_of(chat))),
     "bench offline": (OFFLINE, set(options_of(OFFLINE)) - SHARED),
+    "bench start": (START, set(options_of(START))),
     "Model and engine": (serve, SHARED),
 }
 

@@ -16,7 +16,7 @@ import pytest
 
 from octavo.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from octavo.engine.engine import Engine
-from octavo.server.app import ServerOptions
+from octavo.server.options import ServerOptions
 from tests.models.tiny import write_tiny_gguf
 from tests.server.harness import RunningServer, wait_until
 

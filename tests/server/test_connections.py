@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from octavo.server.app import ServerOptions
 from octavo.server.connection import MAX_HEAD_BYTES
+from octavo.server.options import ServerOptions
 from tests.engine.scripted import Bigram, bigram_engine, script
 from tests.server.harness import RunningServer, strict_json, wait_until
 

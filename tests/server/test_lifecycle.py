@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from octavo.core.step import StepPlan
-from octavo.server.app import ServerOptions
+from octavo.server.options import ServerOptions
 from tests.engine.scripted import Bigram, bigram_engine, byte_ids, script
 from tests.server.harness import RunningServer, sse_events, strict_json, wait_until
 

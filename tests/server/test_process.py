@@ -20,8 +20,8 @@ import pytest
 
 from octavo.config import BackendConfig, CacheConfig, ConfigError, EngineConfig, ModelConfig
 from octavo.models.model_file import ModelFileError
-from octavo.server.app import ServerOptions
-from octavo.server.run import run_server
+from octavo.server.launch import run_server
+from octavo.server.options import ServerOptions
 from tests.models.tiny import write_tiny_gguf
 from tests.server.harness import sse_events, strict_json
 

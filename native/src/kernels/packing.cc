@@ -7,26 +7,36 @@
 #include <stdexcept>
 #include <string>
 
+#if defined(__linux__)
 #include <sys/mman.h>
+#endif
 
 #include "kernels/gguf_blocks.h"
+#include "kernels/packing_words.h"
 
 namespace octavo {
 namespace {
 
-constexpr size_t kLine = 64;
 constexpr size_t kHugePage = size_t{2} << 20;
-constexpr size_t kFirstSlab = size_t{4} << 20, kLargestSlab = size_t{64} << 20;  // of address space; memory comes as it is written
 
 size_t round_up(size_t value, size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
 [[noreturn]] void refuse(const std::string& message) { throw std::invalid_argument(message); }
 
-bool is_dtype(const char* dtype, const char* name) { return std::strcmp(dtype, name) == 0; }
-
 int float_bytes(const char* dtype) {  // 0 when not a float type
   if (is_dtype(dtype, "f32")) return 4;
   return is_dtype(dtype, "f16") || is_dtype(dtype, "bf16") ? 2 : 0;
+}
+
+// Weights are streamed once per token: 2 MiB pages keep the page walks out of that stream, and their first touch is cheap.
+std::shared_ptr<uint8_t> allocate(size_t bytes) {
+  const size_t alignment = bytes >= 2 * kHugePage ? kHugePage : kLine;
+  void* data = std::aligned_alloc(alignment, round_up(bytes, alignment));
+  if (!data) throw std::bad_alloc();
+#if defined(__linux__)
+  if (alignment == kHugePage) madvise(data, round_up(bytes, alignment), MADV_HUGEPAGE);  // a hint: failure changes nothing
+#endif
+  return {static_cast<uint8_t*>(data), [](uint8_t* p) { std::free(p); }};
 }
 
 size_t code_bytes(PackedFormat format) {  // per group of 32 k and 16 rows
@@ -38,8 +48,6 @@ size_t code_bytes(PackedFormat format) {  // per group of 32 k and 16 rows
     default: return 0;
   }
 }
-
-constexpr size_t kHalves = kRowBlock * sizeof(uint16_t);  // one float16 per row
 
 size_t head_bytes(const PackedMatrix& m) { return m.has_min ? 2 * kHalves : kHalves; }
 
@@ -65,8 +73,6 @@ struct Quads {
   uint32_t word[8];
   explicit Quads(const uint8_t* codes) { std::memcpy(word, codes, sizeof(word)); }
 };
-
-void put_word(uint8_t* line, int row, uint32_t word) { std::memcpy(line + 4 * row, &word, 4); }
 
 // One row's 32 codes into the interleaved lines of its group.
 void put_codes(PackedFormat format, const uint8_t* codes, int row, uint8_t* lines) {
@@ -107,19 +113,54 @@ void put_block(const PackedMatrix& m, const DecodedBlock& block, int row, uint8_
   }
 }
 
-void pack_quantised(PackedMatrix& m, const QuantType& type, const uint8_t* raw, int b) {
+void pack_quantised(PackedMatrix& m, const QuantType& type, Put put, const uint8_t* raw, int b) {
   uint8_t* out = m.data + static_cast<size_t>(b) * m.block_bytes;
-  const int blocks = m.k / type.values;
+  const size_t blocks = static_cast<size_t>(m.k / type.values), row_stride = blocks * type.bytes, unit = unit_bytes(m);
   if ((b + 1) * kRowBlock > m.n) std::memset(out, 0, m.block_bytes);  // rows of padding: scales of zero
-  const size_t used = blocks * unit_bytes(m);
-  std::memset(out + used, 0, m.block_bytes - used);
-  for (int row = 0; row < kRowBlock && b * kRowBlock + row < m.n; ++row) {
-    const uint8_t* source = raw + static_cast<size_t>(b * kRowBlock + row) * blocks * type.bytes;
-    for (int i = 0; i < blocks; ++i) {
+  std::memset(out + blocks * unit, 0, m.block_bytes - blocks * unit);
+  const int rows = std::min(kRowBlock, m.n - b * kRowBlock);
+  const uint8_t* source = raw + static_cast<size_t>(b) * kRowBlock * row_stride;
+  for (size_t i = 0; i < blocks; ++i, source += type.bytes, out += unit) {  // a unit at a time: its lines are written whole
+    for (int row = 0; row < rows; ++row) {
+      if (put) {
+        put(source + row * row_stride, row, out);
+        continue;
+      }
       DecodedBlock block;
-      type.decode(source + static_cast<size_t>(i) * type.bytes, block);
-      put_block(m, block, row, out + i * unit_bytes(m));
+      type.decode(source + row * row_stride, block);
+      put_block(m, block, row, out);
     }
+  }
+}
+
+// One row's 32 codes out of the lines of its group: put_codes the other way.
+void take_codes(PackedFormat format, const uint8_t* lines, int row, uint8_t* codes) {
+  constexpr uint32_t low4 = 0x0f0f0f0fu, low2 = 0x03030303u, low1 = 0x01010101u;
+  const auto word_of = [=](int line) { return load_word(lines + kLine * line + 4 * row); };
+  uint32_t words[8];
+  for (int j = 0; j < 8; ++j) {
+    if (format == PackedFormat::kQ8) {
+      words[j] = word_of(j);
+      continue;
+    }
+    words[j] = (word_of(j % 4) >> (j / 4 * 4)) & low4;
+    if (format == PackedFormat::kQ5) words[j] |= ((word_of(4) >> j) & low1) << 4;
+    if (format == PackedFormat::kQ6) words[j] |= ((word_of(4 + j / 4) >> (2 * (j % 4))) & low2) << 4;
+  }
+  std::memcpy(codes, words, sizeof(words));
+}
+
+// put_block the other way.
+void take_block(const PackedMatrix& m, const uint8_t* unit, int row, DecodedBlock& block) {
+  block.d = load_u16(unit + 2 * row);
+  if (m.has_min) block.m = load_u16(unit + kHalves + 2 * row);
+  const uint8_t* group = unit + head_bytes(m);
+  const int parts = m.scales == ScaleKind::kHalf ? 0 : kGroup / m.group;
+  for (int g = 0; g < unit_values(m) / kGroup; ++g, group += group_bytes(m)) {
+    take_codes(m.format, group, row, block.codes + g * kGroup);
+    const uint8_t* integers = group + code_bytes(m.format) + row;
+    for (int i = 0; i < parts; ++i) block.scale[g * parts + i] = integers[kRowBlock * i];
+    for (int i = 0; m.has_min && i < parts; ++i) block.min[g * parts + i] = integers[kRowBlock * (parts + i)];
   }
 }
 
@@ -146,8 +187,9 @@ void pack_widened(PackedMatrix& m, const char* dtype, const uint8_t* raw, int b,
   interleave<float>(m, reinterpret_cast<const uint8_t*>(values), sizeof(float) * m.k, b);
 }
 
-// Group g of a decoded block in float32: scale * (code - zero point), then + or - the minimum.
-void dequantize_group(const QuantType& type, const DecodedBlock& block, int g, float* out) {
+// Group g of a decoded block in float32: scale * (code - zero point), then + or - the minimum. Format: QuantType or PackedMatrix.
+template <class Format>
+void dequantize_group(const Format& type, const DecodedBlock& block, int g, float* out) {
   float scale = half_to_float(block.d), min = type.has_min ? half_to_float(block.m) : 0.0f;
   if (type.scales == ScaleKind::kSuperU8) {
     scale *= static_cast<float>(block.scale[g]);
@@ -171,29 +213,6 @@ void check_size(const PackedMatrix& m, const char* dtype) {
 
 }  // namespace
 
-WeightArena::~WeightArena() {
-  for (const Slab& s : slabs_) munmap(s.data, s.bytes);
-}
-
-uint8_t* WeightArena::allocate(size_t bytes) {
-  if (bytes > std::numeric_limits<size_t>::max() - 2 * kHugePage) throw std::bad_alloc();
-  const size_t needed = round_up(bytes, kLine);
-  if (slabs_.empty() || slabs_.back().bytes - slabs_.back().used < needed) {
-    const size_t next = slabs_.empty() ? kFirstSlab : std::min(2 * slabs_.back().bytes, kLargestSlab);
-    const size_t size = std::max(next, round_up(needed, kHugePage));
-    void* p = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (p == MAP_FAILED) throw std::bad_alloc();
-#if defined(MADV_HUGEPAGE)
-    madvise(p, size, MADV_HUGEPAGE);  // a refusal costs speed only
-#endif
-    slabs_.push_back({static_cast<uint8_t*>(p), size, 0});
-  }
-  Slab& slab = slabs_.back();
-  uint8_t* data = slab.data + slab.used;
-  slab.used += needed;
-  return data;
-}
-
 size_t row_bytes(const char* dtype, int k) {
   const QuantType* type = find_quant_type(dtype);
   const int values = type ? type->values : 1, bytes = type ? type->bytes : float_bytes(dtype);
@@ -204,7 +223,7 @@ size_t row_bytes(const char* dtype, int k) {
   return static_cast<size_t>(k / values) * bytes;
 }
 
-std::unique_ptr<PackedMatrix> pack_begin(const char* dtype, int n, int k, bool widen_to_f32, WeightArena& arena) {
+std::unique_ptr<PackedMatrix> pack_plan(const char* dtype, int n, int k, bool widen_to_f32) {
   row_bytes(dtype, k);  // checks both
   if (n < 1 || n > std::numeric_limits<int>::max() - kRowBlock) refuse("n = " + std::to_string(n) + " is not a number of rows");
   auto m = std::make_unique<PackedMatrix>();
@@ -229,14 +248,35 @@ std::unique_ptr<PackedMatrix> pack_begin(const char* dtype, int n, int k, bool w
   }
   check_size(*m, dtype);
   m->bytes = m->block_bytes * static_cast<size_t>(m->num_blocks);
-  m->data = arena.allocate(m->bytes);
+  return m;
+}
+
+void pack_allocate(const std::vector<PackedMatrix*>& matrices) {
+  size_t total = 0;  // block_bytes, so bytes, are whole lines
+  for (const PackedMatrix* m : matrices) {
+    if (m->bytes > std::numeric_limits<size_t>::max() - kHugePage - total) throw std::bad_alloc();
+    total += m->bytes;
+  }
+  const std::shared_ptr<uint8_t> storage = allocate(total);
+  size_t offset = 0;
+  for (PackedMatrix* m : matrices) {
+    m->storage = storage;
+    m->data = storage.get() + offset;
+    offset += m->bytes;
+  }
+}
+
+std::unique_ptr<PackedMatrix> pack_begin(const char* dtype, int n, int k, bool widen_to_f32) {
+  auto m = pack_plan(dtype, n, k, widen_to_f32);
+  pack_allocate({m.get()});
   return m;
 }
 
 void pack_blocks(PackedMatrix& matrix, const char* dtype, const uint8_t* raw, int block_begin, int block_end) {
   const QuantType* type = find_quant_type(dtype);
   if (matrix.quantised()) {
-    for (int b = block_begin; b < block_end; ++b) pack_quantised(matrix, *type, raw, b);
+    const Put put = find_put(*type);
+    for (int b = block_begin; b < block_end; ++b) pack_quantised(matrix, *type, put, raw, b);
   } else if (!type && float_format(dtype) == matrix.format) {
     const size_t stride = row_bytes(dtype, matrix.k);
     const auto pack = matrix.format == PackedFormat::kF32 ? interleave<uint32_t> : interleave<uint16_t>;
@@ -261,6 +301,24 @@ void dequantize_row(const char* dtype, const uint8_t* row, int k, float* out) {
   for (int begin = 0; begin < k; begin += type->values, row += type->bytes) {
     type->decode(row, block);
     for (int g = 0; g < type->values / type->group; ++g) dequantize_group(*type, block, g, out + begin + g * type->group);
+  }
+}
+
+void unpack_row(const PackedMatrix& matrix, int row, float* out) {
+  const uint8_t* unit = matrix.data + static_cast<size_t>(row / kRowBlock) * matrix.block_bytes;
+  const int lane = row % kRowBlock;
+  if (!matrix.quantised()) {
+    const uint8_t* element = unit + lane * element_bytes(matrix.format);
+    for (int i = 0; i < matrix.k; ++i, element += kRowBlock * element_bytes(matrix.format)) {
+      if (matrix.format == PackedFormat::kF32) std::memcpy(out + i, element, sizeof(float));
+      else out[i] = matrix.format == PackedFormat::kF16 ? half_to_float(load_u16(element)) : bf16_to_float(load_u16(element));
+    }
+    return;
+  }
+  DecodedBlock block;
+  for (int begin = 0; begin < matrix.k; begin += unit_values(matrix), unit += unit_bytes(matrix)) {
+    take_block(matrix, unit, lane, block);
+    for (int g = 0; g < unit_values(matrix) / matrix.group; ++g) dequantize_group(matrix, block, g, out + begin + g * matrix.group);
   }
 }
 

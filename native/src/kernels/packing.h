@@ -44,26 +44,6 @@ enum class ScaleKind : int32_t {
   kSuperS8 = 3,  // float16 per 256 values times a signed byte per group
 };
 
-// Memory for the matrices of a model, in the order they are made: one stretch in huge pages where the system has them, because
-// the whole of it is streamed for every token and a page walk every 4 KiB would hold that stream up. It outlives its matrices.
-class WeightArena {
- public:
-  WeightArena() = default;
-  ~WeightArena();
-  WeightArena(const WeightArena&) = delete;
-  WeightArena& operator=(const WeightArena&) = delete;
-
-  // `bytes` of zeros, aligned to 64. Throws std::bad_alloc.
-  uint8_t* allocate(size_t bytes);
-
- private:
-  struct Slab {
-    uint8_t* data;
-    size_t bytes, used;
-  };
-  std::vector<Slab> slabs_;
-};
-
 struct PackedMatrix {
   PackedFormat format;
   int n, k;        // out_features, in_features as in the file
@@ -73,9 +53,13 @@ struct PackedMatrix {
   bool has_min;
   int zero_point;
   size_t block_bytes;  // multiple of 64
-  uint8_t* data;       // [num_blocks][block_bytes], 64-byte aligned, the arena's
+  uint8_t* data;       // [num_blocks][block_bytes], 64-byte aligned, in storage; null until it is allocated
   size_t bytes;
+  std::shared_ptr<uint8_t> storage;  // matrices may share one range of memory
 
+  PackedMatrix() = default;
+  PackedMatrix(const PackedMatrix&) = delete;
+  PackedMatrix& operator=(const PackedMatrix&) = delete;
   bool quantised() const { return scales != ScaleKind::kNone; }  // needs QuantRows rather than float activations
 };
 
@@ -83,17 +67,27 @@ struct PackedMatrix {
 // number of the dtype's blocks.
 size_t row_bytes(const char* dtype, int k);
 
-// Allocate the packed form of an n x k matrix; its contents are undefined until pack_blocks has covered [0, num_blocks).
+// The packed form of an n x k matrix, without memory for its data yet.
 // dtype is GGML's name in lower case: f32 f16 bf16 q4_0 q4_1 q5_0 q5_1 q8_0 q2_k q3_k q4_k q5_k q6_k. widen_to_f32 dequantises
-// into kF32 whatever the dtype. Throws std::invalid_argument naming what cannot be packed, std::bad_alloc.
-std::unique_ptr<PackedMatrix> pack_begin(const char* dtype, int n, int k, bool widen_to_f32, WeightArena& arena);
+// into kF32 whatever the dtype. Throws std::invalid_argument naming what cannot be packed.
+std::unique_ptr<PackedMatrix> pack_plan(const char* dtype, int n, int k, bool widen_to_f32);
+
+// Memory for planned matrices, in their order in one range; undefined until pack_blocks has covered [0, num_blocks) of each.
+// Throws std::bad_alloc.
+void pack_allocate(const std::vector<PackedMatrix*>& matrices);
+
+// Both for one matrix.
+std::unique_ptr<PackedMatrix> pack_begin(const char* dtype, int n, int k, bool widen_to_f32);
 
 // Fill 16-row blocks [block_begin, block_end) from the whole matrix' file bytes (n rows of row_bytes(dtype, k), any alignment).
-// dtype must be the one given to pack_begin. Threads may fill disjoint ranges at once.
+// dtype must be the one given to pack_plan. Threads may fill disjoint ranges at once.
 void pack_blocks(PackedMatrix& matrix, const char* dtype, const uint8_t* raw, int block_begin, int block_end);
 
 // out[0..k) = the row in float32, bit for bit what GGML's reference dequantisation gives (d * sc first, then * code, then the
 // minimum; no fused multiply-add). Throws as row_bytes does.
 void dequantize_row(const char* dtype, const uint8_t* row, int k, float* out);
+
+// out[0..k) = row `row` of a packed matrix in float32: the bits that dequantize_row gives for the row it was packed from.
+void unpack_row(const PackedMatrix& matrix, int row, float* out);
 
 }  // namespace octavo

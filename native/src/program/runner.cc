@@ -29,20 +29,19 @@ int Runner::add_vector(const float* values, int n) {
   return (int)vectors_.size() - 1;
 }
 
-int Runner::add_matrix(const char* dtype, const uint8_t* raw, int n, int k, bool widen) {
-  auto m = pack_begin(dtype, n, k, widen, arena_);
-  const int blocks = (n + 15) / 16, chunk = std::max(1, blocks / (pool_.size() * 4));
-  std::atomic<int> next{0};
-  pool_.each_or_throw([&](int) {  // widening allocates
-    for (int b = next.fetch_add(chunk); b < blocks; b = next.fetch_add(chunk)) pack_blocks(*m, dtype, raw, b, std::min(blocks, b + chunk));
-  });
-  matrices_.push_back(std::move(m));
+int Runner::add_matrix(const char* dtype, const uint8_t* raw, int n, int k, bool widen, bool mapped) {
+  matrices_.push_back(packer_.plan(dtype, raw, n, k, widen, mapped));
   return (int)matrices_.size() - 1;
 }
 
-int Runner::add_embedding(const char* dtype, const uint8_t* raw, int n, int k) {
-  Embedding e{std::vector<char>(dtype, dtype + std::strlen(dtype) + 1), raw, n, k, row_bytes(dtype, k)};
-  embeddings_.push_back(std::move(e));
+int Runner::add_embedding(const char* dtype, const uint8_t* raw, int k) {
+  embeddings_.push_back(Embedding{std::vector<char>(dtype, dtype + std::strlen(dtype) + 1), raw, k, row_bytes(dtype, k), nullptr});
+  return (int)embeddings_.size() - 1;
+}
+
+int Runner::add_embedding_of(int matrix) {
+  const PackedMatrix& packed = this->matrix(matrix);
+  embeddings_.push_back(Embedding{{}, nullptr, packed.k, 0, &packed});
   return (int)embeddings_.size() - 1;
 }
 

@@ -17,6 +17,7 @@
 #include "kernels/sampling.h"
 #include "kv/kv_store.h"
 #include "runtime/aligned.h"
+#include "program/weight_packer.h"
 #include "runtime/thread_pool.h"
 
 namespace octavo {
@@ -94,9 +95,15 @@ class Runner {
   // ---- building; indices returned are used in ops ----
   int add_buffer(int width);
   int add_vector(const float* values, int n);
-  int add_matrix(const char* dtype, const uint8_t* raw, int n, int k, bool widen);
+  // Plans the matrix: see WeightPacker::plan for raw and mapped. Its data is there after pack().
+  int add_matrix(const char* dtype, const uint8_t* raw, int n, int k, bool widen, bool mapped);
   // The raw rows must stay alive as long as the runner.
-  int add_embedding(const char* dtype, const uint8_t* raw, int n, int k);
+  int add_embedding(const char* dtype, const uint8_t* raw, int k);
+  // The rows of a matrix, which is then held once.
+  int add_embedding_of(int matrix);
+  // Pack the matrices added since the last call, on all threads. Throws std::bad_alloc.
+  void pack() { packer_.pack(pool_); }
+  bool packed() const { return packer_.done(); }
   int add_rope();
   // Append rows to a rotary table: cos_sin [positions][half_dim][2], copied. Throws std::bad_alloc and leaves the table as it was.
   void extend_rope(int index, const float* cos_sin, int positions, int half_dim);
@@ -152,9 +159,10 @@ class Runner {
   };
   struct Embedding {
     std::vector<char> dtype;
-    const uint8_t* raw;
-    int n, k;
+    const uint8_t* raw;  // null when packed is not
+    int k;
     size_t row_bytes;
+    const PackedMatrix* packed;
   };
   struct RopeTable {
     std::vector<float> cos_sin;
@@ -213,8 +221,8 @@ class Runner {
   bool group_open_ = false;
   std::vector<std::unique_ptr<Buffer>> buffers_;
   std::vector<std::unique_ptr<AlignedArray<float>>> vectors_;
-  WeightArena arena_;
   std::vector<std::unique_ptr<PackedMatrix>> matrices_;
+  WeightPacker packer_;
   std::vector<Embedding> embeddings_;
   std::vector<std::unique_ptr<RopeTable>> ropes_;
   HeadOp head_;

@@ -231,7 +231,8 @@ void Runner::run_row_op(const RowOp& op, const StepInput& in, int row) {
     case RowOpKind::kEmbed: {
       const Embedding& e = embeddings_[(size_t)op.weight];
       float* out = at(op.out, 0);
-      dequantize_row(e.dtype.data(), e.raw + (size_t)in.tokens[row] * e.row_bytes, e.k, out);
+      if (e.packed) unpack_row(*e.packed, in.tokens[row], out);
+      else dequantize_row(e.dtype.data(), e.raw + (size_t)in.tokens[row] * e.row_bytes, e.k, out);
       if (op.scale != 1.0f)
         for (int i = 0; i < e.k; ++i) out[i] *= op.scale;
       break;

@@ -25,7 +25,7 @@ class KVCapacity:
 
 
 class Backend(Protocol):
-    """Life: ``load`` once (in the constructor of each implementation: ``(model: LoadedModel, config: EngineConfig)``), then
+    """Life: ``load`` once (in the constructor of each implementation: ``(model: ModelBody, config: EngineConfig)``), then
     ``allocate_kv`` once, then ``execute`` per step from one thread, then ``close``.
     """
 

@@ -9,7 +9,7 @@ from octavo.backends.base import Backend, BackendError
 
 if TYPE_CHECKING:
     from octavo.config import EngineConfig
-    from octavo.models.loaded import LoadedModel
+    from octavo.models.loaded import ModelBody
 
 # name -> (module, class, what to do when the import fails)
 _BACKENDS = {
@@ -38,7 +38,7 @@ def backend_class(name: str) -> type[Backend]:
     return loaded
 
 
-def create_backend(model: LoadedModel, config: EngineConfig) -> Backend:
+def create_backend(model: ModelBody, config: EngineConfig) -> Backend:
     """The backend that ``config.backend.backend`` names, with the model loaded and no KV pool yet."""
     cls: type = backend_class(config.backend.backend)
     backend: Backend = cls(model, config)

@@ -34,3 +34,19 @@ def offline(num_prompt: int, num_output: int, batch: int, repeat: int, as_json: 
     from octavo.bench.offline import OfflineCase, run_offline
 
     run_offline(fetched(config), OfflineCase(num_prompt, num_output, batch, repeat), click.echo, as_json)
+
+
+@bench.command(short_help="Time until `octavo serve` answers, and its memory.", context_settings={"ignore_unknown_options": True})
+@click.option("--model", "-m", default="smollm2", show_default=True, help="The model to serve, as for `octavo serve`.")
+@click.option("--repeat", type=click.IntRange(1), default=5, show_default=True, help="Measured starts; the medians are reported.")
+@click.option("--json", "as_json", is_flag=True, help="Print only the JSON record.")
+@click.argument("serve_args", nargs=-1, type=click.UNPROCESSED)
+def start(model: str, repeat: int, as_json: bool, serve_args: tuple[str, ...]) -> None:
+    """Time until `octavo serve` answers GET /health, and its peak memory by then.
+
+    All other flags go to `octavo serve` as they are. One start warms the page cache. The last line printed is a JSON record.
+    """
+    from octavo.bench.start import run_start
+    from octavo.cli.progress import fetch
+
+    run_start(fetch(model), serve_args, repeat, click.echo, as_json)

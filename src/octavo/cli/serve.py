@@ -25,8 +25,8 @@ def serve(**options: Any) -> None:
         raise click.BadParameter("the key is empty; leave the flag out to serve without one", param_hint="'--api-key'")
     name = name_of(options["model"]) if options["served_model_name"] is None else options["served_model_name"]
     config = engine_config({**options, "served_model_name": name})
-    from octavo.server.app import ServerOptions
-    from octavo.server.run import run_server
+    from octavo.server.launch import run_server
+    from octavo.server.options import ServerOptions
 
     server_options = ServerOptions(api_key=options["api_key"], max_body_bytes=options["max_body_size"], drain_s=options["drain_s"])
     run_server(fetched(config), options["host"], options["port"], server_options)

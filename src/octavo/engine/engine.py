@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from octavo.backends.base import Backend
@@ -52,20 +53,25 @@ class Engine:
         self._request_numbers = itertools.count()
 
     @classmethod
-    def load(cls, config: EngineConfig) -> Engine:
-        """Open the model that ``config`` names and start its backend."""
+    def load(cls, config: EngineConfig, beside: Callable[[], object] | None = None) -> Engine:
+        """Open the model that ``config`` names and start its backend. ``beside`` is called while weights are packed on other threads."""
+        from octavo.engine.loading import load_halves
         from octavo.models.catalog import ensure_model
-        from octavo.models.loading import load_model
+        from octavo.models.loading import open_model
 
         config.validate()
-        return cls.from_loaded(load_model(ensure_model(config.model.model)), config)
+        model, backend = load_halves(open_model(ensure_model(config.model.model)), config, beside)
+        return cls._on(backend, model, config)
 
     @classmethod
     def from_loaded(cls, model: LoadedModel, config: EngineConfig) -> Engine:
         """Start the backend that ``config`` names for a model that is open; it is closed again when the engine cannot be made."""
         from octavo.backends.registry import create_backend
 
-        backend = create_backend(model, config)
+        return cls._on(create_backend(model, config), model, config)
+
+    @classmethod
+    def _on(cls, backend: Backend, model: LoadedModel, config: EngineConfig) -> Engine:
         try:
             return cls(model, config, backend)
         except BaseException:

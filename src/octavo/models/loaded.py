@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,13 +36,23 @@ class WeightTensor:
         return widen(self)
 
 
-@dataclass(slots=True)
-class LoadedModel:
-    name: str
-    path: str
+class ModelBody(Protocol):
+    """What a backend computes: all of a model but its text."""
+
     fingerprint: str  # of the program, the files' headers and the beginning of each tensor
     program: Program
     weights: Mapping[str, WeightTensor]  # canonical names; exactly program.weights
+
+
+@dataclass(slots=True)
+class LoadedModel:
+    """A ``ModelBody`` with its text."""
+
+    name: str
+    path: str
+    fingerprint: str
+    program: Program
+    weights: Mapping[str, WeightTensor]
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
     eos_token_ids: frozenset[int]

@@ -1,8 +1,8 @@
 """Opens a path as a model: a GGUF file (or the first part of a split one), or a folder with config.json, safetensors and tokenizer.json.
 
 Joins the readers, the families, the tokenizer and the chat template into a LoadedModel, after everything has been checked: a model that
-cannot be served in full is refused here, by the name of what is missing or wrong, before any weight is used. Computes nothing and copies
-no weights.
+cannot be served in full is refused here, by the name of what is missing or wrong. Program and weights come first, so that a backend can
+take them while the text is read. Computes nothing and copies no weights.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import hashlib
 import logging
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from pathlib import Path
 from octavo.models import families
 from octavo.models.chat_template import ChatTemplate
 from octavo.models.gguf import GGUFFile
-from octavo.models.loaded import LoadedModel, WeightTensor
+from octavo.models.loaded import LoadedModel, ModelBody, WeightTensor
 from octavo.models.model_file import ModelFileError, parse_json, read_small_file
 from octavo.models.program import Program
 from octavo.models.safetensors import SafetensorsModel
@@ -36,44 +36,65 @@ class LoadError(ModelFileError):
     """The path holds no model that can be served; the message names the file and what is missing or wrong in it."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Opened:
-    """What either kind of model comes to: fields as in LoadedModel. ``headers``: the bytes of each file before its tensors."""
+@dataclass(slots=True)
+class _Body:
+    """A ``ModelBody``."""
 
+    fingerprint: str
     program: Program
-    weights: dict[str, WeightTensor]
-    headers: tuple[memoryview, ...]
-    tokenizer: Tokenizer
+    weights: Mapping[str, WeightTensor]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedModel:
+    """A model whose program and weights have been checked, and whose text has not been read yet.
+
+    Reading a tokenizer can take longer than all else, so that whoever loads may do other work on ``body`` beside it.
+    """
+
+    path: Path
+    body: ModelBody
+    _read_tokenizer: Callable[[], Tokenizer]
+
+    def read_text(self, name: str | None = None) -> LoadedModel:
+        """The whole model, under ``name`` (default: the file's or folder's own name). Raises ModelFileError."""
+        path, body, is_folder = self.path, self.body, self.path.is_dir()
+        with _errors_name(path):
+            tokenizer = self._read_tokenizer()
+        _check_vocabulary(path, body.program, tokenizer, may_exceed=is_folder)
+        source = tokenizer.chat_template_source
+        template = None if source is None else ChatTemplate(source, tokenizer.bos_token, tokenizer.eos_token)
+        return LoadedModel(
+            name=name or (path.resolve().name if is_folder else path.stem),
+            path=str(path),
+            fingerprint=body.fingerprint,
+            program=body.program,
+            weights=body.weights,
+            tokenizer=tokenizer,
+            chat_template=template,
+            eos_token_ids=tokenizer.eos_token_ids,
+            bos_token_id=tokenizer.bos_token_id,
+            num_params=sum(math.prod(weight.shape) for weight in body.weights.values()),
+            weight_bytes=sum(len(weight.data) for weight in body.weights.values()),
+        )
 
 
 def load_model(path: str | os.PathLike[str], name: str | None = None) -> LoadedModel:
     """Open the model at ``path`` under ``name`` (default: the file's or folder's own name). Raises ModelFileError."""
+    return open_model(path).read_text(name)
+
+
+def open_model(path: str | os.PathLike[str]) -> OpenedModel:
+    """Open the model at ``path``, its text aside. Raises ModelFileError."""
     path = Path(path)
     if not os.path.exists(path):
         raise LoadError(f"{path}: is not there")
-    is_folder = path.is_dir()
-    opened = _open_folder(path) if is_folder else _open_gguf(path)
-    tokenizer = opened.tokenizer
-    _check_vocabulary(path, opened.program, tokenizer, may_exceed=is_folder)
-    _check_values(opened.weights.values())
-    source = tokenizer.chat_template_source
-    template = None if source is None else ChatTemplate(source, tokenizer.bos_token, tokenizer.eos_token)
-    return LoadedModel(
-        name=name or (path.resolve().name if is_folder else path.stem),
-        path=str(path),
-        fingerprint=_fingerprint(opened),
-        program=opened.program,
-        weights=opened.weights,
-        tokenizer=tokenizer,
-        chat_template=template,
-        eos_token_ids=tokenizer.eos_token_ids,
-        bos_token_id=tokenizer.bos_token_id,
-        num_params=sum(math.prod(weight.shape) for weight in opened.weights.values()),
-        weight_bytes=sum(len(weight.data) for weight in opened.weights.values()),
-    )
+    opened = _open_folder(path) if path.is_dir() else _open_gguf(path)
+    _check_values(opened.body.weights.values())
+    return opened
 
 
-def _open_gguf(path: Path) -> _Opened:
+def _open_gguf(path: Path) -> OpenedModel:
     if path.suffix == ".safetensors":
         raise LoadError(f"{path}: is one file of a model; give the folder that holds it, config.json and tokenizer.json")
     file = GGUFFile.open(path)
@@ -87,11 +108,11 @@ def _open_gguf(path: Path) -> _Opened:
     shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
     with _errors_name(path):
         program, sources = families.from_gguf(file.metadata, shapes, read_tensor)
-        tokenizer = Tokenizer.from_gguf(file.metadata)
-    return _Opened(program, _pick(file.tensors, sources), file.headers, tokenizer)
+    body = _body(program, _pick(file.tensors, sources), file.headers)
+    return OpenedModel(path, body, lambda: Tokenizer.from_gguf(file.metadata))
 
 
-def _open_folder(folder: Path) -> _Opened:
+def _open_folder(folder: Path) -> OpenedModel:
     if not (folder / "config.json").exists():
         found = sorted(file.name for file in folder.glob("*.gguf"))
         hint = f"; give the path of a GGUF file in it, such as {found[0]}" if found else ""
@@ -104,8 +125,8 @@ def _open_folder(folder: Path) -> _Opened:
     shapes = {name: tensor.shape for name, tensor in model.tensors.items()}
     with _errors_name(folder):
         program, sources = families.from_hf(config, shapes)
-        tokenizer = Tokenizer.from_folder(folder)
-    return _Opened(program, _pick(model.tensors, sources), model.headers, tokenizer)
+    body = _body(program, _pick(model.tensors, sources), model.headers)
+    return OpenedModel(folder, body, lambda: Tokenizer.from_folder(folder))
 
 
 @contextmanager
@@ -152,19 +173,13 @@ def _check_values(weights: Iterable[WeightTensor]) -> None:
             check_fits(weight)
 
 
-def _fingerprint(opened: _Opened) -> str:
-    """32 hex digits that differ when the program, a file's header, or the beginning of any tensor does.
+def _body(program: Program, weights: Mapping[str, WeightTensor], headers: Iterable[memoryview]) -> _Body:
+    """With a fingerprint of 32 hex digits that differ when the program, a file's header, or the beginning of any tensor does.
 
     Headers alone are not enough: two fine-tunings of one model have the same. The whole content would have to be read to be sure.
     """
-    digest = hashlib.blake2b(repr(opened.program).encode(), digest_size=16)
-    for part in _fingerprint_parts(opened):
+    digest = hashlib.blake2b(repr(program).encode(), digest_size=16)
+    for part in (*headers, *(weight.data[:_SAMPLE_BYTES] for weight in weights.values())):
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
-    return digest.hexdigest()
-
-
-def _fingerprint_parts(opened: _Opened) -> Iterable[memoryview]:
-    yield from opened.headers
-    for weight in opened.weights.values():
-        yield weight.data[:_SAMPLE_BYTES]
+    return _Body(digest.hexdigest(), program, weights)

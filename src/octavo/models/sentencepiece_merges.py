@@ -6,12 +6,14 @@ Owns one computation, done on arrays because Gemma has 262,144 tokens and about 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import numpy as np
 
 _MULTIPLIER = 0x9E3779B97F4A7C15  # odd, so it has an inverse modulo 2^64
+_CHUNK_TOKENS = 1 << 13  # at a time, so that what is computed on them stays in the cache and takes little memory
 _MIXERS = (0xD6E8FEB86659FD93, 0xFF51AFD7ED558CCD)
 
 
@@ -26,43 +28,82 @@ def derive(tokens: Sequence[str]) -> list[tuple[str, str]]:
     """
     if not tokens:
         return []
-    whole, prefixes, suffixes = _hashes(tokens)
-    table = _HashTable(whole)
-    left = table.find(prefixes)
-    cuts = (left >= 0).nonzero()[0]
-    right = table.find(suffixes[cuts])
-    both = (right >= 0).nonzero()[0]
-    text_of = tokens.__getitem__
-    return list(zip(map(text_of, left[cuts[both]].tolist()), map(text_of, right[both].tolist()), strict=True))
-
-
-def _hashes(tokens: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Hashes [tokens] of the tokens, and [cuts] of what is left and right of each cut, token by token.
-
-    The hash of c0..cn-1 is the sum of mix(ci) * M^i modulo 2^64, so that prefixes are running sums and suffixes differences.
-    """
     import numpy as np
 
-    lengths = np.fromiter(map(len, tokens), dtype=np.int64, count=len(tokens))
-    ends = np.cumsum(lengths)
-    terms = np.frombuffer("".join(tokens).encode("utf-32-le"), dtype=np.uint32).astype(np.uint64)  # [characters of all tokens]
-    position = np.arange(1, len(terms) + 1) - np.repeat(ends - lengths, lengths)  # characters up to and with this one
-    powers = _powers(_MULTIPLIER, int(lengths.max()) + 1)
-    inverse_powers = _powers(pow(_MULTIPLIER, -1, 1 << 64), int(lengths.max()) + 1)
+    powers, inverse_powers = _all_powers(max(map(len, tokens)))
+    table = _HashTable(_whole_hashes(tokens, powers))
+    texts = np.array(tokens, dtype=object)  # indexed by arrays in half the time of a list
+    merges: list[tuple[str, str]] = []
+    for begin in range(0, len(tokens), _CHUNK_TOKENS):
+        prefixes, suffixes = _cut_hashes(tokens[begin : begin + _CHUNK_TOKENS], powers, inverse_powers)
+        left = table.find(prefixes)
+        cuts = (left >= 0).nonzero()[0]
+        right = table.find(suffixes[cuts])
+        both = (right >= 0).nonzero()[0]
+        merges += zip(texts[left[cuts[both]]].tolist(), texts[right[both]].tolist(), strict=True)
+    return merges
 
+
+@dataclass(frozen=True, slots=True)
+class _Characters:
+    """Texts character by character. The hash of c0..cn-1 is the sum of mix(ci) * M^i modulo 2^64."""
+
+    lengths: np.ndarray  # int64 [texts]
+    ends: np.ndarray  # int64 [texts], of each text in what follows
+    position: np.ndarray  # int64 [characters], of each in its text, from 1
+    sums: np.ndarray  # uint64 [characters], of the terms up to and with each, from the first text on
+
+
+def _characters(texts: Sequence[str], powers: np.ndarray) -> _Characters:
+    import numpy as np
+
+    lengths = np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
+    ends = np.cumsum(lengths)
+    terms = np.frombuffer("".join(texts).encode("utf-32-le"), dtype=np.uint32).astype(np.uint64)
+    position = np.arange(1, len(terms) + 1) - np.repeat(ends - lengths, lengths)
     terms *= np.uint64(_MIXERS[0])
     terms ^= terms >> np.uint64(32)
     terms *= powers[position - 1]
-    sums = np.cumsum(terms)
-    before = np.zeros(len(lengths), np.uint64)
-    before[1:] = sums[ends[:-1] - 1]
-    whole = sums[ends - 1] - before
-    prefixes = sums - np.repeat(before, lengths)
-    suffixes = (np.repeat(whole, lengths) - prefixes) * inverse_powers[position]
-    inside = np.ones(len(sums), dtype=bool)
-    inside[ends - 1] = False  # after the last character there is no cut
+    return _Characters(lengths, ends, position, np.cumsum(terms))
+
+
+def _whole(chars: _Characters) -> tuple[np.ndarray, np.ndarray]:
+    """uint64 [texts]: the hash of each text, and the sums before it."""
+    import numpy as np
+
+    before = np.zeros(len(chars.lengths), np.uint64)
+    before[1:] = chars.sums[chars.ends[:-1] - 1]
+    return chars.sums[chars.ends - 1] - before, before
+
+
+def _whole_hashes(tokens: Sequence[str], powers: np.ndarray) -> np.ndarray:
+    """Mixed hashes, uint64 [tokens]."""
+    import numpy as np
+
+    chunks = (tokens[begin : begin + _CHUNK_TOKENS] for begin in range(0, len(tokens), _CHUNK_TOKENS))
+    return np.concatenate([_whole(_characters(chunk, powers))[0] for chunk in chunks]) * np.uint64(_MIXERS[1])
+
+
+def _cut_hashes(tokens: Sequence[str], powers: np.ndarray, inverse_powers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mixed hashes, uint64 [cuts], of what is left and right of each cut, token by token.
+
+    Prefixes are running sums, suffixes differences.
+    """
+    import numpy as np
+
+    chars = _characters(tokens, powers)
+    whole, before = _whole(chars)
+    inside = np.ones(len(chars.sums), dtype=bool)
+    inside[chars.ends - 1] = False  # after the last character there is no cut
+    prefixes = (chars.sums - np.repeat(before, chars.lengths))[inside]
+    suffixes = (np.repeat(whole, chars.lengths - 1) - prefixes) * inverse_powers[chars.position[inside]]
     mixer = np.uint64(_MIXERS[1])
-    return whole * mixer, prefixes[inside] * mixer, suffixes[inside] * mixer
+    return prefixes * mixer, suffixes * mixer
+
+
+def _all_powers(max_length: int) -> tuple[np.ndarray, np.ndarray]:
+    """M^0 .. M^max_length, and those of its inverse."""
+    return _powers(_MULTIPLIER, max_length + 1), _powers(pow(_MULTIPLIER, -1, 1 << 64), max_length + 1)
 
 
 def _powers(base: int, count: int) -> np.ndarray:

@@ -8,6 +8,7 @@ and SentencePiece BPE with byte fallback ("llama": Llama 2, Mistral, Gemma). Any
 from __future__ import annotations
 
 import gc
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -153,7 +154,7 @@ def _derived_merges(metadata: Mapping[str, Any], vocabulary: Vocabulary) -> list
     if not scores:
         raise TokenizerError(f"{_P}scores: missing, as is {_P}merges; one of them must say which tokens are joined first")
     _same_length("scores", scores, vocabulary.tokens)
-    if not all(isinstance(score, (int, float)) and score == score for score in scores):
+    if not set(map(type, scores)) <= {int, float} or any(map(operator.ne, scores, scores)):  # NaN alone differs from itself
         raise TokenizerError(f"{_P}scores: every score is a number")
     tokens, kinds = vocabulary.tokens, vocabulary.kinds
     ids = [i for i, kind in enumerate(kinds) if kind in _MERGED and tokens[i] and isinstance(tokens[i], str)]

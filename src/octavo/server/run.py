@@ -1,4 +1,4 @@
-"""Runs the server in this process: loads the engine, listens, prints one line when ready, and drains on SIGTERM or SIGINT.
+"""uvicorn's server as Octavo runs it: prints one line when ready, and drains on SIGTERM or SIGINT. ``launch`` makes its parts.
 
 first signal:   no new requests (503), running and waiting ones go on for at most ``drain_s``, then end with an error event; exit 0
 second signal:  the process ends at once
@@ -7,7 +7,6 @@ second signal:  the process ends at once
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import socket
 import sys
@@ -17,12 +16,10 @@ from typing import Any
 
 import uvicorn
 
-from octavo.config import EngineConfig
 from octavo.engine.async_engine import AsyncEngine
-from octavo.engine.engine import Engine
-from octavo.server.app import ServerOptions, create_app
 from octavo.server.asgi import App
 from octavo.server.connection import Connection, ConnectionLimits
+from octavo.server.options import ServerOptions
 
 MAX_CONNECTIONS = 8192  # where file descriptors allow
 LISTEN_BACKLOG = 2048  # connections that the kernel keeps for us
@@ -98,47 +95,3 @@ def max_connections() -> int:
         soft = wanted if hard == unlimited else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     return MAX_CONNECTIONS if soft == unlimited else max(1, min(MAX_CONNECTIONS, soft - OWN_FILES))
-
-
-def run_server(config: EngineConfig, host: str = "127.0.0.1", port: int = 8000, options: ServerOptions | None = None) -> None:
-    """Serve until a signal. Port 0 takes a free one. Before that: ConfigError, ModelFileError, BackendError, OSError (port in use)."""
-    options = options or ServerOptions()
-    listener = _listen(host, port)
-    try:
-        engine = AsyncEngine(Engine.load(config))
-    except BaseException:
-        listener.close()
-        raise
-    app = create_app(engine, options)
-    name = config.model.served_model_name or engine.engine.model.name
-    shown = f"[{host}]" if ":" in host else host
-    ready = f"octavo: {name} is ready at http://{shown}:{listener.getsockname()[1]} (Ctrl-C stops)"
-    server = make_server(app, engine, options, ready)
-    gc.collect()
-    gc.freeze()  # what is loaded stays: full collections need not walk the vocabulary in the middle of a stream
-    try:
-        server.run(sockets=[listener])
-    finally:
-        gc.unfreeze()  # else the interpreter ends without taking it apart, and the native module complains of leaks
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """Bound before the model loads, so that a port in use is known at once."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    _keep_alive(listener)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise OSError(error.errno, f"port: cannot listen on {host}:{port}: {error.strerror}") from None
-    return listener
-
-
-def _keep_alive(listener: socket.socket) -> None:
-    """Have the kernel ask after clients of its connections, so that one whose machine is gone ends its request within minutes."""
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4)):
-        if hasattr(socket, name):
-            listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

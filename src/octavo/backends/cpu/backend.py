@@ -17,14 +17,14 @@ from octavo.backends.cpu.lowering import Handles, lower
 from octavo.backends.cpu.step_arrays import StepArrays, read_results
 from octavo.backends.machine import available_cpus
 from octavo.core.step import StepPlan, StepResult
-from octavo.models.program import Rope, RopeScaling
+from octavo.models.program import Linear, Rope, RopeScaling
 
 if TYPE_CHECKING:
     import numpy as np
 
     from octavo.backends.cpu import _native
     from octavo.config import EngineConfig
-    from octavo.models.loaded import LoadedModel, WeightTensor
+    from octavo.models.loaded import ModelBody, WeightTensor
 
 # Bump when the packed layout or any kernel's arithmetic changes: fingerprints must not match across it.
 LAYOUT_VERSION = 1
@@ -51,7 +51,7 @@ class CpuBackend:
 
     name = "cpu"
 
-    def __init__(self, model: LoadedModel, config: EngineConfig) -> None:
+    def __init__(self, model: ModelBody, config: EngineConfig) -> None:
         from octavo.backends.cpu import _native
 
         self.vocab_size = model.program.vocab_size
@@ -83,24 +83,43 @@ class CpuBackend:
         from functools import cache
 
         # Each is made once, however many ops name it: a tied embedding is one matrix, layers share their rotary tables.
-        handles = Handles(cache(self._matrix), cache(self._vector), cache(self._embedding), cache(self._rope_table))
-        lower(self._program, self._open_native(), handles)
+        matrix = cache(self._matrix)
+        shared = {op.weight for op in self._program.ops if isinstance(op, Linear)}
+
+        def embedding(name: str) -> int:
+            return self._open_native().add_embedding_of(matrix(name)[0]) if name in shared else self._embedding(name)
+
+        lower(self._program, self._open_native(), Handles(matrix, cache(self._vector), cache(embedding), cache(self._rope_table)))
+        self._pack()
+        self._extend_ropes(ROPE_CHUNK)  # now, with the imports it takes, and not in somebody's first request
 
     def _matrix(self, name: str) -> tuple[int, bool]:
         tensor = self._weights[name]
         dtype, data = _packable(tensor)
         rows, columns = tensor.shape
+        in_file = data is tensor.data and isinstance(tensor.data.obj, mmap.mmap)
         try:
-            packed: tuple[int, bool] = self._open_native().add_matrix(dtype, data, rows, columns, self._exact)
+            planned = self._open_native().add_matrix(dtype, data, rows, columns, self._exact, in_file)
         except ValueError as e:
             raise BackendError(f"tensor {tensor.name!r}: {e}") from e
-        _release_pages(tensor.data)
-        return packed
+        if data is not tensor.data:
+            self._pack()  # at once: widened copies are not to pile up
+        return planned
+
+    def _pack(self) -> None:
+        """Pack what has been planned: one native call without the interpreter lock, so that whoever loads beside it has the interpreter."""
+        try:
+            self._open_native().pack()
+        except MemoryError:
+            raise BackendError(f"the packed weights take {self.weight_bytes()} bytes, more memory than there is") from None
 
     def _vector(self, name: str) -> int:
+        tensor = self._weights[name]
+        if tensor.dtype == "f32" and not tensor.add:
+            return self._open_native().add_vector(tensor.data.cast("f"))
         import numpy as np
 
-        return self._open_native().add_vector(np.ascontiguousarray(self._weights[name].float32().reshape(-1)))
+        return self._open_native().add_vector(np.ascontiguousarray(tensor.float32().reshape(-1)))
 
     def _embedding(self, name: str) -> int:
         tensor = self._weights[name]
@@ -117,13 +136,14 @@ class CpuBackend:
     def _cover_positions(self, positions: int) -> None:
         """Rotary tables for positions below ``positions``, appended to when needed, so that a long context costs nothing at start."""
         positions = min(positions, self._num_pool_tokens)  # no block table holds more; a plan that says so is refused in a moment
-        target = -(-positions // ROPE_CHUNK) * ROPE_CHUNK
+        self._extend_ropes(-(-positions // ROPE_CHUNK) * ROPE_CHUNK)
+
+    def _extend_ropes(self, target: int) -> None:
         for rope, covered in self._ropes.items():
             if covered < target:
                 from octavo.backends.cpu.rope_table import cos_sin
 
-                index = self._rope_index[rope]
-                self._open_native().extend_rope(index, cos_sin(rope, covered, target))
+                self._open_native().extend_rope(self._rope_index[rope], cos_sin(rope, covered, target))
                 self._ropes[rope] = target
 
     # ---- KV ----
@@ -133,7 +153,10 @@ class CpuBackend:
         return KVCapacity(per_block, memory_bytes // per_block, self._kv_dtype)
 
     def allocate_kv(self, num_blocks: int) -> None:
-        """Address space now, memory as blocks are first written. Raises BackendError when it is refused, or done already."""
+        """Address space now, memory as blocks are first written; all that loading has left behind is given back for them.
+
+        Raises BackendError when the pool is refused, or there already.
+        """
         native = self._open_native()
         if self._num_pool_tokens:
             raise BackendError("the KV pool is already allocated")
@@ -144,6 +167,15 @@ class CpuBackend:
         except (MemoryError, ValueError) as e:
             raise BackendError(f"num_kv_blocks: {num_blocks} blocks of {self.block_size} tokens cannot be allocated ({e})") from e
         self._num_pool_tokens = num_blocks * self.block_size
+        self._release_leavings()
+
+    def _release_leavings(self) -> None:
+        """The model is loaded, text and all: files need not be mapped in memory any more, and a vocabulary took much to build."""
+        from octavo.backends.cpu import _native
+
+        for file in {id(tensor.data.obj): tensor.data.obj for tensor in self._weights.values()}.values():
+            _release_pages(file)
+        _native.release_free_memory()
 
     def _kv_layers(self) -> list[tuple[int, int]]:
         return [(kv.kv_heads, kv.head_dim) for kv in self._program.kv_layers]
@@ -218,9 +250,8 @@ def _kv_dtype(config: EngineConfig) -> str:
     return "f32" if config.backend.compute == "f32" else "f16"
 
 
-def _release_pages(data: memoryview) -> None:
-    """Let go of a file's pages once they are packed, so that the process does not hold its weights twice. The page cache keeps them."""
-    file = data.obj
+def _release_pages(file: object) -> None:
+    """Let go of the pages of a mapped file: its header, and what packing has left at edges. The page cache keeps them."""
     if isinstance(file, mmap.mmap) and hasattr(file, "madvise"):  # absent outside Unix; file mappings are read-only, so nothing is lost
         file.madvise(mmap.MADV_DONTNEED)
 

@@ -17,7 +17,7 @@ from octavo.backends.base import BackendError, KVCapacity
 from octavo.config import EngineConfig
 from octavo.core.request import MAX_N
 from octavo.core.step import SequenceSlice, SliceResult, StepPlan, StepResult
-from octavo.models.loaded import LoadedModel
+from octavo.models.loaded import ModelBody
 from octavo.models.program import Add, Attention, Embed, GatedAct, Linear, Norm, Op, Program, Rope, Softcap
 from octavo.sampling.reference import LogitsError, ReferenceSampler, raw_logprobs
 
@@ -66,7 +66,7 @@ class ReferenceBackend:
 
     name = "reference"
 
-    def __init__(self, model: LoadedModel, config: EngineConfig) -> None:
+    def __init__(self, model: ModelBody, config: EngineConfig) -> None:
         if config.cache.kv_cache_dtype not in ("auto", "f32"):
             raise BackendError(f"kv_cache_dtype: {config.cache.kv_cache_dtype!r}; the reference backend keeps KV in f32 (auto or f32)")
         if config.backend.threads is not None:

@@ -1,0 +1,73 @@
+"""Serves a model in this process, from a configuration to a socket: the order in which a start does things, and nothing else.
+
+The port is bound first, so that one in use is known at once. Then the model is loaded, and what serves HTTP is imported beside that:
+this module imports none of it before.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import socket
+
+from octavo.config import EngineConfig
+from octavo.engine.engine import Engine
+from octavo.server.options import ServerOptions
+
+
+def run_server(config: EngineConfig, host: str = "127.0.0.1", port: int = 8000, options: ServerOptions | None = None) -> None:
+    """Serve until a signal. Port 0 takes a free one. Before that: ConfigError, ModelFileError, BackendError, OSError (port in use)."""
+    options = options or ServerOptions()
+    listener = _listen(host, port)
+    gc.disable()  # next to nothing of what a start makes is garbage: walking it again and again would be time for nothing
+    try:
+        loaded = Engine.load(config, beside=_import_server)
+    except BaseException:
+        gc.enable()
+        listener.close()
+        raise
+    from octavo.engine.async_engine import AsyncEngine
+    from octavo.server.app import create_app
+    from octavo.server.run import make_server
+
+    engine = AsyncEngine(loaded)
+    app = create_app(engine, options)
+    name = config.model.served_model_name or loaded.model.name
+    shown = f"[{host}]" if ":" in host else host
+    ready = f"octavo: {name} is ready at http://{shown}:{listener.getsockname()[1]} (Ctrl-C stops)"
+    server = make_server(app, engine, options, ready)
+    gc.collect()
+    gc.freeze()  # what is loaded stays: full collections need not walk the vocabulary in the middle of a stream
+    gc.enable()
+    try:
+        server.run(sockets=[listener])
+    finally:
+        gc.unfreeze()  # else the interpreter ends without taking it apart, and the native module complains of leaks
+
+
+def _import_server() -> None:
+    """What serves is imported while weights are packed: the interpreter's work beside the native threads'."""
+    importlib.import_module("octavo.server.app")
+    importlib.import_module("octavo.server.run")
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Bound before the model loads, so that a port in use is known at once."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    _keep_alive(listener)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise OSError(error.errno, f"port: cannot listen on {host}:{port}: {error.strerror}") from None
+    return listener
+
+
+def _keep_alive(listener: socket.socket) -> None:
+    """Have the kernel ask after clients of its connections, so that one whose machine is gone ends its request within minutes."""
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4)):
+        if hasattr(socket, name):
+            listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
