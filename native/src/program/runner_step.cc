@@ -99,7 +99,7 @@ void Runner::plan_stages(const StepInput& in) {
 // Rows of a panel when `rows` rows go by panels: equal shares for the threads; 0 when they go by phases.
 int Runner::panel_rows(int rows) const {
   const int threads = pool_.size();
-  if (rows < threads * kMinPanelRows && threads > 1) return 0;
+  if (rows == 0 || (rows < threads * kMinPanelRows && threads > 1)) return 0;
   const int rounds = (rows + threads * kMaxPanelRows - 1) / (threads * kMaxPanelRows);
   return std::max(1, (rows + threads * rounds - 1) / (threads * rounds));
 }
