@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from octavo.cli.bench_serve import serve
 from octavo.cli.options import engine_config, engine_options, model_options
 from octavo.cli.progress import fetched
 
@@ -34,3 +35,6 @@ def offline(num_prompt: int, num_output: int, batch: int, repeat: int, as_json: 
     from octavo.bench.offline import OfflineCase, run_offline
 
     run_offline(fetched(config), OfflineCase(num_prompt, num_output, batch, repeat), click.echo, as_json)
+
+
+bench.add_command(serve)
