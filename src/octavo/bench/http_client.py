@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import ssl
 import time
 from typing import Any
@@ -18,6 +19,7 @@ import msgspec
 
 from octavo.bench.stream_record import EventReader, StreamRecord, error_text
 
+READ_BYTES = 1 << 16
 MAX_BODY_BYTES = 1 << 20  # of an answer that is no stream
 
 
@@ -29,11 +31,16 @@ class HTTPError(RuntimeError):
         self.kind = kind
 
 
-class _Connection(asyncio.Protocol):
-    """One connection, one answer at a time. ``on_*`` are the parser's callbacks."""
+class _Connection(asyncio.BufferedProtocol):
+    """One connection, one answer at a time. ``on_*`` are the parser's callbacks.
 
-    def __init__(self, timeout_s: float) -> None:
+    ``buffer`` is what the socket is read into. All connections have the same one, since what is in it is used up before the next read; with
+    a plain Protocol asyncio takes 256 KiB from the system for every read and gives it back, half of what an event then costs.
+    """
+
+    def __init__(self, timeout_s: float, buffer: memoryview) -> None:
         self._timeout_s = timeout_s
+        self._buffer = buffer
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
@@ -76,10 +83,13 @@ class _Connection(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer
+
+    def buffer_updated(self, num_bytes: int) -> None:
         self._heard_s = time.perf_counter()
         try:
-            self._parser.feed_data(data)
+            self._parser.feed_data(self._buffer[:num_bytes])
         except httptools.HttpParserError as error:
             self._end(("protocol", f"the answer is not HTTP: {error}"))
 
@@ -140,17 +150,22 @@ class HTTPClient:
     def __init__(self, url: str, api_key: str | None = None, timeout_s: float = 300.0) -> None:
         """Raises ValueError for a URL that is not http(s)://host[:port][/path]."""
         parts = urlsplit(url)
+        try:
+            port = parts.port
+        except ValueError as error:
+            raise ValueError(f"url: {url!r} is not allowed; {error}") from None
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
             raise ValueError(f"url: {url!r} is not allowed; it is to be like http://127.0.0.1:8000")
         self.url = url.rstrip("/")
         self._host = parts.hostname
-        self._port = parts.port or (443 if parts.scheme == "https" else 80)
+        self._port = port or (443 if parts.scheme == "https" else 80)
         self._ssl = ssl.create_default_context() if parts.scheme == "https" else None
         self._path = parts.path.rstrip("/").removesuffix("/v1")
         self._timeout_s = timeout_s
         key = f"Authorization: Bearer {api_key}\r\n" if api_key else ""
         self._head = f"Host: {parts.netloc.rpartition('@')[2]}\r\nContent-Type: application/json\r\n{key}".encode()
         self._idle: list[_Connection] = []
+        self._buffer = memoryview(bytearray(READ_BYTES))
 
     async def get_json(self, path: str) -> Any:
         """The JSON of a 200. Raises HTTPError."""
@@ -219,18 +234,26 @@ class HTTPClient:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._timeout_s):
-                _, connection = await loop.create_connection(lambda: _Connection(self._timeout_s), self._host, self._port, ssl=self._ssl)
+                _, connection = await loop.create_connection(self._new_connection, self._host, self._port, ssl=self._ssl)
         except TimeoutError:
-            raise HTTPError("timeout", f"{self.url}: no connection within {self._timeout_s:g} s") from None
+            raise HTTPError("timeout", f"no connection within {self._timeout_s:g} s") from None
         except OSError as error:
-            raise HTTPError("connect", f"{self.url}: cannot connect: {error.strerror or error}") from None
+            raise HTTPError("connect", f"no connection: {_reason(error)}") from None
         return connection
+
+    def _new_connection(self) -> _Connection:
+        return _Connection(self._timeout_s, self._buffer)
 
     def _give_back(self, connection: _Connection) -> None:
         if connection.reusable:
             self._idle.append(connection)
         else:
             connection.close()
+
+
+def _reason(error: OSError) -> str:
+    """asyncio's own text for a refused connection names an address and not the reason."""
+    return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
 
 
 def _plain_error(connection: _Connection) -> tuple[str, str] | None:

@@ -1,7 +1,8 @@
 """Figures from the records of a run: distributions of latencies, rates, errors, goodput. Pure arithmetic.
 
-TTFT: from due to the first token. ITL: each gap between two events with tokens of one stream. TPOT: from first to last token, divided by the
-tokens after the first. E2E: from due to the end of the answer. Only requests that were answered whole count, except for errors and goodput.
+TTFT: from due to the first token. ITL: each gap between two events with tokens of one stream. TPOT: from first to last token, divided by
+the tokens after the first. E2E: from due to the end of the answer. Only requests that were answered whole count, except for errors and
+goodput.
 """
 
 from __future__ import annotations

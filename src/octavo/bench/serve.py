@@ -11,7 +11,6 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any
 
 from octavo.bench.http_client import HTTPClient, HTTPError
@@ -114,9 +113,8 @@ async def _warm_up(run: LoadRun, case: ServeCase) -> None:
     if not case.num_warmup:
         return
     load = case.load.workload() if isinstance(case.load, Spike) else case.load
-    # Negative seeds are left to warming up.
-    requests = islice(replace(load, arrivals=ClosedLoop(1), num_requests=None, seed=-1 - load.seed).requests(), case.num_warmup)
-    await run.closed(requests, case.num_warmup)
+    others = replace(load, arrivals=ClosedLoop(1), num_requests=case.num_warmup, seed=f"{load.seed}-warm-up")
+    await run.closed(others.requests(), case.num_warmup)
     for record in run.records:
         if record.error_kind is not None:
             raise RuntimeError(f"warming up failed: {record.error_kind}: {record.error_message}")
@@ -193,6 +191,8 @@ def _remarks(record: dict[str, Any]) -> list[str]:
     if record["num_errors"]:
         kinds = ", ".join(f"{kind} {number}" for kind, number in record["errors"].items())
         lines.append(f"errors: {record['num_errors']} ({kinds}); the first: {record['first_error']}")
+    if record["num_cached_tokens"] and not record.get("shared_prefix"):
+        lines.append("the server knew prompts from before, though these share no prefix: another --seed makes other ones")
     if record["num_short"] and record["ignore_eos"]:
         lines.append(f"{record['num_short']} answers are shorter than asked for, in spite of ignore_eos")
     if record["client_cpu_us_per_token"] is not None:

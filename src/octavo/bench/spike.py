@@ -41,7 +41,7 @@ class Spike:
     def long_request(self) -> Workload:
         """The one request that comes among them."""
         lengths = Independent(Fixed(self.long_prompt), Fixed(self.long_output))
-        return Workload(ClosedLoop(1), lengths, 1, None, self.tokens, self.seed + 1)
+        return Workload(ClosedLoop(1), lengths, 1, None, self.tokens, f"{self.seed}-long")
 
 
 async def run_spike(run: LoadRun, spike: Spike) -> dict[str, Any]:

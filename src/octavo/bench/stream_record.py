@@ -39,9 +39,10 @@ _decode = msgspec.json.Decoder(_Chunk).decode
 class StreamRecord:
     """Times in seconds on ``time.perf_counter``.
 
-    ``due_s``: when the request was to be sent; latencies count from it. ``event_times``: of each event that brought a token. ``end_s``: when
-    the answer, or the hope of one, ended. ``num_reported``: output tokens as the server counts them (None: it did not say).
-    ``error_kind`` None: the whole answer came.
+    ``due_s``: when the request was to be sent; latencies count from it. ``event_times``: of each event that brought a token. ``end_s``:
+    when the answer, or the hope of one, ended. ``num_reported``: output tokens as the server counts them (None: it did not say).
+    ``error_kind``: connect, timeout, http_STATUS, broken_off (the stream ended early), stream_error (the server said so in the stream),
+    protocol (not what the API gives), empty (no token). None: the whole answer came.
     """
 
     num_prompt: int

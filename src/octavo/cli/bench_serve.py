@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from octavo.cli.options import add_options, bad_flag, engine_config, engine_options, model_options
+from octavo.cli.options import add_options, engine_config, engine_options, model_options
 from octavo.cli.progress import fetched
 from octavo.cli.serve import name_of
 
 if TYPE_CHECKING:
     from octavo.bench.serve import ServeCase
+    from octavo.workload.arrivals import Arrivals
     from octavo.workload.requests import Independent, TokenRange, Workload
     from octavo.workload.traces import Trace
 
@@ -137,7 +138,8 @@ def _case(options: dict[str, Any], given: set[str]) -> ServeCase:
         if value is not None and not 0 < value < math.inf:
             _refuse({name}, f"{value} is not allowed; a finite number of seconds above 0")
     tokens = _checked("token-ids", lambda: _token_range(options["token_ids"]))
-    described = {name: options[name] for name in ("workload", "seed", "token_ids", "goodput")} | {"ignore_eos": not options["no_ignore_eos"]}
+    described = {name: options[name] for name in ("workload", "seed", "token_ids", "duration")}
+    described["ignore_eos"] = not options["no_ignore_eos"]
     load: Workload | Spike
     if options["workload"] == SPIKE:
         _refuse(given & {*_NOT_WITH_SPIKE, *_WITH_TRACE, "max_concurrency"}, "the spike workload has its own arrivals and lengths")
@@ -147,45 +149,51 @@ def _case(options: dict[str, Any], given: set[str]) -> ServeCase:
         load, words = _workload(options, given, tokens)
         described |= words
     goodput = _checked("goodput", lambda: Goodput.parse(options["goodput"])) if options["goodput"] is not None else None
-    described.pop("goodput")
     shared = (options["max_concurrency"], options["duration"], options["warmup"], not options["no_ignore_eos"])
     return ServeCase(load, described, *shared, goodput)
 
 
 def _workload(options: dict[str, Any], given: set[str], tokens: TokenRange) -> tuple[Workload, dict[str, Any]]:
     """The workload, and the record's words for it."""
-    from octavo.workload.arrivals import ClosedLoop, OpenLoop
     from octavo.workload.requests import Workload
 
-    preset = PRESETS[options["workload"]]
-    rate, trace = options["rate"], _trace(options, given)
-    if rate is None:
-        _refuse(given & {"burstiness"}, "it shapes the gaps of --rate, which is not given")
-    else:
-        _refuse(given & {"concurrency"}, "a closed loop has no --rate; --max-concurrency bounds an open one")
-    closed = rate is None and (trace is None or options["concurrency"] is not None)
-    if closed:
-        _refuse(given & {"max_concurrency"}, "it bounds an open loop (--rate or --trace); --concurrency is that of a closed one")
+    preset, trace = PRESETS[options["workload"]], _trace(options, given)
+    arrivals, arrival_words = _arrivals(options, given, preset, trace)
+    lengths, length_words = _lengths(options, preset, trace)
     prefix_text = options["shared_prefix"] or preset.shared_prefix
     prefix = _checked("shared-prefix", lambda: _prefix(prefix_text)) if prefix_text else None
-    lengths, length_words = _lengths(options, preset, trace)
-    arrivals: Any
-    if closed:
-        arrivals = ClosedLoop(options["concurrency"] or preset.concurrency)
-        words = f"closed loop, {arrivals.concurrency} at once"
-    elif rate is not None:
-        arrivals = _checked("rate", lambda: OpenLoop(rate, _cv(options["burstiness"])))
-        words = f"open loop, {rate:g} requests/s, burstiness {options['burstiness']:g}"
-    else:
-        arrivals, words = trace, f"open loop, times of {options['trace']} at {options['trace_speed']:g} x"
     num_requests = options["num_requests"]
     if num_requests is None and trace is None and options["duration"] is None:
         num_requests = preset.num_requests
     load = Workload(arrivals, lengths, num_requests, prefix, tokens, options["seed"])
-    described = {"load": f"{words}; {length_words}", "num_left_out": trace.num_left_out if trace is not None else 0}
-    settings = ("concurrency", "rate", "burstiness", "max_concurrency", "duration", "trace", "trace_speed", "trace_start", "trace_max_len")
-    described |= {name: options[name] for name in settings if options[name] is not None}
-    return load, described | {"shared_prefix": prefix_text}
+    described = {"load": f"{arrival_words}; {length_words}", "shared_prefix": prefix_text}
+    names = ["rate", "burstiness"] if options["rate"] is not None else []
+    names += ["trace", *_WITH_TRACE] if trace is not None else []
+    described |= {name: options[name] for name in [*names, "max_concurrency"]}
+    described["concurrency"] = getattr(arrivals, "concurrency", None)
+    return load, described | ({"num_left_out": trace.num_left_out} if trace is not None else {})
+
+
+def _arrivals(options: dict[str, Any], given: set[str], preset: Preset, trace: Trace | None) -> tuple[Arrivals, str]:
+    """--rate, else --concurrency, else the trace's times, else the preset's closed loop; and the words for it."""
+    from octavo.workload.arrivals import ClosedLoop, OpenLoop
+
+    rate, burstiness = options["rate"], options["burstiness"]
+    if rate is None:
+        _refuse(given & {"burstiness"}, "it shapes the gaps of --rate, which is not given")
+    else:
+        _refuse(given & {"concurrency"}, "a closed loop has no --rate; --max-concurrency bounds an open one")
+    if trace is not None and rate is None and options["concurrency"] is None:
+        return trace, f"open loop, times of {options['trace']} at {options['trace_speed']:g} x"
+    _refuse(given & {"trace_speed"}, "--rate or --concurrency sets the pace, not the trace")
+    if trace is not None and {"prompt_len", "output_len"} <= given:
+        _refuse({"trace"}, "other flags set pace and lengths, so nothing of it would be used")
+    if rate is not None:
+        cv = _cv(burstiness)
+        return _checked("rate", lambda: OpenLoop(rate, cv)), f"open loop, {rate:g} requests/s, burstiness {burstiness:g}"
+    _refuse(given & {"max_concurrency"}, "it bounds an open loop (--rate or --trace); --concurrency is that of a closed one")
+    concurrency = options["concurrency"] or preset.concurrency
+    return ClosedLoop(concurrency), f"closed loop, {concurrency} at once"
 
 
 def _lengths(options: dict[str, Any], preset: Preset, trace: Trace | None) -> tuple[Trace | Independent, str]:

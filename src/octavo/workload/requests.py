@@ -86,7 +86,7 @@ class Workload:
     num_requests: int | None = None
     prefix: SharedPrefix | None = None
     tokens: TokenRange = TokenRange()
-    seed: int = 0
+    seed: int | str = 0
 
     def requests(self) -> Iterator[WorkloadRequest]:
         """The requests by arrival, made one by one; each call gives the same ones."""
