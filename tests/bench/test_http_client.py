@@ -93,8 +93,8 @@ ERRORS: list[tuple[str, bytes | Answer, str, str]] = [
     ("an error without reason", plain(500, b""), "http_500", "no reason given"),
     ("no stream", plain(200, b'{"choices":[]}'), "protocol", "no event stream"),
     ("no HTTP", b"SSH-2.0-OpenSSH\r\n", "protocol", "not HTTP"),
-    ("no JSON", STREAM_HEAD + chunked(b"data: {oops\n\n") + chunked(event(finish="stop")) + LAST_CHUNK, "protocol", "not a chunk"),
-    ("another form", STREAM_HEAD + chunked(b'data: {"choices":3}\n\n') + chunked(event(finish="stop")) + LAST_CHUNK, "protocol", "not a chunk"),
+    ("no JSON", STREAM_HEAD + chunked(b"data: {oops\n\n" + event(finish="stop")) + LAST_CHUNK, "protocol", "not a chunk"),
+    ("another form", STREAM_HEAD + chunked(b'data: {"choices":3}\n\n' + event(finish="stop")) + LAST_CHUNK, "protocol", "not a chunk"),
     ("bad chunks", STREAM_HEAD + b"zz\r\n", "protocol", "not HTTP"),
     ("nothing", then_close(b""), "broken_off", "closed before the answer"),
     ("half a head", then_close(STREAM_HEAD[:30]), "broken_off", "closed"),
@@ -146,6 +146,13 @@ def test_tokens_are_as_reported() -> None:
     """A speculating server sends several in an event."""
     record = streamed(STREAM_HEAD + chunked(event("ab") + event("c", "length") + usage(5, 64) + DONE) + LAST_CHUNK)
     assert (len(record.event_times), record.num_tokens, record.num_cached) == (2, 5, 64)
+
+
+def test_a_single_token_without_text_is_a_token() -> None:
+    """A special token: the only event has a finish reason and no text, and the usage tells that it was one."""
+    record = streamed(STREAM_HEAD + chunked(event("", "length") + usage(1) + DONE) + LAST_CHUNK)
+    assert (record.error_kind, len(record.event_times), record.num_tokens) == (None, 1, 1)
+    assert streamed(STREAM_HEAD + chunked(event("", "stop") + usage(0) + DONE) + LAST_CHUNK).error_kind == "empty"
 
 
 def test_a_connection_is_used_again_after_good_answers_and_refusals() -> None:

@@ -103,7 +103,10 @@ def test_goodput_needs_every_limit(text: str, met: bool) -> None:
     assert not Goodput.parse(text).met_by(record(100.0, 101.0, 101.5, 102.5, error="broken_off"))
 
 
-@pytest.mark.parametrize("text", ["", "ttft", "ttft:", "ttft:x", "ttft:0", "ttft:-1", "ttft:nan", "ttft:inf", "speed:3", "ttft:1,ttft:2", "itl:1,"])
+BAD_GOODPUT = ["", "ttft", "ttft:", "ttft:x", "ttft:0", "ttft:-1", "ttft:nan", "ttft:inf", "speed:3", "ttft:1,ttft:2", "itl:1,"]
+
+
+@pytest.mark.parametrize("text", BAD_GOODPUT)
 def test_bad_goodput(text: str) -> None:
     with pytest.raises(ValueError, match="^goodput: .*is not allowed; NAME:MILLISECONDS"):
         Goodput.parse(text)

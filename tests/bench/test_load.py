@@ -123,8 +123,11 @@ def test_errors_do_not_end_a_run() -> None:
 CASE = ServeCase(LOAD, {"load": "a load", "ignore_eos": True, "shared_prefix": None})
 
 
-def measured(case: ServeCase, *answers: bytes | Answer, model: str | None = None, lines: list[str] | None = None) -> tuple[dict[str, Any], ScriptedHTTP]:
-    async def run() -> tuple[dict[str, Any], ScriptedHTTP]:
+Measured = tuple[dict[str, Any], ScriptedHTTP]
+
+
+def measured(case: ServeCase, *answers: bytes | Answer, model: str | None = None, lines: list[str] | None = None) -> Measured:
+    async def run() -> Measured:
         async with ScriptedHTTP(*answers) as server:
             return await _measure(Target(server.url, model), case, None if lines is None else lines.append), server
 

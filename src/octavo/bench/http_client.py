@@ -18,6 +18,7 @@ import httptools
 import msgspec
 
 from octavo.bench.stream_record import EventReader, StreamRecord, error_text
+from octavo.config import ConfigError
 
 READ_BYTES = 1 << 16
 MAX_BODY_BYTES = 1 << 20  # of an answer that is no stream
@@ -148,14 +149,14 @@ class HTTPClient:
     """Requests to one server. ``timeout_s``: longest silence of the server, and longest time to connect."""
 
     def __init__(self, url: str, api_key: str | None = None, timeout_s: float = 300.0) -> None:
-        """Raises ValueError for a URL that is not http(s)://host[:port][/path]."""
+        """Raises ConfigError for a URL that is not http(s)://host[:port][/path]."""
         parts = urlsplit(url)
         try:
             port = parts.port
         except ValueError as error:
-            raise ValueError(f"url: {url!r} is not allowed; {error}") from None
+            raise ConfigError(f"url: {url!r} is not allowed; {error}") from None
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-            raise ValueError(f"url: {url!r} is not allowed; it is to be like http://127.0.0.1:8000")
+            raise ConfigError(f"url: {url!r} is not allowed; it is to be like http://127.0.0.1:8000")
         self.url = url.rstrip("/")
         self._host = parts.hostname
         self._port = port or (443 if parts.scheme == "https" else 80)

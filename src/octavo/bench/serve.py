@@ -17,6 +17,7 @@ from octavo.bench.http_client import HTTPClient, HTTPError
 from octavo.bench.latency import PERCENTILES, Goodput, summary
 from octavo.bench.load import LoadRun
 from octavo.bench.spike import Spike, run_spike
+from octavo.config import ConfigError
 from octavo.workload.arrivals import ClosedLoop
 from octavo.workload.requests import Workload
 
@@ -50,7 +51,7 @@ Progress = Callable[[str], None]
 
 
 def run_serve(target: Target, case: ServeCase, progress: Progress | None = None) -> dict[str, Any]:
-    """The record of one measurement. Raises RuntimeError when the server cannot be used at all, ValueError for a bad URL or model.
+    """The record of one measurement. Raises RuntimeError when the server cannot be used at all, ConfigError for a bad URL or model.
 
     ``progress`` is given a line to show now and then.
     """
@@ -91,20 +92,20 @@ async def _run(run: LoadRun, case: ServeCase) -> dict[str, Any] | None:
 
 
 async def _served_model(client: HTTPClient, wanted: str | None) -> str:
-    """The name to send. Raises RuntimeError for a server that cannot be reached, ValueError for a name it does not serve."""
+    """The name to send. Raises RuntimeError for a server that cannot be reached, ConfigError for a name it does not serve."""
     try:
         answer = await client.get_json("/v1/models")
         names = [str(card["id"]) for card in answer["data"]]
     except HTTPError as error:
         if error.kind == "http_404" and wanted is not None:
             return wanted  # it lists none; whether it has this one, its answers will say
-        raise RuntimeError(f"url: {client.url} cannot be measured: {error.kind}: {error}") from None
+        raise RuntimeError(f"{client.url} cannot be measured: {error.kind}: {error}") from None
     except (KeyError, TypeError):
-        raise RuntimeError(f"url: {client.url}/v1/models is no list of models") from None
+        raise RuntimeError(f"{client.url}/v1/models is no list of models") from None
     if wanted is None and not names:
-        raise RuntimeError(f"url: {client.url} serves no model")
+        raise RuntimeError(f"{client.url} serves no model")
     if wanted is not None and wanted not in names:
-        raise ValueError(f"served_model_name: {wanted!r} is not served at {client.url}; there is: {', '.join(names) or 'nothing'}")
+        raise ConfigError(f"served_model_name: {wanted!r} is not served at {client.url}; there is: {', '.join(names) or 'nothing'}")
     return names[0] if wanted is None else wanted
 
 

@@ -70,13 +70,13 @@ class StreamRecord:
 class EventReader:
     """Takes the body of a stream, cut anywhere, into a record."""
 
-    __slots__ = ("record", "done", "_rest", "_finished")
+    __slots__ = ("record", "done", "_rest", "_finish_s")
 
     def __init__(self, record: StreamRecord) -> None:
         self.record = record
         self.done = False  # [DONE] has come
         self._rest = b""
-        self._finished = False  # a finish reason has come
+        self._finish_s: float | None = None  # when a finish reason came
 
     def feed(self, data: bytes, now_s: float) -> None:
         """Take in what came at ``now_s``; an event counts when its last byte is there."""
@@ -94,7 +94,9 @@ class EventReader:
             self.feed(b"\n", now_s)
         if not record.end_s:
             record.end_s = now_s
-        if not (self.done or self._finished):
+        if not record.event_times and self._finish_s is not None and record.num_reported:
+            record.event_times.append(self._finish_s)  # one token without text of its own, such as a special one
+        if not self.done and self._finish_s is None:
             record.fail("broken_off", f"the stream ended after {len(record.event_times)} events, without a finish reason and [DONE]")
         elif not record.event_times:
             record.fail("empty", "the stream ended without a token")
@@ -117,7 +119,7 @@ class EventReader:
             if choice.finish_reason is None or choice.text:
                 record.event_times.append(now_s)
             if choice.finish_reason is not None:
-                self._finished = True
+                self._finish_s = now_s
         if chunk.usage is not None:
             record.num_reported = chunk.usage.completion_tokens
             details = chunk.usage.prompt_tokens_details
