@@ -10,6 +10,8 @@ import tempfile
 from types import FrameType, TracebackType
 from typing import NoReturn
 
+from octavo.engine.interrupts import interrupts_deferred
+
 STOP_S = 30.0  # for a server that has nothing left to do
 
 _READY = re.compile(r"is ready at (\S+)")
@@ -29,10 +31,9 @@ class OwnServer:
     def __enter__(self) -> str:
         self._old_handler = signal.signal(signal.SIGTERM, _terminated)
         try:
-            # A session of its own: a Ctrl-C is for the generator, which then stops the server.
-            self._process = subprocess.Popen(
-                self._argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._errors, text=True, start_new_session=True
-            )
+            # A signal that came while the child is made, and is not yet known here, would leave it behind.
+            with interrupts_deferred(), interrupts_deferred(signal.SIGTERM):
+                self._process = self._start()
             assert self._process.stdout is not None
             ready = _READY.search(self._process.stdout.readline())
             if ready is None:
@@ -56,6 +57,12 @@ class OwnServer:
             process.stdout.close()
         self._errors.close()
         signal.signal(signal.SIGTERM, self._old_handler)
+
+    def _start(self) -> subprocess.Popen[str]:
+        """In a session of its own: a Ctrl-C is for the generator, which then stops the server."""
+        return subprocess.Popen(
+            self._argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._errors, text=True, start_new_session=True
+        )
 
     def _last_words(self) -> str:
         self._errors.seek(0)
