@@ -34,7 +34,7 @@ LIBRARIES = {
     "engine": set(),
     "server": {"starlette", "uvicorn", "httptools", "msgspec", "prometheus_client", "anyio", "uvloop"},
     "workload": set(),
-    "bench": {"numpy"},
+    "bench": {"numpy", "httptools", "msgspec"},
     "cli": {"click"},
     "config": set(),
 }

@@ -17,6 +17,7 @@ from tests.docs.pages import ROOT, own_part, page, rows_by_name, section
 PAGE = page("docs/flags.md")
 OFFLINE = bench.commands["offline"]
 START = bench.commands["start"]
+BENCH_SERVE = bench.commands["serve"]
 
 
 def options_of(command: click.Command) -> dict[str, click.Option]:
@@ -30,6 +31,7 @@ SECTIONS = {
     "run": (run, set(options_of(run)) - set(options_of(chat))),
     "bench offline": (OFFLINE, set(options_of(OFFLINE)) - SHARED),
     "bench start": (START, set(options_of(START))),
+    "bench serve": (BENCH_SERVE, set(options_of(BENCH_SERVE)) - SHARED),
     "Model and engine": (serve, SHARED),
 }
 
@@ -40,7 +42,7 @@ def test_every_flag_is_documented_and_no_other(title: str) -> None:
     assert set(rows_by_name(own_part(PAGE, title))) == names
 
 
-@pytest.mark.parametrize("command", [run, chat, serve, OFFLINE], ids=lambda c: c.name)
+@pytest.mark.parametrize("command", [run, chat, serve, OFFLINE, BENCH_SERVE], ids=["run", "chat", "serve", "bench offline", "bench serve"])
 def test_the_engine_flags_are_the_same_for_all(command: click.Command) -> None:
     options, of_serve = options_of(command), options_of(serve)
     assert {name: options[name].default for name in SHARED} == {name: of_serve[name].default for name in SHARED}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from octavo.models.model_file import BLOCK_SIZES
-from tests.docs.pages import page, section, tables
+from octavo.workload.traces import FORMATS
+from tests.docs.pages import code, page, section, tables
 
 ROWS, COLUMNS = 256, 1024
 ((*TABLE,),) = tables(section(page("docs/performance.md"), "The floor of decoding"))
@@ -25,3 +26,9 @@ def test_bits_per_weight(row: list[str]) -> None:
 
 def test_every_format_is_there() -> None:
     assert {row[0].lower() for row in TABLE} == {name for name in BLOCK_SIZES if name[0] == "q" or name in ("f16", "bf16", "f32")}
+
+
+def test_traces() -> None:
+    (table,) = tables(section(page("docs/performance.md"), "Traces"))
+    shown = {row[0]: tuple(map(code, row[1].split(", "))) for row in table}
+    assert shown == {known.name: known.columns for known in FORMATS}

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from octavo.cli.bench_serve import serve
 from octavo.cli.options import engine_config, engine_options, model_options
 from octavo.cli.progress import fetched
 
@@ -50,3 +51,6 @@ def start(model: str, repeat: int, as_json: bool, serve_args: tuple[str, ...]) -
     from octavo.cli.progress import fetch
 
     run_start(fetch(model), serve_args, repeat, click.echo, as_json)
+
+
+bench.add_command(serve)

