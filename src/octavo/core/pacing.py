@@ -1,0 +1,122 @@
+"""How many prompt tokens go into a step beside running streams: as many as keep the bound on the gap between a stream's tokens.
+
+While no stream runs, only the token budget binds. A step takes one block of a prompt even when the bound cannot be kept, so that
+no prompt waits for ever; who measures the gaps reports that. Small functions of plain numbers; queues and blocks are the planner's.
+
+**Who gets the room.** Half of it goes to the prompt with the least left to compute, the rest to the oldest; what these two leave goes
+on to the others by the same rule. So
+
+- a short prompt behind longer ones runs at half speed or better from its arrival: n tokens take at most the time of 2n;
+- the oldest prompt runs at half speed or better, however many short ones keep coming, and everyone becomes the oldest in time;
+- equal prompts run one after the other: the first finishes as early as alone, the last no later than if they had shared every step.
+
+Round robin (processor sharing) would give the last of these up: equal prompts would all finish when the last one does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from octavo.core.cost import GapCost, StepShape
+
+
+@dataclass(slots=True)
+class Prompt:
+    """What a planner tells of a sequence with more than one token to compute, and in ``num_tokens`` what it gets of the step."""
+
+    start: int  # first position to compute
+    gap: int  # known tokens from there on
+    scores_rows: bool = False  # prompt log-probabilities are wanted: logits of every row
+    num_tokens: int = 0
+
+
+class StepRoom:
+    """Room for prompts in one step.
+
+    ``shape``: what the step holds already (its decoding sequences). ``limit_s``: the bound on the gap, None when no stream runs.
+    ``num_tokens``: what is left of the token budget.
+    """
+
+    def __init__(self, cost: GapCost, shape: StepShape, limit_s: float | None, num_tokens: int, block_size: int) -> None:
+        self._cost = cost
+        self._shape = shape
+        self._limit_s = limit_s
+        self._num_tokens = num_tokens
+        self._block_size = block_size
+        self._must_progress = True  # until a prompt has got something
+
+    def share(self, prompts: list[Prompt], odd_step: bool) -> None:
+        """Fill in ``num_tokens`` of the prompts, which are in arrival order. ``odd_step``: whose turn it is when two do not fit."""
+        left = prompts[:]
+        while left and self._num_tokens > 0:
+            oldest, shortest = left[0], min(left, key=_remaining)  # the oldest of equally short ones
+            if oldest is not shortest:
+                self._give_both(oldest, shortest, odd_step)
+                left.remove(shortest)
+            else:
+                self._give(oldest, 1.0)
+            left.remove(oldest)
+
+    def _give_both(self, oldest: Prompt, shortest: Prompt, odd_step: bool) -> None:
+        if self._fitting(shortest, 0.5) > 0:
+            self._give(shortest, 0.5)
+            self._give(oldest, 1.0)
+        else:  # half the room holds no block: they take turns
+            first, second = (shortest, oldest) if odd_step else (oldest, shortest)
+            self._give(first, 1.0)
+            self._give(second, 1.0)
+
+    def _give(self, prompt: Prompt, fraction: float) -> None:
+        """Give ``prompt`` what fits into ``fraction`` of the room that is left; the first to be served gets a block at least."""
+        num_tokens = self._fitting(prompt, fraction)
+        if num_tokens == 0 and self._must_progress:
+            num_tokens = min(prompt.gap, self._num_tokens, self._to_boundary(prompt, 1))
+        if num_tokens == 0:
+            return
+        self._must_progress = False
+        prompt.num_tokens = num_tokens
+        self._num_tokens -= num_tokens
+        self._shape.add(prompt.start, num_tokens, _logit_rows(prompt, num_tokens))
+
+    def _fitting(self, prompt: Prompt, fraction: float) -> int:
+        """The most tokens of ``prompt``, whole blocks or all it has, that keep the step within the room; 0 when none do.
+
+        Binary search over the number of blocks: a prediction grows with every row.
+        """
+        num_most = min(prompt.gap, int(self._num_tokens * fraction))
+        if self._limit_s is None:
+            return self._whole_blocks(prompt, num_most)
+        num_most = min(num_most, self._cost.max_trusted_rows - self._shape.num_rows)
+        base_s = self._cost.gap_seconds(self._shape)
+        limit_s = base_s + (self._limit_s - base_s) * fraction
+        num_most = self._whole_blocks(prompt, num_most)
+        if num_most <= 0 or self._fits(prompt, num_most, limit_s):
+            return max(num_most, 0)
+        fitting, failing = 0, -(-(prompt.start % self._block_size + num_most) // self._block_size)  # in blocks that are begun
+        while failing - fitting > 1:
+            middle = (fitting + failing) // 2
+            if self._fits(prompt, self._to_boundary(prompt, middle), limit_s):
+                fitting = middle
+            else:
+                failing = middle
+        return self._to_boundary(prompt, fitting) if fitting else 0
+
+    def _fits(self, prompt: Prompt, num_tokens: int, limit_s: float) -> bool:
+        return self._cost.gap_seconds(self._shape.plus(prompt.start, num_tokens, _logit_rows(prompt, num_tokens))) <= limit_s
+
+    def _to_boundary(self, prompt: Prompt, num_blocks: int) -> int:
+        """Tokens from the prompt's start to the end of the ``num_blocks``-th block that it touches."""
+        return num_blocks * self._block_size - prompt.start % self._block_size
+
+    def _whole_blocks(self, prompt: Prompt, num_tokens: int) -> int:
+        """At most ``num_tokens`` tokens that end with a block, or with the prompt; where not even one block does, as they are."""
+        end = (prompt.start + num_tokens) // self._block_size * self._block_size
+        return num_tokens if num_tokens == prompt.gap or end <= prompt.start else end - prompt.start
+
+
+def _remaining(prompt: Prompt) -> int:
+    return prompt.gap
+
+
+def _logit_rows(prompt: Prompt, num_tokens: int) -> int:
+    return num_tokens if prompt.scores_rows else int(num_tokens == prompt.gap)
