@@ -64,8 +64,10 @@ class TimedRun:
         self.times_s: dict[str, list[float]] = {}
         self._rng = random.Random(3)
 
-    def add(self, name: str, num_prompt: int, num_output: int) -> None:
-        prompt = [self._rng.randrange(4, self.device.vocab_size) for _ in range(num_prompt)]
+    def add(self, name: str, prompt: int | list[int], num_output: int) -> None:
+        """``prompt``: its tokens, or how many random ones."""
+        if isinstance(prompt, int):
+            prompt = [self._rng.randrange(4, self.device.vocab_size) for _ in range(prompt)]
         params = SamplingParams(temperature=0.0, max_tokens=num_output, ignore_eos=True)
         self.arrival_s[name], self.times_s[name] = self.clock.now(), []
         self.engine.add(self.engine.prepare(prompt, params, name))

@@ -58,60 +58,52 @@ class StepRoom:
             left.remove(oldest)
 
     def _give_both(self, oldest: Prompt, shortest: Prompt, odd_step: bool) -> None:
-        if self._fitting(shortest, 0.5) > 0:
+        if self._fitting(shortest, 0.5) >= self._least(shortest):
             self._give(shortest, 0.5)
             self._give(oldest, 1.0)
-        else:  # half the room holds no block: they take turns
+        else:  # half the room is too little for a piece: they take turns
             first, second = (shortest, oldest) if odd_step else (oldest, shortest)
             self._give(first, 1.0)
             self._give(second, 1.0)
 
     def _give(self, prompt: Prompt, fraction: float) -> None:
-        """Give ``prompt`` what fits into ``fraction`` of the room that is left; the first to be served gets a block at least."""
-        num_tokens = self._fitting(prompt, fraction)
-        if num_tokens == 0 and self._must_progress:
-            num_tokens = min(prompt.gap, self._num_tokens, self._to_boundary(prompt, 1))
-        if num_tokens == 0:
-            return
+        """Give ``prompt`` what fits into ``fraction`` of the room that is left: a block at least, or nothing unless it is the first."""
+        num_tokens, least = self._fitting(prompt, fraction), self._least(prompt)
+        if num_tokens < least:
+            if not self._must_progress:
+                return
+            num_tokens = least
         self._must_progress = False
         prompt.num_tokens = num_tokens
         self._num_tokens -= num_tokens
         self._shape.add(prompt.start, num_tokens, _logit_rows(prompt, num_tokens))
 
-    def _fitting(self, prompt: Prompt, fraction: float) -> int:
-        """The most tokens of ``prompt``, whole blocks or all it has, that keep the step within the room; 0 when none do.
+    def _least(self, prompt: Prompt) -> int:
+        """The smallest piece worth a slice of its own, which has to read all KV before it."""
+        return min(self._block_size, prompt.gap, self._num_tokens)
 
-        Binary search over the number of blocks: a prediction grows with every row.
-        """
-        num_most = min(prompt.gap, int(self._num_tokens * fraction))
+    def _fitting(self, prompt: Prompt, fraction: float) -> int:
+        """The most tokens of ``prompt`` that keep the step within the room: binary search, since a prediction grows with every row."""
+        most = min(prompt.gap, int(self._num_tokens * fraction))
         if self._limit_s is None:
-            return self._whole_blocks(prompt, num_most)
-        num_most = min(num_most, self._cost.max_trusted_rows - self._shape.num_rows)
+            return most
+        most = min(most, self._cost.max_trusted_rows - self._shape.num_rows)
         base_s = self._cost.gap_seconds(self._shape)
         limit_s = base_s + (self._limit_s - base_s) * fraction
-        num_most = self._whole_blocks(prompt, num_most)
-        if num_most <= 0 or self._fits(prompt, num_most, limit_s):
-            return max(num_most, 0)
-        fitting, failing = 0, -(-(prompt.start % self._block_size + num_most) // self._block_size)  # in blocks that are begun
+        if most <= 0 or self._fits(prompt, most, limit_s):
+            return max(most, 0)
+        fitting, failing = 0, most
         while failing - fitting > 1:
             middle = (fitting + failing) // 2
-            if self._fits(prompt, self._to_boundary(prompt, middle), limit_s):
+            if self._fits(prompt, middle, limit_s):
                 fitting = middle
             else:
                 failing = middle
-        return self._to_boundary(prompt, fitting) if fitting else 0
+        return fitting
 
     def _fits(self, prompt: Prompt, num_tokens: int, limit_s: float) -> bool:
-        return self._cost.gap_seconds(self._shape.plus(prompt.start, num_tokens, _logit_rows(prompt, num_tokens))) <= limit_s
-
-    def _to_boundary(self, prompt: Prompt, num_blocks: int) -> int:
-        """Tokens from the prompt's start to the end of the ``num_blocks``-th block that it touches."""
-        return num_blocks * self._block_size - prompt.start % self._block_size
-
-    def _whole_blocks(self, prompt: Prompt, num_tokens: int) -> int:
-        """At most ``num_tokens`` tokens that end with a block, or with the prompt; where not even one block does, as they are."""
-        end = (prompt.start + num_tokens) // self._block_size * self._block_size
-        return num_tokens if num_tokens == prompt.gap or end <= prompt.start else end - prompt.start
+        shape = self._shape.plus(prompt.start, num_tokens, _logit_rows(prompt, num_tokens))
+        return self._cost.gap_seconds(shape) <= limit_s
 
 
 def _remaining(prompt: Prompt) -> int:

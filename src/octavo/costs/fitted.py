@@ -12,8 +12,9 @@ The method:
 - **Non-negative weights**, found by coordinate descent from the last ones (Franc, Hlaváč & Navara, 2005): more work never costs less,
   and a direction that the data does not tell apart stays as it was. Rows come first in the order, so a first observation prices everything
   by the row: that is dear, and caution is what an unknown machine calls for.
-- **Outliers** (a step that the operating system held up) are cut to a multiple of the usual error before they are taken in. A machine that
-  really became slower moves the usual error as well, so the cut gives way in a few steps.
+- **Outliers** that stand alone (a step that the operating system held up) are cut to a multiple of the usual error before they are taken
+  in. Two in a row on the same side are the machine's new pace: all that was learned is scaled by the
+  smaller of the two ratios, so that steps of every size follow at once.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ from octavo.core.step import StepPlan
 _MEMORY = 0.95  # weight of an observation once the next one of its class is there: about the last 20 count
 _NUM_SWEEPS = 4  # of coordinate descent per observation; the next observation goes on where this one stopped
 _NUM_FEATURES = 6
-_FIRST_SPREAD = 0.1  # usual relative error before anything is known
-_SPREAD_GAIN = 0.1
-_MIN_CUT = 0.05
-_CUT_SPREADS = 4.0
+_MIN_CUT = 0.1
+_CUT_ERRORS = 6.0  # an outlier is off by more than this multiple of the median error
+_FIRST_OVERRUN = 0.2  # until there are enough steps to tell
+_FEW = 8
+_FEW_OF_CLASS = 2.8  # three observations of a size class, aged: from then on a step of that size can be an outlier
 _REACH = 4  # a prediction is trusted up to this multiple of the largest step seen
 _FIRST_ROWS = 16
 
@@ -42,11 +44,11 @@ class FittedCost:
 
     def __init__(self) -> None:
         self.weights: _Row = [0.0] * _NUM_FEATURES  # seconds per row, pair, position, sequence, logit row, step
-        self.spread = _FIRST_SPREAD
-        """Usual relative error of a prediction: a running mean of absolute errors over steps that held more than decoding."""
         self.num_observations = 0
         self._max_rows = 0
-        self._recent_errors: deque[float] = deque(maxlen=64)
+        self._errors: deque[float] = deque(maxlen=64)  # |predicted / observed - 1|
+        self._ratios: deque[float] = deque(maxlen=32)  # observed / predicted, of steps that held more than decoding
+        self._outlier = 1.0  # observed / predicted of the last step if it was an outlier, else 1
         self._total = _Moments()
         self._classes: dict[int, _Moments] = {}
 
@@ -68,15 +70,21 @@ class FittedCost:
     @property
     def median_error(self) -> float | None:
         """Median of |predicted / observed - 1| over the last 64 steps, each told before it was learned from; None before the second."""
-        errors = list(self._recent_errors)
+        errors = list(self._errors)
         return statistics.median(errors) if errors else None
+
+    @property
+    def overrun(self) -> float:
+        """How much longer than predicted, as a share, a step with prompt tokens may take: nine of ten of the last 32 stayed below."""
+        ratios = sorted(self._ratios)
+        ninth_decile = max(0.0, ratios[len(ratios) * 9 // 10] - 1.0) if ratios else 0.0
+        return ninth_decile if len(ratios) >= _FEW else max(ninth_decile, _FIRST_OVERRUN)
 
     def observe(self, shape: StepShape, seconds: float) -> None:
         """Learn that a step of this shape took ``seconds``. Steps without rows, or too short to measure, are ignored."""
         if shape.num_rows == 0 or not seconds > 0.0:
             return
-        if self.num_observations:
-            seconds = self._judge(shape, seconds)
+        seconds = self._judge(shape, seconds)
         self.num_observations += 1
         self._max_rows = max(self._max_rows, shape.num_rows)
         scale = 1.0 / seconds
@@ -91,20 +99,34 @@ class FittedCost:
     def _judge(self, shape: StepShape, seconds: float) -> float:
         """Note how far off the prediction was; return the seconds to learn from, an outlier cut."""
         predicted = self.seconds_of(shape)
-        ratio = seconds / predicted if predicted > 0.0 else 1.0
-        self._recent_errors.append(abs(1.0 / ratio - 1.0))
-        cut = 1.0 + max(_MIN_CUT, _CUT_SPREADS * self.spread)
-        usable = min(max(ratio, 1.0 / cut), cut)
+        if not predicted > 0.0:
+            return seconds
+        ratio = seconds / predicted
+        cut = 1.0 + max(_MIN_CUT, _CUT_ERRORS * (self.median_error or 0.0))
+        self._errors.append(abs(1.0 / ratio - 1.0))
         if shape.num_rows > shape.num_sequences:
-            self.spread += _SPREAD_GAIN * (abs(usable - 1.0) - self.spread)
+            self._ratios.append(ratio)
         known = self._classes.get(shape.num_rows.bit_length())
-        return seconds * usable / ratio if known is not None and known.count >= 3.0 else seconds
+        if known is None or known.count < _FEW_OF_CLASS or 1.0 / cut <= ratio <= cut:
+            self._outlier = 1.0
+            return seconds
+        last, self._outlier = self._outlier, ratio
+        if (last > 1.0) == (ratio > 1.0) and last != 1.0:  # the second in a row
+            self._change_pace(min(last, ratio) if ratio > 1.0 else max(last, ratio))
+            self._outlier = 1.0
+            return seconds
+        return predicted * cut if ratio > 1.0 else predicted / cut
+
+    def _change_pace(self, factor: float) -> None:
+        """Every step takes ``factor`` times what it took: scale what was learned."""
+        for moments in (self._total, *self._classes.values()):
+            moments.scale(1.0 / factor)
+        self.weights[:] = [factor * weight for weight in self.weights]
 
     def _descend(self) -> None:
         """Coordinate descent towards the non-negative weights of least squared relative error."""
         weights, rows, targets = self.weights, self._total.products, self._total.sums
         for _ in range(_NUM_SWEEPS):
-            a, b, c, d, e, f = weights
             for j, row in enumerate(rows):
                 curvature = row[j]
                 if curvature > 0.0:
@@ -131,6 +153,12 @@ class _Moments:
         self.count += fading * self.count + 1.0
         self.add((changes, change))
         return changes, change
+
+    def scale(self, factor: float) -> None:
+        """As if every x had been ``factor`` times as large."""
+        self.sums[:] = [factor * value for value in self.sums]
+        for row in self.products:
+            row[:] = [factor * factor * value for value in row]
 
     def add(self, changes: tuple[list[_Row], _Row]) -> None:
         for row, change in zip(self.products, changes[0], strict=True):

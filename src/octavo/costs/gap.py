@@ -8,15 +8,15 @@ Learns both parts from the steps that were run. Reads no clock: times are told t
 
 from __future__ import annotations
 
+from collections import deque
+
 from octavo.core.cost import StepShape
 from octavo.core.step import StepPlan, StepResult
 from octavo.costs.fitted import FittedCost
 
-_MARGIN_SPREADS = 2.0  # of the mean absolute error; for normal errors 19 of 20 steps stay below
 _MAX_MARGIN = 0.25
-_HOST_GAIN = 0.125
-_FIRST_HOST_S = 0.001
-_MAX_JUMP = 4.0
+_FIRST_HOST_S = 0.001  # until there are enough steps to tell
+_FEW = 8
 
 
 class GapModel:
@@ -24,8 +24,7 @@ class GapModel:
 
     def __init__(self) -> None:
         self.device = FittedCost()
-        self._host_s = _FIRST_HOST_S  # running mean of a step's time beside the device
-        self._host_deviation_s = _FIRST_HOST_S
+        self._host_times_s: deque[float] = deque(maxlen=32)  # of the last steps: their time beside the device
         self._begun_s = 0.0
         self._ended_s: float | None = None  # when the last step's tokens went out
         self._fixed_s = 0.0  # of the step being planned: passed already, and the host's work
@@ -35,12 +34,18 @@ class GapModel:
     def max_trusted_rows(self) -> int:
         return self.device.max_trusted_rows
 
+    @property
+    def host_s(self) -> float:
+        """Seconds that planning and text are expected to take: nine of ten of the last 32 steps stayed below."""
+        times_s = sorted(self._host_times_s)
+        return times_s[len(times_s) * 9 // 10] if len(times_s) >= _FEW else max([_FIRST_HOST_S, *times_s])
+
     def begin(self, now: float) -> None:
         """See GapCost."""
         self._begun_s = now
         passed_s = 0.0 if self._ended_s is None else max(0.0, now - self._ended_s)
-        self._fixed_s = passed_s + self._host_s + 2.0 * self._host_deviation_s
-        self._factor = 1.0 + min(_MAX_MARGIN, _MARGIN_SPREADS * self.device.spread)
+        self._fixed_s = passed_s + self.host_s
+        self._factor = 1.0 + min(_MAX_MARGIN, self.device.overrun)
 
     def gap_seconds(self, shape: StepShape) -> float:
         """See GapCost."""
@@ -49,11 +54,7 @@ class GapModel:
     def end(self, plan: StepPlan, result: StepResult, now: float) -> None:
         """The step begun last has ended: its tokens go out at ``now``. Learn from it."""
         self._ended_s = now
-        host_s = max(0.0, now - self._begun_s - result.seconds)
-        # Jacobson & Karels (1988): running mean and mean deviation; a jump counts for at most a few times what was expected.
-        error_s = min(host_s, _MAX_JUMP * (self._host_s + self._host_deviation_s)) - self._host_s
-        self._host_s += _HOST_GAIN * error_s
-        self._host_deviation_s += _HOST_GAIN * (abs(error_s) - self._host_deviation_s)
+        self._host_times_s.append(max(0.0, now - self._begun_s - result.seconds))
         self.device.observe(StepShape.of(plan), result.seconds)
 
     def forget(self) -> None:
