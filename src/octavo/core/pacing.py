@@ -6,11 +6,12 @@ no prompt waits for ever; who measures the gaps reports that. Small functions of
 **Who gets the room.** Half of it goes to the prompt with the least left to compute, the rest to the oldest; what these two leave goes
 on to the others by the same rule. So
 
-- a short prompt behind longer ones runs at half speed or better from its arrival: n tokens take at most the time of 2n;
+- a prompt behind longer ones runs at half speed or better from its admission: n tokens take at most the time of 2n;
 - the oldest prompt runs at half speed or better, however many short ones keep coming, and everyone becomes the oldest in time;
 - equal prompts run one after the other: the first finishes as early as alone, the last no later than if they had shared every step.
 
-Round robin (processor sharing) would give the last of these up: equal prompts would all finish when the last one does.
+Round robin (processor sharing) would give the last of these up: equal prompts would all finish when the last one does. Admission itself
+is first come, first served: a prompt that finds no KV blocks or no place waits in the queue.
 """
 
 from __future__ import annotations
