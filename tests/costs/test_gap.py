@@ -45,11 +45,3 @@ def test_little_known_of_the_host_is_taken_at_its_worst() -> None:
     assert model.host_s == 0.001
     run_steps(model, [0.0001, 0.02, 0.0001])
     assert model.host_s == pytest.approx(0.02)
-
-
-def test_no_gap_reaches_over_a_failed_step() -> None:
-    model = GapModel()
-    now = run_steps(model, [0.001] * 10)
-    model.forget()
-    model.begin(now + 5.0)
-    assert model.gap_seconds(StepShape()) == pytest.approx(0.001)

@@ -173,9 +173,7 @@ class Planner:
             match = self._find_prefix(state.waiting[0])
             if not self._has_room(draft, state.waiting[0], match):
                 return
-            seq = self._take_head(now)
-            if not self._adopt_prefix(draft, seq, match):
-                state.kv.claim(seq)  # at once, so that an equal prompt behind it waits instead of computing the same
+            self._adopt_prefix(draft, self._take_head(now), match)
 
     def _shares(self, draft: Draft, cost: GapCost) -> dict[int, int]:
         """Tokens of each running sequence that has more than one to compute and does not wait for another's blocks."""
@@ -187,7 +185,7 @@ class Planner:
                 has_stream = has_stream or len(seq.token_ids) > seq.num_prompt_tokens
             elif not self._adopt_prefix(draft, seq, self._find_prefix(seq)):
                 if not state.kv.claims_next(seq):
-                    state.kv.claim(seq)
+                    state.kv.claim(seq)  # before the next prompt is looked up, so that an equal one waits instead of computing the same
                 gap = len(seq.token_ids) - seq.num_computed
                 prompts[seq.seq_id] = Prompt(seq.num_computed, gap, scores_rows=wants_prompt_logprobs(seq))
         if not prompts:

@@ -20,7 +20,11 @@ _FEW = 8
 
 
 class GapModel:
-    """A GapCost that learns. One step at a time: ``begin``, then ``end`` or ``forget``."""
+    """A GapCost that learns. One step at a time: ``begin``, then ``end`` unless the step failed.
+
+    What has passed since the last step matters only while a stream runs, and then one step follows the other; so nothing is to be
+    told of failures and idle times, after which none runs.
+    """
 
     def __init__(self) -> None:
         self.device = FittedCost()
@@ -56,7 +60,3 @@ class GapModel:
         self._ended_s = now
         self._host_times_s.append(max(0.0, now - self._begun_s - result.seconds))
         self.device.observe(StepShape.of(plan), result.seconds)
-
-    def forget(self) -> None:
-        """The step begun last failed, or nothing is left to run: the next gap does not reach back."""
-        self._ended_s = None

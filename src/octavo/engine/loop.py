@@ -82,8 +82,6 @@ class EngineLoop:
 
     def fail_all(self, message: str) -> list[OutputEvent]:
         """End every request with an error event: a step could not be executed, so what the backend holds is unknown."""
-        if self._gap_model is not None:
-            self._gap_model.forget()
         return self._with_text(self.scheduler.fail_all(message), {}, {})
 
     def begin_step(self, now_s: float) -> StepPlan | None:
