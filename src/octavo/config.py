@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, field
 
@@ -37,6 +38,7 @@ class CacheConfig:
 class SchedulerConfig:
     max_num_seqs: int = 64  # sequences in one step
     max_num_batched_tokens: int = 512  # token budget of one step
+    max_itl_ms: float | None = None  # bound on the gaps between a stream's tokens that prompts may cause, milliseconds
     enable_chunked_prefill: bool = True
     scheduling_policy: str = "fcfs"
 
@@ -74,6 +76,9 @@ class EngineConfig:
         _check(1 <= s.max_num_batched_tokens <= 1 << 20, "max_num_batched_tokens", s.max_num_batched_tokens, "from 1 to 1048576")
         budget = s.max_num_batched_tokens
         _check(budget >= s.max_num_seqs, "max_num_batched_tokens", budget, f"at least max_num_seqs ({s.max_num_seqs})")
+        itl = s.max_itl_ms
+        _check(itl is None or 0 < itl < math.inf, "max_itl_ms", itl, "above 0 milliseconds; leave it out for no bound")
+        _check(itl is None or s.enable_chunked_prefill, "max_itl_ms", itl, "it sizes pieces of prompts, and enable_chunked_prefill is off")
         _check(s.scheduling_policy == "fcfs", "scheduling_policy", s.scheduling_policy, "fcfs is the only policy of this version")
         _check(b.backend in ("cpu", "reference"), "backend", b.backend, "one of cpu, reference")
         _check(b.compute in ("fast", "f32"), "compute", b.compute, "one of fast, f32")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from octavo.config import CacheConfig, SchedulerConfig
+from octavo.core.cost import StepShape
 from octavo.core.request import FinishReason, Request, SamplingParams
 from octavo.core.scheduler import Scheduler
 from octavo.core.step import StepPlan, StepResult, TokenEvent
@@ -14,6 +15,21 @@ from tests.core.kv_memory import EOS, KVMemoryBackend, Text, plain_run, text_sto
 def make_request(request_id: str, prompt: Iterable[int], seed: int = 0, salt: str | None = None, **params: object) -> Request:
     sampling = SamplingParams(**params)  # type: ignore[arg-type]
     return Request(request_id, list(prompt), sampling, seed, frozenset([EOS]), cache_salt=salt)
+
+
+class RowCost:
+    """A GapCost: a millisecond per row and 0.1 ms per logit row, plus what has passed since ``ended_s``."""
+
+    max_trusted_rows = 1 << 30
+
+    def __init__(self) -> None:
+        self.ended_s = self.passed_s = 0.0
+
+    def begin(self, now: float) -> None:
+        self.passed_s = now - self.ended_s
+
+    def gap_seconds(self, shape: StepShape) -> float:
+        return self.passed_s + 1e-3 * shape.num_rows + 1e-4 * shape.num_logit_rows
 
 
 class Harness:
@@ -26,10 +42,12 @@ class Harness:
         budget: int = 8,
         chunked: bool = True,
         caching: bool = True,
+        max_itl_ms: float | None = None,
     ) -> None:
-        config = SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, enable_chunked_prefill=chunked)
+        config = SchedulerConfig(max_num_seqs, budget, max_itl_ms, enable_chunked_prefill=chunked)
+        self.cost = None if max_itl_ms is None else RowCost()
         cache = CacheConfig(block_size=block_size, enable_prefix_caching=caching)
-        self.scheduler = Scheduler(config, cache, num_blocks, max_model_len, fingerprint="toy")
+        self.scheduler = Scheduler(config, cache, num_blocks, max_model_len, "toy", self.cost)
         self.backend = KVMemoryBackend(num_blocks, block_size)
         self.requests: dict[str, Request] = {}
         self.texts: dict[tuple[str, int], Text] = {}

@@ -14,6 +14,7 @@ from octavo.core.prefix_index import PrefixNode
 from octavo.core.request import FinishReason, ParameterError, Request, SamplingParams
 from octavo.core.scheduler import Scheduler, StepProtocolError
 from octavo.core.step import SliceResult, StepResult
+from octavo.costs.gap import GapModel
 from tests.core.harness import Harness, make_request
 from tests.core.kv_memory import EOS
 from tests.core.test_cases import big, prompt_of
@@ -320,6 +321,12 @@ def test_steps_out_of_turn_are_errors_and_change_nothing() -> None:
     harness.check_texts()
 
 
+def test_a_bound_on_gaps_needs_what_prices_them() -> None:
+    for config, model in ((SchedulerConfig(max_itl_ms=50.0), None), (SchedulerConfig(), GapModel())):
+        with pytest.raises(ValueError, match="^gap_cost: .* is not allowed with max_itl_ms"):
+            Scheduler(config, CacheConfig(), 8, 64, gap_cost=model)
+
+
 def test_other_policies_are_refused() -> None:
     with pytest.raises(ValueError, match="scheduling_policy: 'fair'"):
         Scheduler(SchedulerConfig(scheduling_policy="fair"), CacheConfig(), 8, 64)
@@ -328,13 +335,21 @@ def test_other_policies_are_refused() -> None:
 # --- speed --------------------------------------------------------------------------------------------------------------------------------
 
 
-def test_plan_and_apply_are_fast() -> None:
-    """At 16 decoding sequences plan + apply take at most 250 us (median; measured about 45 us on one idle Zen 5 core)."""
-    scheduler = Scheduler(SchedulerConfig(max_num_batched_tokens=2048), CacheConfig(), num_blocks=4096, max_model_len=4096)
+@pytest.mark.parametrize("max_itl_ms", [None, 50.0])
+def test_plan_and_apply_are_fast(max_itl_ms: float | None) -> None:
+    """At 16 decoding sequences plan + apply take at most 250 us (median; measured about 45 us on one idle Zen 5 core).
+
+    With a bound on gaps that includes learning from the step and, in every step, sizing a piece of a long prompt.
+    """
+    model = None if max_itl_ms is None else GapModel()
+    config = SchedulerConfig(max_num_batched_tokens=2048, max_itl_ms=max_itl_ms)
+    scheduler = Scheduler(config, CacheConfig(), num_blocks=4096, max_model_len=40960, gap_cost=model)
     for i in range(16):
         scheduler.add(Request(str(i), list(range(i, 500 + i)), SamplingParams(ignore_eos=True, stop_token_ids=(7777,)), seed=i))
     seconds = []
     for step in range(400):
+        if model is not None and step == 20:
+            scheduler.add(Request("long", list(range(20000)), SamplingParams(ignore_eos=True), seed=0))
         start = time.perf_counter()
         plan = scheduler.plan()
         planned = time.perf_counter()
@@ -342,6 +357,9 @@ def test_plan_and_apply_are_fast() -> None:
         result = StepResult(plan.step_index, [SliceResult([step]) if piece.num_samples else SliceResult() for piece in plan.slices])
         applying = time.perf_counter()
         scheduler.apply(result)
+        if model is not None:
+            result.seconds = 2e-3 + 4e-4 * plan.num_tokens
+            model.end(plan, result, 0.0)
         seconds.append(planned - start + time.perf_counter() - applying)
-    assert scheduler.num_running == 16
+    assert scheduler.num_running == 16 + (model is not None)
     assert statistics.median(seconds[50:]) < 250e-6

@@ -23,9 +23,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         budget=st.integers(6, 20),
         chunked=st.sampled_from([True, True, False]),
         caching=st.sampled_from([True, True, False]),
+        max_itl_ms=st.sampled_from([None, 0.5, 6.5]),
     )
-    def start(self, **sizes: int) -> None:
-        self.harness = Harness(**sizes)
+    def start(self, max_itl_ms: float | None, **sizes: int) -> None:
+        self.harness = Harness(max_itl_ms=max_itl_ms if sizes["chunked"] else None, **sizes)
         self.num_requests = 0
 
     @rule(

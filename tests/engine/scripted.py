@@ -122,17 +122,17 @@ def bigram_model(tokenizer: Tokenizer, context: int = 4096, chat_template: Any =
     return LoadedModel("bigram", "bigram", "bigram", program, {}, tokenizer, chat_template, eos, tokenizer.bos_token_id, 0, 0)
 
 
+def bigram_config(num_kv_blocks: int = 512, **scheduler: Any) -> EngineConfig:
+    cache = CacheConfig(num_kv_blocks=num_kv_blocks)
+    return EngineConfig(ModelConfig("bigram", served_model_name="m"), cache, SchedulerConfig(**scheduler), BackendConfig())
+
+
 def bigram_engine(
     tokenizer: Tokenizer | None = None, context: int = 4096, num_kv_blocks: int = 512, chat_template: Any = None, **scheduler: Any
 ) -> Engine:
     """An engine whose ``backend`` is a Bigram and whose served model is called m."""
     tokenizer = tokenizer or byte_tokenizer()
-    config = EngineConfig(
-        ModelConfig("bigram", served_model_name="m"),
-        CacheConfig(num_kv_blocks=num_kv_blocks),
-        SchedulerConfig(**scheduler),
-        BackendConfig(),
-    )
+    config = bigram_config(num_kv_blocks, **scheduler)
     backend = Bigram(tokenizer.vocab_size, config.scheduler.max_num_seqs)
     return Engine(bigram_model(tokenizer, context, chat_template), config, backend)
 

@@ -81,6 +81,17 @@ def test_preemption_keeps_tokens_log_probabilities_and_text(path: Path, plain: L
     assert any(o.outputs[0].finish_reason == "length" for o in outputs)
 
 
+def test_a_bound_on_gaps_changes_no_token(path: Path, plain: LLM) -> None:
+    """A bound that no step can keep: beside a running answer, prompts go in by the block, in turns."""
+    params = replace(GREEDY, max_tokens=30)
+    prompts = [prompt_of(n, salt=n) for n in (3, 70, 50, 90)]
+    with open_llm(path, max_itl_ms=1e-6) as llm:
+        outputs = llm.generate(prompts, params)
+        assert llm.engine.metrics.itl_excess_s.count > 0
+    for prompt, output in zip(prompts, outputs, strict=True):
+        assert ids_of(output) == ids_of(plain.generate(prompt, params)[0])
+
+
 @pytest.mark.parametrize("caching", [True, False])
 def test_each_choice_equals_a_request_of_its_own(path: Path, plain: LLM, caching: bool) -> None:
     with open_llm(path, enable_prefix_caching=caching) as llm:

@@ -65,11 +65,13 @@ def engine_options(function: Callable) -> Callable:
     compute_help = "f32: all weights and KV in float32, slower; for checking the fast mode."
     dtype_help = "Type of keys and values. auto: f16, or f32 with --compute f32."
     cache, scheduler, backend = _DEFAULTS.cache, _DEFAULTS.scheduler, _DEFAULTS.backend
+    itl_help = "Bound on the gaps between a running answer's tokens, in milliseconds: prompts are computed in pieces that keep it."
     pool_help = "Memory of the KV pool, such as 2GiB (default: a quarter of the free memory, at most 4GiB)."
     return _add(
         [
             _shown("--max-num-seqs", scheduler.max_num_seqs, int, "Most sequences that run at once."),
             _shown("--max-num-batched-tokens", scheduler.max_num_batched_tokens, int, "Most tokens computed in one step."),
+            click.option("--max-itl-ms", type=float, help=itl_help),
             _shown("--block-size", cache.block_size, int, "Tokens of a KV block."),
             click.option("--num-kv-blocks", type=int, help="KV blocks in the pool; not together with --kv-cache-memory."),
             click.option("--kv-cache-memory", type=ByteSize(), help=pool_help),
@@ -88,7 +90,7 @@ def engine_config(options: dict[str, Any]) -> EngineConfig:
     """EngineConfig of the options' values; missing ones keep their defaults. Raises BadParameter that names the flag."""
     d = _DEFAULTS
     cache = _replaced(d.cache, options, "block_size", "num_kv_blocks", "kv_cache_memory", "kv_cache_dtype")
-    scheduler = _replaced(d.scheduler, options, "max_num_seqs", "max_num_batched_tokens")
+    scheduler = _replaced(d.scheduler, options, "max_num_seqs", "max_num_batched_tokens", "max_itl_ms")
     config = EngineConfig(
         model=_replaced(d.model, options, "model", "served_model_name", "max_model_len"),
         cache=replace(cache, enable_prefix_caching=not options.get("no_enable_prefix_caching", False)),

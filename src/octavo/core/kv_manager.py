@@ -138,6 +138,11 @@ class KVManager:
             if self.index.node(key) is None:  # else it is the block of the last token, which has to be computed again
                 self._claims.setdefault(key, seq.seq_id)
 
+    def claims_next(self, seq: Sequence) -> bool:
+        """Whether the claim on the next block that ``seq`` has to compute is its own."""
+        chain = self._chains.get(seq.seq_id)
+        return chain is not None and len(chain.tokens) > chain.depth and self._claims.get(chain.keys[chain.depth + 1]) == seq.seq_id
+
     def publish(self, seq: Sequence) -> None:
         """Offer the full blocks that ``seq`` has computed since the last call."""
         if self.index is None:

@@ -5,13 +5,18 @@ new tokens. Chunks of prompts, prefix hits, decoding and recomputation after a p
 sequences in arrival order, then admits from the queue in arrival order, within the token budget. Running sequences that lack a block
 preempt from the back; an admission never preempts, and none happens in a plan that had to.
 
+Under a bound on the gaps of running streams (``max_itl_ms``) a step is *paced*: all that fit are admitted, and the room of the step is
+shared among the prompts by ``pacing``; a running sequence may then get nothing of a step.
+
 Moves sequences between the queues. Never appends tokens or finishes anything; the rules it follows are in ``policy``.
 """
 
 from __future__ import annotations
 
 from octavo.core import policy
+from octavo.core.cost import GapCost, StepShape
 from octavo.core.kv_manager import PrefixMatch
+from octavo.core.pacing import Prompt, StepRoom
 from octavo.core.request import Sequence, SequenceStatus, derive_seed
 from octavo.core.state import Draft, SchedulerState
 from octavo.core.step import SequenceSlice, SlotOpen, StepPlan
@@ -26,14 +31,17 @@ class Planner:
         state = self._state
         draft = Draft(StepPlan(step_index), state.config.max_num_batched_tokens)
         num_preemptions = num_before = state.stats.num_preemptions
+        if state.gap_cost is not None:
+            state.gap_cost.begin(now)
+            self._admit_paced(draft, now)
         while True:
             if state.config.enable_chunked_prefill or not self._plan_whole_prompt(draft, now):
-                self._plan_running(draft)
+                self._plan_running(draft, None if state.gap_cost is None else self._shares(draft, state.gap_cost))
             # Again, if all that came of it was preemption: who was passed over because another computes its blocks may be free to go now.
             if draft.sequences or state.stats.num_preemptions == num_before:
                 break
             num_before = state.stats.num_preemptions
-        if state.stats.num_preemptions == num_preemptions:
+        if state.gap_cost is None and state.stats.num_preemptions == num_preemptions:
             self._plan_admissions(draft, now)
         if not draft.sequences:
             assert not state.running and not state.waiting, "sequences are left but none can go on"
@@ -43,7 +51,8 @@ class Planner:
 
     # --- running sequences --------------------------------------------------------------------------------------------------------------
 
-    def _plan_running(self, draft: Draft) -> None:
+    def _plan_running(self, draft: Draft, shares: dict[int, int] | None = None) -> None:
+        """``shares``: seq_id -> tokens of each prompt in a paced step; None: in arrival order, as the token budget allows."""
         running, grow, chunked = self._state.running, self._state.kv.grow, self._state.config.enable_chunked_prefill
         i = 0
         while i < len(running) and draft.budget > 0:  # preemption takes from the end while we walk
@@ -51,10 +60,13 @@ class Planner:
             i += 1
             num_tokens = len(seq.token_ids) - seq.num_computed
             if num_tokens > 1:
-                if self._adopt_prefix(draft, seq, self._find_prefix(seq)):
+                if shares is not None:
+                    num_tokens = shares.get(seq.seq_id, 0)
+                elif self._adopt_prefix(draft, seq, self._find_prefix(seq)):
                     continue
-                gap = len(seq.token_ids) - seq.num_computed
-                num_tokens = policy.chunk_size(gap, draft.budget, _num_decoding(running, i), chunked)
+                else:
+                    gap = len(seq.token_ids) - seq.num_computed
+                    num_tokens = policy.chunk_size(gap, draft.budget, _num_decoding(running, i), chunked)
                 if num_tokens == 0:
                     continue
             if grow(seq, num_tokens, draft.plan.block_copies) or self._grow_by_preempting(draft, seq, num_tokens):
@@ -128,6 +140,14 @@ class Planner:
 
     def _admit(self, draft: Draft, match: PrefixMatch, num_tokens: int, now: float) -> None:
         """Let the head of the queue run: ``num_tokens`` of it are computed now, unless it has to wait for blocks of another."""
+        seq = self._take_head(now)
+        if not self._adopt_prefix(draft, seq, match):
+            grown = self._state.kv.grow(seq, num_tokens, draft.plan.block_copies)
+            assert grown, f"sequence {seq.seq_id} was admitted without room"
+            self._add_slice(draft, seq, num_tokens)
+
+    def _take_head(self, now: float) -> Sequence:
+        """Move the head of the queue to the running ones."""
         state = self._state
         seq = state.waiting.popleft()
         state.running.append(seq)
@@ -139,10 +159,41 @@ class Planner:
             state.stats.queue_s += max(0.0, now - owner.request.arrival_s)
             if state.kv.index is not None and not wants_prompt_logprobs(seq):
                 state.stats.prefix_query_tokens += seq.num_prompt_tokens
-        if not self._adopt_prefix(draft, seq, match):
-            grown = state.kv.grow(seq, num_tokens, draft.plan.block_copies)
-            assert grown, f"sequence {seq.seq_id} was admitted without room"
-            self._add_slice(draft, seq, num_tokens)
+        return seq
+
+    # --- paced steps --------------------------------------------------------------------------------------------------------------------
+
+    def _admit_paced(self, draft: Draft, now: float) -> None:
+        """Let all run that have room, in arrival order: each then gets its share of the steps.
+
+        Admission keeps a spare block for each running sequence, so nobody is preempted in a plan that admitted.
+        """
+        state = self._state
+        while state.waiting:
+            match = self._find_prefix(state.waiting[0])
+            if not self._has_room(draft, state.waiting[0], match):
+                return
+            self._adopt_prefix(draft, self._take_head(now), match)
+
+    def _shares(self, draft: Draft, cost: GapCost) -> dict[int, int]:
+        """Tokens of each running sequence that has more than one to compute and does not wait for another's blocks."""
+        state, max_itl_ms = self._state, self._state.config.max_itl_ms
+        shape, has_stream, prompts = StepShape(), False, dict[int, Prompt]()
+        for seq in state.running:
+            if len(seq.token_ids) - seq.num_computed == 1:
+                shape.add(seq.num_computed, 1, 1)
+                has_stream = has_stream or len(seq.token_ids) > seq.num_prompt_tokens
+            elif not self._adopt_prefix(draft, seq, self._find_prefix(seq)):
+                if not state.kv.claims_next(seq):
+                    state.kv.claim(seq)  # before the next prompt is looked up, so that an equal one waits instead of computing the same
+                gap = len(seq.token_ids) - seq.num_computed
+                prompts[seq.seq_id] = Prompt(seq.num_computed, gap, scores_rows=wants_prompt_logprobs(seq))
+        if not prompts:
+            return {}
+        limit_s = max_itl_ms / 1000 if has_stream and max_itl_ms is not None else None
+        room = StepRoom(cost, shape, limit_s, draft.budget - shape.num_rows, state.kv.block_size)
+        room.share(list(prompts.values()), draft.plan.step_index % 2 == 1)
+        return {seq_id: prompt.num_tokens for seq_id, prompt in prompts.items()}
 
     # --- prefix cache -------------------------------------------------------------------------------------------------------------------
 
@@ -169,7 +220,7 @@ class Planner:
         tokens, start = seq.token_ids, seq.num_computed
         end, params = start + num_tokens, seq.request.params
         piece = SequenceSlice(seq.seq_id, start, tokens[start:end], seq.block_table)
-        if start + 1 < len(tokens):
+        if start + 1 < len(tokens) and self._state.gap_cost is None:  # in a paced step it was claimed before the shares were
             self._state.kv.claim(seq)
         if end == len(tokens) and params.max_tokens != 0:
             if seq.slot < 0:

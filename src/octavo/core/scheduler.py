@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from octavo.config import CacheConfig, SchedulerConfig
+from octavo.core.cost import GapCost
 from octavo.core.limits import LengthLimits, StopEnd, StopRule
 from octavo.core.planner import Planner
 from octavo.core.request import FinishReason, ParameterError, Request, Sequence, SequenceStatus
@@ -30,15 +31,27 @@ class StepProtocolError(RuntimeError):
 
 class Scheduler:
     """``num_blocks``: the KV pool. ``max_model_len``: most tokens of a sequence. ``fingerprint``: what KV depends on besides tokens.
+    ``gap_cost``: prices steps for ``config.max_itl_ms``, and is needed with it.
 
     A sequence may reach min(max_model_len, pool tokens + 1) tokens: the last one needs no KV. An explicit max_tokens above what is
     left is clamped to it; ``clamped_max_tokens`` tells, so that the response can say so.
     """
 
-    def __init__(self, config: SchedulerConfig, cache: CacheConfig, num_blocks: int, max_model_len: int, fingerprint: str = "") -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        cache: CacheConfig,
+        num_blocks: int,
+        max_model_len: int,
+        fingerprint: str = "",
+        gap_cost: GapCost | None = None,
+    ) -> None:
         if config.scheduling_policy != "fcfs":
             raise ValueError(f"scheduling_policy: {config.scheduling_policy!r} is not allowed; fcfs is the only policy of this version")
+        if (config.max_itl_ms is None) != (gap_cost is None):
+            raise ValueError(f"gap_cost: {gap_cost!r} is not allowed with max_itl_ms {config.max_itl_ms}; both are needed, or neither")
         self._state = SchedulerState(config, cache, num_blocks, max_model_len, fingerprint)
+        self._state.gap_cost = gap_cost
         self._planner = Planner(self._state)
         self._in_flight: Draft | None = None
         self._num_sequences = 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,8 @@ from octavo.core.clock import Clock, WallClock
 from octavo.core.request import Request, SamplingParams
 from octavo.core.scheduler import Scheduler
 from octavo.core.step import StepPlan
+from octavo.costs.gap import GapModel
+from octavo.engine.itl_warnings import ItlWarnings
 from octavo.engine.loop import EngineLoop
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.outputs import OutputEvent
@@ -40,14 +43,20 @@ class Engine:
         self.config = config
         self.backend = backend
         self.clock = clock or WallClock()
-        self.metrics = EngineMetrics()
+        max_itl_ms = config.scheduler.max_itl_ms
+        max_itl_s = math.inf if max_itl_ms is None else max_itl_ms / 1000
+        self.metrics = EngineMetrics(max_itl_s)
+        self.gap_model = None if max_itl_ms is None else GapModel()
+        self._itl_warnings = ItlWarnings(max_itl_s)
         self.num_failures_in_a_row = 0
         self.max_model_len = resolve_max_model_len(config, model.program.context)
         self.num_kv_blocks = resolve_num_kv_blocks(config, backend, self.max_model_len)
         backend.allocate_kv(self.num_kv_blocks)
         fingerprint = f"{model.fingerprint}/{backend.fingerprint()}"
-        self.scheduler = Scheduler(config.scheduler, config.cache, self.num_kv_blocks, self.max_model_len, fingerprint)
-        self.loop = EngineLoop(self.scheduler, backend.vocab_size, model.tokenizer)
+        self.scheduler = Scheduler(
+            config.scheduler, config.cache, self.num_kv_blocks, self.max_model_len, fingerprint, gap_cost=self.gap_model
+        )
+        self.loop = EngineLoop(self.scheduler, backend.vocab_size, model.tokenizer, self.gap_model)
         max_n = config.scheduler.max_num_seqs
         self._preparer = RequestPreparer(backend.vocab_size, self.scheduler.limits, max_n, model.eos_token_ids, model.tokenizer)
         self._request_numbers = itertools.count()
@@ -131,8 +140,13 @@ class Engine:
         except Exception as error:  # whatever a backend raises or returns, the engine must outlive it
             return self._failed(plan, error)
         self.num_failures_in_a_row = 0
-        self.metrics.step_done(plan, self.clock.now() - started_s)
-        return self._made(events)
+        ended_s = self.clock.now()
+        self.loop.end_step(plan, result, ended_s)
+        self.metrics.step_done(plan, ended_s - started_s)
+        worst_gap_s = self.metrics.events_made(events, ended_s)
+        if worst_gap_s > self._itl_warnings.bound_s:
+            self._itl_warnings.broken(plan, result.seconds, worst_gap_s, ended_s)
+        return events
 
     def close(self) -> None:
         self.backend.close()

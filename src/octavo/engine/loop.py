@@ -2,6 +2,7 @@
 
 Between the two the caller has the plan executed, by a backend or by a cost model. The loop owns the text of running requests and the
 token masks of constrained ones; queues, blocks and endings are the scheduler's. It reads no clock, runs no thread and does no I/O.
+When the gaps of streams are bounded, ``end_step`` tells the cost model what the step took.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from octavo.engine.text_output import TextOutput
 
 if TYPE_CHECKING:
     from octavo.core.scheduler import Scheduler
+    from octavo.costs.gap import GapModel
     from octavo.models.tokenizer import Tokenizer
 
 Key = tuple[str, int]  # (request id, choice)
@@ -36,10 +38,16 @@ class _RunningText:
 
 
 class EngineLoop:
-    """Scheduler plus text. ``tokenizer`` None: events carry no text (simulation) and stop strings cannot be used."""
+    """Scheduler plus text. ``tokenizer`` None: events carry no text (simulation) and stop strings cannot be used.
 
-    def __init__(self, scheduler: Scheduler, vocab_size: int, tokenizer: Tokenizer | None = None) -> None:
+    ``gap_model``: the one that the scheduler plans with, when it has one.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, vocab_size: int, tokenizer: Tokenizer | None = None, gap_model: GapModel | None = None
+    ) -> None:
         self.scheduler = scheduler
+        self._gap_model = gap_model
         self._vocab_size = vocab_size
         self._tokenizer = tokenizer
         self._running: dict[str, _RunningText] = {}  # by request id
@@ -93,6 +101,11 @@ class EngineLoop:
             if drawn.token_ids and seq.status is not SequenceStatus.FINISHED:  # finished: aborted since the plan was made
                 self._read_slice(seq, drawn.token_ids, stops, shown)
         return self._with_text(self.scheduler.apply(result, stops), stops, shown)
+
+    def end_step(self, plan: StepPlan, result: StepResult, now_s: float) -> None:
+        """The events of the step go out at ``now_s``, on the clock of ``begin_step``."""
+        if self._gap_model is not None:
+            self._gap_model.end(plan, result, now_s)
 
     def _read_slice(self, seq: Sequence, token_ids: list[int], stops: dict[Key, tuple[int, str]], shown: dict[Key, str]) -> None:
         request_id = seq.request.request_id

@@ -6,6 +6,7 @@ keeps (tokens, preemptions, prefix hits) are asked of the scheduler, not kept tw
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -28,6 +29,10 @@ class Histogram:
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
 
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
     def observe(self, value: float) -> None:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
@@ -43,14 +48,16 @@ class _Progress:
 
 
 class EngineMetrics:
-    """All times on the engine's clock, in seconds."""
+    """All times on the engine's clock, in seconds. ``max_itl_s``: the bound on the gap between two tokens of a choice."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_itl_s: float = math.inf) -> None:
+        self.max_itl_s = max_itl_s
         self.num_finished = {reason: 0 for reason in FinishReason}
         self.num_prompt_tokens = 0
         self.num_failed_steps = 0
         self.time_to_first_token_s = Histogram(_LATENCY_S)
         self.inter_token_s = Histogram(_LATENCY_S)
+        self.itl_excess_s = Histogram(_LATENCY_S)  # of gaps over max_itl_s: by how much
         self.request_s = Histogram(_LATENCY_S)
         self.step_s = Histogram(_LATENCY_S)
         self.step_tokens = Histogram(_STEP_TOKENS)
@@ -64,24 +71,31 @@ class EngineMetrics:
         self.step_s.observe(seconds)
         self.step_tokens.observe(plan.num_tokens)
 
-    def events_made(self, events: Iterable[OutputEvent], now_s: float) -> None:
-        """Take in a step's events, which reach their readers at ``now_s``."""
+    def events_made(self, events: Iterable[OutputEvent], now_s: float) -> float:
+        """Take in a step's events, which reach their readers at ``now_s``; return the longest gap that they end (0: none do)."""
+        worst_gap_s = 0.0
         for event in events:
             progress = self._progress.get(event.request_id)
             if progress is None:
                 continue
             if event.token_ids:
-                self._tokens_made(progress, event, now_s)
+                worst_gap_s = max(worst_gap_s, self._tokens_made(progress, event, now_s))
             if event.finish_reason is not None:
                 self._choice_finished(progress, event, now_s)
+        return worst_gap_s
 
-    def _tokens_made(self, progress: _Progress, event: OutputEvent, now_s: float) -> None:
-        last_s = progress.last_token_s.get(event.choice)
+    def _tokens_made(self, progress: _Progress, event: OutputEvent, now_s: float) -> float:
+        """The gap that ends with these tokens; 0 for a choice's first ones."""
+        last_s, gap_s = progress.last_token_s.get(event.choice), 0.0
         if last_s is not None:
-            self.inter_token_s.observe(now_s - last_s)
+            gap_s = now_s - last_s
+            self.inter_token_s.observe(gap_s)
+            if gap_s > self.max_itl_s:
+                self.itl_excess_s.observe(gap_s - self.max_itl_s)
         elif not progress.last_token_s:
             self.time_to_first_token_s.observe(now_s - progress.arrival_s)
         progress.last_token_s[event.choice] = now_s
+        return gap_s
 
     def _choice_finished(self, progress: _Progress, event: OutputEvent, now_s: float) -> None:
         """A request counts as finished once, by the reason of its last choice."""

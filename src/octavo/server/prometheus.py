@@ -5,6 +5,7 @@ Everything is read from the engine at the moment of the scrape, so that no gauge
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,8 @@ class _Collector:
         metrics = self._engine.metrics
         yield _histogram("octavo_time_to_first_token_seconds", "From arrival to a request's first token.", metrics.time_to_first_token_s)
         yield _histogram("octavo_inter_token_seconds", "Between steps that gave a choice tokens.", metrics.inter_token_s)
+        excess = "Gaps between steps that gave a choice tokens, over max_itl_ms: by how much."
+        yield _histogram("octavo_inter_token_excess_seconds", excess, metrics.itl_excess_s)
         yield _histogram("octavo_request_seconds", "From arrival to a request's last token.", metrics.request_s)
         yield _histogram("octavo_step_seconds", "Time of a step, planning and text included.", metrics.step_s)
         yield _histogram("octavo_step_tokens", "Tokens computed in a step.", metrics.step_tokens)
@@ -56,6 +59,10 @@ def _gauges(engine: Engine) -> Iterator[Any]:
     yield blocks
     usage = scheduler.num_used_blocks / scheduler.num_blocks
     yield GaugeMetricFamily("octavo_kv_cache_usage_ratio", "Share of KV blocks that sequences use; cached ones do not count.", value=usage)
+    gap_model = engine.gap_model
+    error = None if gap_model is None else gap_model.device.median_error
+    median = "Median relative error of the predicted seconds of the last 64 steps; NaN without max_itl_ms."
+    yield GaugeMetricFamily("octavo_step_cost_error_ratio", median, value=math.nan if error is None else error)
 
 
 def _counters(engine: Engine) -> Iterator[Any]:
@@ -75,6 +82,7 @@ def _counters(engine: Engine) -> Iterator[Any]:
         ("octavo_prefix_cache_hits", "Prompt tokens found there.", stats.prefix_hit_tokens),
         ("octavo_preemptions", "Sequences that gave their blocks back to others.", stats.num_preemptions),
         ("octavo_steps", "Steps done.", stats.num_steps),
+        ("octavo_inter_token_bound_broken", "Gaps between tokens of a choice that were over max_itl_ms.", metrics.itl_excess_s.count),
         ("octavo_failed_steps", "Steps that could not be computed.", metrics.num_failed_steps),
         ("octavo_queue_seconds", "Time that started requests waited, in all.", stats.queue_s),
     ):

@@ -1,0 +1,166 @@
+"""The cost of a step, learned online from the steps that were run: non-negative least squares with forgetting.
+
+Seconds are a weighted sum of what a step holds (``StepShape``): rows, row-position pairs, positions read, sequences, logit rows, and one.
+Owns the weights and their fit, and says how far off it has been. Reads no clock and knows no model: it starts from nothing.
+
+The method:
+
+- **Relative errors** are minimised (each observation is divided by its seconds), so that a step of 3 ms counts as much as one of 300.
+- **Forgetting by size class.** Observations age only when others of their class (rows, to a power of two) come. However long streams
+  decode undisturbed, what was learned of prompt chunks stays; with one memory for all (the textbook's recursive least squares) it would
+  fade, and the first chunk of the next prompt would be a guess.
+- **Non-negative weights**, found by coordinate descent from the last ones (Franc, Hlaváč & Navara, 2005): more work never costs less,
+  and a direction that the data does not tell apart stays as it was. Rows come first in the order, so a first observation prices everything
+  by the row: that is dear, and caution is what an unknown machine calls for.
+- **Outliers** that stand alone (a step that the operating system held up) are cut to a multiple of the usual error before they are taken
+  in. Two in a row on the same side are the machine's new pace: all that was learned is scaled by the
+  smaller of the two ratios, so that steps of every size follow at once.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+
+from octavo.core.cost import StepShape
+from octavo.core.step import StepPlan
+
+_MEMORY = 0.95  # weight of an observation once the next one of its class is there: about the last 20 count
+_NUM_SWEEPS = 4  # of coordinate descent per observation; the next observation goes on where this one stopped
+_NUM_FEATURES = 6
+_MIN_CUT = 0.1
+_CUT_ERRORS = 6.0  # an outlier is off by more than this multiple of the median error
+_FIRST_OVERRUN = 0.2  # until there are enough steps to tell
+_FEW = 8
+_FEW_OF_CLASS = 2.8  # three observations of a size class, aged: from then on a step of that size can be an outlier
+_REACH = 4  # a prediction is trusted up to this multiple of the largest step seen
+_FIRST_ROWS = 16
+
+_Row = list[float]
+
+
+class FittedCost:
+    """A CostModel that learns. Before the first observation every step costs nothing."""
+
+    def __init__(self) -> None:
+        self.weights: _Row = [0.0] * _NUM_FEATURES  # seconds per row, pair, position, sequence, logit row, step
+        self.num_observations = 0
+        self._max_rows = 0
+        self._errors: deque[float] = deque(maxlen=64)  # |predicted / observed - 1|
+        self._ratios: deque[float] = deque(maxlen=32)  # observed / predicted, of steps that held more than decoding
+        self._outlier = 1.0  # observed / predicted of the last step if it was an outlier, else 1
+        self._total = _Moments()
+        self._classes: dict[int, _Moments] = {}
+
+    def seconds(self, plan: StepPlan) -> float:
+        """Predicted seconds of executing ``plan``."""
+        return self.seconds_of(StepShape.of(plan))
+
+    def seconds_of(self, shape: StepShape) -> float:
+        a, b, c, d, e, f = self.weights
+        return (
+            a * shape.num_rows + b * shape.num_pairs + c * shape.num_context + d * shape.num_sequences + e * shape.num_logit_rows + f
+        )
+
+    @property
+    def max_trusted_rows(self) -> int:
+        """Rows up to which a prediction is more than a guess: a few times the largest step seen."""
+        return max(_FIRST_ROWS, _REACH * self._max_rows)
+
+    @property
+    def median_error(self) -> float | None:
+        """Median of |predicted / observed - 1| over the last 64 steps, each told before it was learned from; None before the second."""
+        errors = list(self._errors)
+        return statistics.median(errors) if errors else None
+
+    @property
+    def overrun(self) -> float:
+        """How much longer than predicted, as a share, a step with prompt tokens may take: nine of ten of the last 32 stayed below."""
+        ratios = sorted(self._ratios)
+        ninth_decile = max(0.0, ratios[len(ratios) * 9 // 10] - 1.0) if ratios else 0.0
+        return ninth_decile if len(ratios) >= _FEW else max(ninth_decile, _FIRST_OVERRUN)
+
+    def observe(self, shape: StepShape, seconds: float) -> None:
+        """Learn that a step of this shape took ``seconds``. Steps without rows, or too short to measure, are ignored."""
+        if shape.num_rows == 0 or not seconds > 0.0:
+            return
+        seconds = self._judge(shape, seconds)
+        self.num_observations += 1
+        self._max_rows = max(self._max_rows, shape.num_rows)
+        scale = 1.0 / seconds
+        x = [
+            shape.num_rows * scale, shape.num_pairs * scale, shape.num_context * scale,
+            shape.num_sequences * scale, shape.num_logit_rows * scale, scale,
+        ]  # fmt: skip
+        moments = self._classes.setdefault(shape.num_rows.bit_length(), _Moments())
+        self._total.add(moments.take(x))
+        self._descend()
+
+    def _judge(self, shape: StepShape, seconds: float) -> float:
+        """Note how far off the prediction was; return the seconds to learn from, an outlier cut."""
+        predicted = self.seconds_of(shape)
+        if not predicted > 0.0:
+            return seconds
+        ratio = seconds / predicted
+        cut = 1.0 + max(_MIN_CUT, _CUT_ERRORS * (self.median_error or 0.0))
+        self._errors.append(abs(1.0 / ratio - 1.0))
+        if shape.num_rows > shape.num_sequences:
+            self._ratios.append(ratio)
+        known = self._classes.get(shape.num_rows.bit_length())
+        if known is None or known.count < _FEW_OF_CLASS or 1.0 / cut <= ratio <= cut:
+            self._outlier = 1.0
+            return seconds
+        last, self._outlier = self._outlier, ratio
+        if (last > 1.0) == (ratio > 1.0) and last != 1.0:  # the second in a row
+            self._change_pace(min(last, ratio) if ratio > 1.0 else max(last, ratio))
+            self._outlier = 1.0
+            return seconds
+        return predicted * cut if ratio > 1.0 else predicted / cut
+
+    def _change_pace(self, factor: float) -> None:
+        """Every step takes ``factor`` times what it took: scale what was learned."""
+        for moments in (self._total, *self._classes.values()):
+            moments.scale(1.0 / factor)
+        self.weights[:] = [factor * weight for weight in self.weights]
+
+    def _descend(self) -> None:
+        """Coordinate descent towards the non-negative weights of least squared relative error."""
+        weights, rows, targets = self.weights, self._total.products, self._total.sums
+        for _ in range(_NUM_SWEEPS):
+            for j, row in enumerate(rows):
+                curvature = row[j]
+                if curvature > 0.0:
+                    a, b, c, d, e, f = weights
+                    slope = targets[j] - (row[0] * a + row[1] * b + row[2] * c + row[3] * d + row[4] * e + row[5] * f)
+                    weights[j] = max(0.0, weights[j] + slope / curvature)
+
+
+class _Moments:
+    """Sums over observations x (whose target is 1): ``products`` of x_i x_j, ``sums`` of x_i, ``count`` of the observations' weight."""
+
+    __slots__ = ("count", "products", "sums")
+
+    def __init__(self) -> None:
+        self.products: list[_Row] = [[0.0] * _NUM_FEATURES for _ in range(_NUM_FEATURES)]
+        self.sums: _Row = [0.0] * _NUM_FEATURES
+        self.count = 0.0
+
+    def take(self, x: _Row) -> tuple[list[_Row], _Row]:
+        """Age what is here, add ``x``, and return by how much that changed products and sums."""
+        fading = _MEMORY - 1.0
+        changes = [[fading * p + xi * xj for p, xj in zip(row, x, strict=True)] for row, xi in zip(self.products, x, strict=True)]
+        change = [fading * s + xi for s, xi in zip(self.sums, x, strict=True)]
+        self.count += fading * self.count + 1.0
+        self.add((changes, change))
+        return changes, change
+
+    def scale(self, factor: float) -> None:
+        """As if every x had been ``factor`` times as large."""
+        self.sums[:] = [factor * value for value in self.sums]
+        for row in self.products:
+            row[:] = [factor * factor * value for value in row]
+
+    def add(self, changes: tuple[list[_Row], _Row]) -> None:
+        for row, change in zip(self.products, changes[0], strict=True):
+            row[:] = [p + c for p, c in zip(row, change, strict=True)]
+        self.sums[:] = [s + c for s, c in zip(self.sums, changes[1], strict=True)]
