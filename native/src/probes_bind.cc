@@ -93,10 +93,15 @@ void bind_probes(nb::module_& m) {
     for (const KernelEntry& entry : kernel_entries()) names.emplace_back(entry.name);
     return names;
   }, "Entries of a kernel path that can be taken from another level.");
-  m.def("check_kernels", [](const std::string& isa, bool full) { return rows_of(check_kernels(table_of(isa), extent_of(full))); },
+  m.def("check_kernels", [](const std::string& isa, bool full) {
+    return rows_of(check_kernels(table_of(isa), *sampling_kernels_by_spec(isa), extent_of(full)));
+  },
         "isa"_a, "full"_a, Release(), "[(kernel, format, shape, right, error, tolerance)]");
   m.def("check_kernels_test", [](const std::string& isa, bool full, const std::string& fault) {
-    return rows_of(check_kernels(with_fault(table_of(isa), fault), extent_of(full)));
+    const Kernels& table = table_of(isa);
+    const SamplingKernels& sampling = *sampling_kernels_by_spec(isa);
+    if (fault == "sampling") return rows_of(check_kernels(table, with_sampling_fault(sampling), extent_of(full)));
+    return rows_of(check_kernels(with_fault(table, fault), sampling, extent_of(full)));
   }, "isa"_a, "full"_a, "fault"_a, Release(), "As check_kernels, for tests: the entry `fault` gives a wrong value.");
   m.def("time_matmul", &matmul_speed, "isa"_a, "threads"_a, "dtype"_a, "n"_a, "k"_a, "rows"_a, "budget_s"_a, Release(),
         "(seconds, bytes of weights, operations) of one call");

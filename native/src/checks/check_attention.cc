@@ -138,10 +138,4 @@ std::vector<KernelCheck> check_attention(const Kernels& table, CheckExtent exten
   return out;
 }
 
-std::vector<KernelCheck> check_kernels(const Kernels& table, CheckExtent extent) {
-  std::vector<KernelCheck> out = check_rows(table, extent);
-  for (auto part : {check_attention(table, extent), check_matmul(table, extent)}) out.insert(out.end(), part.begin(), part.end());
-  return out;
-}
-
 }  // namespace octavo

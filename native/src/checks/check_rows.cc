@@ -129,4 +129,11 @@ std::vector<KernelCheck> check_rows(const Kernels& table, CheckExtent extent) {
   return out;
 }
 
+std::vector<KernelCheck> check_kernels(const Kernels& table, const SamplingKernels& sampling, CheckExtent extent) {
+  std::vector<KernelCheck> out = check_rows(table, extent);
+  for (const auto& part : {check_attention(table, extent), check_matmul(table, extent), check_sampling(sampling, extent)})
+    out.insert(out.end(), part.begin(), part.end());
+  return out;
+}
+
 }  // namespace octavo

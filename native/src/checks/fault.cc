@@ -9,6 +9,7 @@ namespace {
 
 Kernels real;    // what the wrappers call
 Kernels faulty;
+SamplingKernels real_sampling, faulty_sampling;
 
 void bad_rmsnorm(const float* x, const float* w, float eps, int dim, float* out) {
   real.rmsnorm(x, w, eps, dim, out);
@@ -50,7 +51,27 @@ void bad_attention(const KVLayerView& kv, const AttentionParams& p, const Attent
   if (!partial) s.out[static_cast<size_t>(row_end - 1) * static_cast<size_t>(s.out_stride)] += 1.0f;
 }
 
+void bad_scan(LogitRow* row) {
+  real_sampling.scan(row);
+  ++row->best_id;
+}
+void bad_copy_masked(const float* logits, const uint32_t* mask, const uint32_t* other_mask, int size, float* out) {
+  real_sampling.copy_masked(logits, mask, other_mask, size, out);
+  out[size - 1] = 1.0f;
+}
+int bad_draw(const LogitRow& row, const DrawParams& params, Candidates room) { return real_sampling.draw(row, params, room) + 1; }
+void bad_logprobs(const LogitRow& row, int token_id, int k, Candidates room, TokenLogprobs* out) {
+  real_sampling.logprobs(row, token_id, k, room, out);
+  out->top_logprobs[0] += 1.0f;
+}
+
 }  // namespace
+
+const SamplingKernels& with_sampling_fault(const SamplingKernels& table) {
+  real_sampling = table;
+  faulty_sampling = {table.name, bad_scan, bad_copy_masked, bad_draw, bad_logprobs};
+  return faulty_sampling;
+}
 
 const Kernels& with_fault(const Kernels& table, const std::string& entry) {
   real = faulty = table;

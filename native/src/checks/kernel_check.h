@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels/kernels.h"
+#include "kernels/sampling.h"
 
 namespace octavo {
 
@@ -25,12 +26,15 @@ std::vector<KernelCheck> check_matmul(const Kernels& table, CheckExtent extent);
 std::vector<KernelCheck> check_attention(const Kernels& table, CheckExtent extent);
 // Everything else: norm, quantisation, activations, rotary embedding, KV store.
 std::vector<KernelCheck> check_rows(const Kernels& table, CheckExtent extent);
+// The vocabulary loops.
+std::vector<KernelCheck> check_sampling(const SamplingKernels& table, CheckExtent extent);
 
 // All of the above.
-std::vector<KernelCheck> check_kernels(const Kernels& table, CheckExtent extent);
+std::vector<KernelCheck> check_kernels(const Kernels& table, const SamplingKernels& sampling, CheckExtent extent);
 
 // A copy of the table whose `entry` gives one wrong value per call, to test that the checks and their users see it. Not for use by
 // more than one thread: the copy lives until the next call. Throws std::invalid_argument for an entry that is not there.
 const Kernels& with_fault(const Kernels& table, const std::string& entry);
+const SamplingKernels& with_sampling_fault(const SamplingKernels& table);
 
 }  // namespace octavo

@@ -63,6 +63,7 @@ const std::vector<KernelEntry>& kernel_entries() {
          to.attention_scratch_bytes = from.attention_scratch_bytes;
          to.attention_partial_floats = from.attention_partial_floats;
        }},
+      {"sampling", [](Kernels&, const Kernels&) {}},
   };
   return entries;
 }
@@ -77,6 +78,14 @@ const Kernels* kernels_by_spec(const std::string& spec) {
   auto table = make_table(spec);
   if (!table) return nullptr;
   return &mixed.emplace(spec, std::move(table)).first->second->kernels;
+}
+
+const SamplingKernels* sampling_kernels_by_spec(const std::string& spec) {
+  if (!kernels_by_spec(spec)) return nullptr;
+  constexpr char kPart[] = "-sampling:";
+  const size_t at = spec.rfind(kPart);  // the last one holds, as in the other table
+  const size_t begin = at == std::string::npos ? 0 : at + sizeof(kPart) - 1;
+  return sampling_kernels_by_name(spec.substr(begin, spec.find('-', begin) - begin).c_str());
 }
 
 }  // namespace octavo
