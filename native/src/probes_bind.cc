@@ -65,6 +65,14 @@ std::vector<CheckRow> rows_of(const std::vector<KernelCheck>& checks) {
 
 CheckExtent extent_of(bool full) { return full ? CheckExtent::kFull : CheckExtent::kStart; }
 
+// The CPUs that each thread of a pool of this size may run on, as the system says it.
+std::vector<std::vector<int>> thread_cpus(int threads) {
+  ThreadPool pool(threads);
+  std::vector<std::vector<int>> out(static_cast<size_t>(threads));
+  pool.each([&](int thread) { out[static_cast<size_t>(thread)] = allowed_cpus(); });
+  return out;
+}
+
 using SpeedRow = std::tuple<double, double, double>;
 SpeedRow row_of(const KernelSpeed& s) { return {s.seconds, s.bytes, s.operations}; }
 
@@ -88,6 +96,7 @@ void bind_probes(nb::module_& m) {
   m.def("probe_reads", &reads, "threads"_a, "total_bytes"_a, "budget_s"_a, Release(), "[(streams, prefetch bytes, huge pages, bytes, seconds)]");
   m.def("read_probe_bits", &read_probe_bits, "Bits of one load of probe_reads.");
   m.def("probe_arithmetic", &peaks, "threads"_a, "budget_s"_a, Release(), "[(int8 | bf16 | f32, instruction, operations, seconds)]");
+  m.def("thread_cpus", &thread_cpus, "threads"_a, Release(), "CPUs that each thread of a pool of this size may run on.");
   m.def("kernel_entries", [] {
     std::vector<std::string> names;
     for (const KernelEntry& entry : kernel_entries()) names.emplace_back(entry.name);

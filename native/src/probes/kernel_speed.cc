@@ -44,16 +44,18 @@ void attend(const Kernels& kernels, const AttentionCase& c, SequenceKV& kv, int 
 KernelSpeed time_matmul(const Kernels& table, ThreadPool& pool, const std::string& dtype, int n, int k, int rows, double budget_s) {
   if (rows < 1) throw std::invalid_argument("rows: " + std::to_string(rows) + " is not allowed; at least 1");
   const auto w = pack_begin(dtype.c_str(), n, k, false);
-  std::memset(w->data, 0, w->bytes);  // times do not depend on the values
+  const int64_t threads = pool.size();
+  const auto bound = [&](int64_t part) { return static_cast<int>(w->num_blocks * part / threads); };
+  pool.each([&](int thread) {  // zeros: times do not depend on the values
+    std::memset(w->data + static_cast<size_t>(bound(thread)) * w->block_bytes, 0, static_cast<size_t>(bound(thread + 1) - bound(thread)) * w->block_bytes);
+  });
   const size_t count = static_cast<size_t>(rows) * static_cast<size_t>(k);
   const std::vector<float> x(count, 0.5f);
   std::vector<float> scale(count / 32 + 1, 0.01f), out(static_cast<size_t>(rows) * static_cast<size_t>(n));
   std::vector<int8_t> q(count, 3);
   std::vector<int16_t> sum16(count / 16 + 1, 48);
   const QuantRows quant{q.data(), scale.data(), sum16.data()};
-  const int64_t threads = pool.size();
   const Timing t = time_on_threads(pool, budget_s, [&](int thread) {
-    const auto bound = [&](int64_t part) { return static_cast<int>(w->num_blocks * part / threads); };
     table.matmul(*w, x.data(), quant, rows, bound(thread), bound(thread + 1), nullptr, false, out.data(), n);
   });
   return {t.median_s, static_cast<double>(w->bytes), 2.0 * rows * n * k};

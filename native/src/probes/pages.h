@@ -1,18 +1,18 @@
-// Memory to probe: zeroed anonymous pages, huge ones asked for or forbidden. The sizes are whole 2 MiB pages.
+// Memory to probe: anonymous pages, huge ones asked for or forbidden. Sizes are whole 2 MiB pages. Write every page before reading
+// it, on the thread that will read it: until then all are the system's one page of zeros, and the writer's NUMA node gets them.
 #pragma once
 
 #include <sys/mman.h>
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <new>
 
 namespace octavo {
 
 class Pages {
  public:
-  // Throws std::bad_alloc. Every page is written, so that none is the system's shared page of zeros.
+  // Throws std::bad_alloc.
   Pages(size_t bytes, bool huge) : bytes_((bytes + kHugePage - 1) / kHugePage * kHugePage) {
     mapped_ = static_cast<uint8_t*>(mmap(nullptr, bytes_ + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
     if (mapped_ == MAP_FAILED) throw std::bad_alloc();
@@ -22,13 +22,12 @@ class Pages {
 #else
     (void)huge;
 #endif
-    std::memset(data_, 1, bytes_);
   }
   ~Pages() { munmap(mapped_, bytes_ + kHugePage); }
   Pages(const Pages&) = delete;
   Pages& operator=(const Pages&) = delete;
 
-  const uint8_t* data() const { return data_; }
+  uint8_t* data() const { return data_; }
   size_t bytes() const { return bytes_; }
 
  private:

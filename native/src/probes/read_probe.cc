@@ -1,7 +1,7 @@
 #include "probes/read_probe.h"
 
 #include <algorithm>
-#include <memory>
+#include <cstring>
 
 #include "probes/pages.h"
 #include "probes/timing.h"
@@ -110,12 +110,18 @@ int read_probe_bits() { return cpu_has_avx512() ? 512 : cpu_has_avx2() ? 256 : 6
 std::vector<ReadResult> probe_reads(ThreadPool& pool, size_t total_bytes, double budget_s) {
   const size_t bytes = std::max(total_bytes, static_cast<size_t>(pool.size()) << 16);
   std::vector<ReadResult> results;
+  const auto touch = [&](const Pages& pages) {
+    const size_t part = pages.bytes() / static_cast<size_t>(pool.size());
+    pool.each([&](int thread) { std::memset(pages.data() + static_cast<size_t>(thread) * part, 1, part); });
+  };
   {
     const Pages pages(bytes, true);
+    touch(pages);
     for (const int streams : {1, 2, 4})
       for (const int prefetch : {0, 512, 1024, 4096}) results.push_back(time_variant(pool, pages, {streams, prefetch, true}, budget_s));
   }
   const Pages pages(bytes, false);
+  touch(pages);
   results.push_back(time_variant(pool, pages, {1, 0, false}, budget_s));
   results.push_back(time_variant(pool, pages, {4, 1024, false}, budget_s));
   return results;
