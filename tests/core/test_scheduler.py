@@ -1,9 +1,7 @@
-"""Directed tests of the scheduler: sharing work in flight, budgets, endings, errors, and its speed."""
+"""Directed tests of the scheduler: sharing work in flight, budgets, endings, errors."""
 
 from __future__ import annotations
 
-import statistics
-import time
 from typing import Any
 
 import pytest
@@ -323,25 +321,3 @@ def test_steps_out_of_turn_are_errors_and_change_nothing() -> None:
 def test_other_policies_are_refused() -> None:
     with pytest.raises(ValueError, match="scheduling_policy: 'fair'"):
         Scheduler(SchedulerConfig(scheduling_policy="fair"), CacheConfig(), 8, 64)
-
-
-# --- speed --------------------------------------------------------------------------------------------------------------------------------
-
-
-def test_plan_and_apply_are_fast() -> None:
-    """At 16 decoding sequences plan + apply take at most 250 us (median; measured about 45 us on one idle Zen 5 core)."""
-    scheduler = Scheduler(SchedulerConfig(max_num_batched_tokens=2048), CacheConfig(), num_blocks=4096, max_model_len=4096)
-    for i in range(16):
-        scheduler.add(Request(str(i), list(range(i, 500 + i)), SamplingParams(ignore_eos=True, stop_token_ids=(7777,)), seed=i))
-    seconds = []
-    for step in range(400):
-        start = time.perf_counter()
-        plan = scheduler.plan()
-        planned = time.perf_counter()
-        assert plan is not None
-        result = StepResult(plan.step_index, [SliceResult([step]) if piece.num_samples else SliceResult() for piece in plan.slices])
-        applying = time.perf_counter()
-        scheduler.apply(result)
-        seconds.append(planned - start + time.perf_counter() - applying)
-    assert scheduler.num_running == 16
-    assert statistics.median(seconds[50:]) < 250e-6

@@ -42,7 +42,7 @@ def decode_share(model_file: str, threads: int, read_rate: float, case: OfflineC
         capacity = backend.kv_capacity(0)
         weight_bytes: int = backend.weight_bytes()  # type: ignore[attr-defined]
         value_bytes = capacity.bytes_per_block / cache.block_size / engine.model.program.kv_bytes_per_token(1)
-        kv_bytes = value_bytes * statistics.mean(kv_values_read(engine, case.num_prompt + i) for i in range(1, case.num_output))
+        kv_bytes = value_bytes * statistics.mean(kv_values_read(engine, case.num_prompt + i) for i in range(case.num_output - 1))
         name = engine.model.name
     finally:
         engine.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
+
 from octavo.backends.cpu.kernel_path import CheckRow
 from octavo.bench.decode import DecodeShare
 from octavo.bench.doctor import DoctorReport, LevelReport
