@@ -16,7 +16,7 @@ from octavo.cli.main import cli
 from tests.cli.conftest import Octavo
 
 MAX_CPU_S = 0.2  # of a help page; processor time, so that a busy machine fails nothing
-COMMANDS = ("run", "chat", "serve", "pull", "models", "bench", "bench offline")
+COMMANDS = ("run", "chat", "serve", "pull", "models", "doctor", "bench", "bench offline", "bench kernels", "bench scheduler")
 
 
 def command_of(path: str) -> click.Command:

@@ -9,6 +9,7 @@ import pytest
 
 from octavo.cli.bench import bench
 from octavo.cli.chat import chat
+from octavo.cli.doctor import doctor
 from octavo.cli.options import engine_options, model_options
 from octavo.cli.run import run
 from octavo.cli.serve import serve
@@ -28,6 +29,9 @@ SECTIONS = {
     "run and chat": (chat, set(options_of(chat)) - SHARED),
     "run": (run, set(options_of(run)) - set(options_of(chat))),
     "bench offline": (OFFLINE, set(options_of(OFFLINE)) - SHARED),
+    "bench kernels": (bench.commands["kernels"], set(options_of(bench.commands["kernels"]))),
+    "bench scheduler": (bench.commands["scheduler"], set(options_of(bench.commands["scheduler"]))),
+    "doctor": (doctor, set(options_of(doctor))),
     "Model and engine": (serve, SHARED),
 }
 
