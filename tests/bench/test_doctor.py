@@ -111,7 +111,14 @@ def test_the_text_is_a_table_that_fits_a_terminal() -> None:
 def test_every_level_can_be_examined() -> None:
     report = examined(DoctorOptions(tuple(LEVELS), threads=1))
     assert [level.path for level in report.levels] == LEVELS and report.all_right
-    assert examined(DoctorOptions((LEVELS[0],), threads=1)).used["level"] == BEST  # what is used, not what was examined
+
+
+@several_levels
+def test_what_is_used_is_said_though_another_level_is_examined() -> None:
+    verdicts.write_verdicts({BEST: {"add": "an earlier verdict"}})
+    report = examined(DoctorOptions((LEVELS[0],), threads=1))
+    assert report.used["level"] == BEST
+    assert report.used["entries"] == dict.fromkeys(_native.kernel_entries(), BEST) | {"add": LEVELS[-2]}
 
 
 def test_quick_measures_less(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 
 from octavo.backends.base import BackendError
 from octavo.backends.cpu.backend import kv_dtype_of
-from octavo.backends.cpu.kernel_path import CheckRow, isa_level, path_name, replacements, wrong_kernels
+from octavo.backends.cpu.kernel_path import CheckRow, isa_level, known_wrong, path_name, replacements, wrong_kernels
 from octavo.backends.cpu.verdicts import WrongKernels, build_id, verdict_file, write_verdicts
 from octavo.backends.machine import available_cpus, available_memory_bytes
 from octavo.backends.machine_facts import cache_bytes, cpu_model, huge_pages, total_memory_bytes
@@ -180,7 +180,7 @@ def _used(level: str, report: LevelReport | None, threads: int) -> dict[str, obj
     """What a backend with default settings computes with: the path as the examination leaves it."""
     from octavo.backends.cpu import _native
 
-    replaced = {} if report is None else report.replaced
+    replaced = replacements(level, known_wrong) if report is None else report.replaced
     cpus = _native.thread_cpus(threads)
     return {
         "level": level,

@@ -38,19 +38,17 @@ def kernel_path() -> str:
 
     "avx512", "avx512-matmul:avx2". Raises BackendError for a level the machine lacks, and when an entry is right on no level.
     """
-    level, verdicts = isa_level(), read_verdicts()
-    found: dict[str, WrongKernels] = {}
-
-    def wrong_at(at: str) -> WrongKernels:
-        if at not in found:
-            found[at] = verdicts.get(at, {}) | short_check(at)
-        return found[at]
-
+    level, wrong_at = isa_level(), cache(known_wrong)
     chosen = replacements(level, wrong_at)
     for entry, lower in chosen.items():
-        why = found[level][entry]
+        why = wrong_at(level)[entry]
         logger.warning("kernel %s of %s is wrong on this machine (%s); that of %s is used", entry, level, why, lower)
     return path_name(level, chosen)
+
+
+def known_wrong(level: str) -> WrongKernels:
+    """Wrong entries of a level: what the doctor found, and what a short check finds now."""
+    return read_verdicts().get(level, {}) | short_check(level)
 
 
 def replacements(level: str, wrong_at: Callable[[str], Mapping[str, str]]) -> dict[str, str]:
