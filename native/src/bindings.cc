@@ -18,6 +18,7 @@
 #include "program/runner.h"
 #include "program/step_outputs.h"
 #include "runtime/cpu_features.h"
+#include "runtime/kernel_table.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -25,6 +26,7 @@ using namespace nb::literals;
 namespace octavo {
 
 void bind_sampling(nb::module_& m);
+void bind_probes(nb::module_& m);
 
 namespace {
 
@@ -40,7 +42,7 @@ void require(bool ok, const std::string& message) {
 }
 
 const Kernels& kernels_of(const std::string& isa) {
-  const Kernels* k = kernels_by_name(isa.c_str());
+  const Kernels* k = kernels_by_spec(isa);
   require(k != nullptr, "isa: " + isa + " is not one of portable, avx2, avx512 that this machine and build have");
   return *k;
 }
@@ -361,6 +363,7 @@ NB_MODULE(_native, m) {
   }, "dtype"_a, "raw"_a.noconvert(), "rows"_a, "columns"_a, "out"_a.noconvert());
   m.def("matmul_test", &matmul_test, "isa"_a, "dtype"_a, "raw"_a.noconvert(), "rows"_a, "columns"_a, "x"_a.noconvert(), "widen"_a, "out"_a.noconvert());
   bind_sampling(m);
+  bind_probes(m);
 }
 
 }  // namespace octavo

@@ -1,6 +1,7 @@
 // Attention against a plain double loop, and its exactness: one query's bits do not depend on what is computed around it.
 #include <cstdlib>
 
+#include "checks/scalar_attention.h"
 #include "testing.h"
 
 using namespace octavo;
@@ -11,15 +12,6 @@ namespace {
 struct Shape { int heads, kv_heads, head_dim, window; float softcap; KVType type; };
 
 const char* type_name(KVType type) { return type == KVType::kF16 ? "f16" : type == KVType::kBF16 ? "bf16" : "f32"; }
-
-// Slow, obvious conversions of the stored formats.
-float from_bf16(uint16_t h) { uint32_t b = (uint32_t)h << 16; float f; std::memcpy(&f, &b, 4); return f; }
-float from_f16(uint16_t h) {
-  const int exponent = (h >> 10) & 31, fraction = h & 1023;
-  if (exponent == 31) return fraction ? NAN : (h >> 15 ? -INFINITY : INFINITY);
-  const float value = exponent ? std::ldexp((float)(1024 + fraction), exponent - 25) : std::ldexp((float)fraction, -24);
-  return h >> 15 ? -value : value;
-}
 
 // KV memory of one sequence in shuffled blocks. Every byte starts as 0xff, a NaN in each format.
 struct Cache {
@@ -36,17 +28,6 @@ struct Cache {
     view.base = memory.data();
     for (int b = 0; b < blocks; ++b) table.push_back(b);
     for (int b = blocks - 1; b > 0; --b) std::swap(table[b], table[rng.below(b + 1)]);
-  }
-
-  // K or V element of a token, through the documented layout.
-  float get(int token, int kv_head, int d, bool value) const {
-    const size_t tile = (size_t)kv_head * (view.block_size / 16) + token % view.block_size / 16, lane = token % 16;
-    const size_t in_tile = value ? 16 * (size_t)view.head_dim + lane * view.head_dim + d : 16 * (size_t)d + lane;
-    const size_t index = tile * 32 * view.head_dim + in_tile;
-    const uint8_t* block = view.base + table[token / view.block_size] * view.block_bytes;
-    if (view.type == KVType::kF32) return ((const float*)block)[index];
-    const uint16_t h = ((const uint16_t*)block)[index];
-    return view.type == KVType::kF16 ? from_f16(h) : from_bf16(h);
   }
 };
 
@@ -109,47 +90,11 @@ void run_partial(const Kernels& kernels, const Problem& problem, const Cache& ca
   }
 }
 
-// One query in double, from the stored K and V. Returns the error bound that float32 arithmetic allows per unit of max |v|.
-double reference_query(const Problem& problem, const Cache& cache, int row, int head, std::vector<double>& out) {
-  const Shape& s = problem.shape;
-  const int kv_head = head / (s.heads / s.kv_heads), from = s.window ? std::max(0, row - s.window + 1) : 0;
-  std::vector<double> score(row + 1);
-  double max = -INFINITY, magnitude = 0, sum = 0;
-  for (int t = from; t <= row; ++t) {
-    double dot = 0, absolute = 0;
-    for (int d = 0; d < s.head_dim; ++d) {
-      const double q = (double)problem.q[(size_t)row * problem.width + head * s.head_dim + d] * problem.params.scale;
-      const double x = q * cache.get(t, kv_head, d, false);
-      dot += x;
-      absolute += std::fabs(x);
-    }
-    score[t] = s.softcap > 0 ? s.softcap * std::tanh(dot / s.softcap) : dot;
-    max = std::max(max, score[t]);
-    magnitude = std::max(magnitude, absolute);
-  }
-  out.assign(s.head_dim, 0.0);
-  double max_v = 0;
-  for (int t = from; t <= row; ++t) {
-    const double w = std::exp(score[t] - max);
-    sum += w;
-    for (int d = 0; d < s.head_dim; ++d) {
-      const double value = cache.get(t, kv_head, d, true);
-      out[d] += w * value;
-      max_v = std::max(max_v, std::fabs(value));
-    }
-  }
-  for (double& x : out) x /= sum;
-  // A score's rounding errors (chain over head_dim, softcap, subtraction and exp) act twice, in numerator and denominator;
-  // then come the chain of up to one split of weights and one rounding per tile and split. eps covers two roundings per
-  // portable multiply-add.
-  const double eps = 1.2e-7, score_error = eps * ((s.head_dim + 2) * magnitude + 4 * s.softcap + std::fabs(max) + 8);
-  return max_v * (2 * score_error + eps * (2 * std::min(row + 1, kSplitTokens) + row / 64 + 8));
-}
-
 void check_against_reference(const char* level, const Problem& problem, const Cache& cache, int row, const std::vector<float>& got) {
   std::vector<double> want;
   for (int h = 0; h < problem.shape.heads; ++h) {
-    const double bound = reference_query(problem, cache, row, h, want);
+    const float* q = &problem.q[(size_t)row * problem.width + h * problem.shape.head_dim];
+    const double bound = scalar_attention(cache.view, cache.table.data(), problem.params, q, row, h, want);
     for (int d = 0; d < problem.shape.head_dim; ++d) {
       const float x = got[(size_t)row * problem.width + h * problem.shape.head_dim + d];
       if (!check(std::fabs(x - want[d]) <= bound, "%s %s head_dim %d window %d row %d head %d d %d: %.9g, expected %.9g +- %.2g", level,

@@ -3,6 +3,7 @@
 // Rows sit between guard values: a kernel that writes past its row's end, or whose result depends on what lies there, fails.
 #include <algorithm>
 
+#include "checks/scalar_rows.h"
 #include "testing.h"
 
 using namespace octavo;
@@ -11,7 +12,6 @@ using namespace octavo_test;
 namespace {
 
 const int kDims[] = {1, 2, 3, 7, 15, 16, 17, 31, 32, 33, 47, 48, 63, 64, 65, 79, 100, 127, 129, 576, 1000, 1536};
-constexpr double kEps = 5.97e-8;  // half a unit in the last place
 constexpr float kGuard = 12345.0f;
 
 // A row of n values followed by guards that must survive.
@@ -24,62 +24,36 @@ struct Row {
   bool intact() const { return std::all_of(values.begin() + n, values.end(), [](float x) { return x == kGuard; }); }
 };
 
-void check_row(const char* level, const char* what, const Row& got, const std::vector<double>& want, const std::vector<double>& bound) {
+void check_row(const char* level, const char* what, const Row& got, const Bounded& want) {
   check(got.intact(), "%s %s dim %d wrote beyond its row", level, what, got.n);
   for (int i = 0; i < got.n; ++i)
-    if (!check(std::fabs(got.values[i] - want[i]) <= bound[i], "%s %s dim %d at %d: %.9g, expected %.9g +- %.2g", level, what, got.n, i,
-               got.values[i], want[i], bound[i])) return;
+    if (!check(std::fabs(got.values[i] - want.value[i]) <= want.bound[i], "%s %s dim %d at %d: %.9g, expected %.9g +- %.2g", level, what, got.n,
+               i, got.values[i], want.value[i], want.bound[i])) return;
 }
 
 void test_rmsnorm(const Kernels& k, int dim, float range, Rng& rng) {
   Row x(rng.uniform_values(dim, range)), w(rng.uniform_values(dim)), out(dim);
-  const double eps = 1e-5f;
-  double sum = 0;
-  for (int i = 0; i < dim; ++i) sum += (double)x[i] * x[i];
-  std::vector<double> want(dim), bound(dim);
-  for (int i = 0; i < dim; ++i) {
-    want[i] = x[i] / std::sqrt(sum / dim + eps) * w[i];
-    bound[i] = std::fabs(want[i]) * kEps * (2 * (dim / 64 + 8) + 8) + 1e-40;  // chains of dim / 64 and a tree; then five roundings
-  }
-  k.rmsnorm(x, w, (float)eps, dim, out);
-  check_row(k.name, "rmsnorm", out, want, bound);
-  k.rmsnorm(x, w, (float)eps, dim, x);
+  const Bounded want = scalar_rmsnorm(x, w, 1e-5f, dim);
+  k.rmsnorm(x, w, 1e-5f, dim, out);
+  check_row(k.name, "rmsnorm", out, want);
+  k.rmsnorm(x, w, 1e-5f, dim, x);
   check(same_bits(x, out, dim), "%s rmsnorm dim %d in place differs", k.name, dim);
 }
 
 void test_binary(const Kernels& k, int dim, Rng& rng) {
   Row a(rng.uniform_values(dim, 10.0f)), b(rng.uniform_values(dim, 10.0f)), out(dim);
-  std::vector<double> want(dim), bound(dim, 0.0);
   k.add(a, b, dim, out);
-  for (int i = 0; i < dim; ++i) want[i] = a[i] + b[i];
-  check_row(k.name, "add", out, want, bound);
-
-  const float cap = 30.0f;
+  check_row(k.name, "add", out, scalar_add(a, b, dim));
   Row wide(rng.uniform_values(dim, 200.0f));
-  k.softcap(wide, dim, cap, out);
-  for (int i = 0; i < dim; ++i) { want[i] = cap * std::tanh((double)wide[i] / cap); bound[i] = cap * kEps * 8; }
-  check_row(k.name, "softcap", out, want, bound);
+  k.softcap(wide, dim, 30.0f, out);
+  check_row(k.name, "softcap", out, scalar_softcap(wide, dim, 30.0f));
 }
-
-// 1 + tanh(u) as it stands, or for negative u, where it cancels even in double, as 2 exp(2u) / (1 + exp(2u)).
-double gelu(double x) {
-  const double u = std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x);
-  return 0.5 * x * (u > 0 ? 1 + std::tanh(u) : 2 * std::exp(2 * u) / (1 + std::exp(2 * u)));
-}
-double silu(double x) { return x / (1 + std::exp(-x)); }
 
 void test_gated_act(const Kernels& k, int dim, float range, Rng& rng) {
   Row gate(rng.uniform_values(dim, range)), up(rng.uniform_values(dim, 3.0f)), out(dim);
-  std::vector<double> want(dim), bound(dim);
   for (int activation : {0, 1}) {
-    for (int i = 0; i < dim; ++i) {
-      const double g = gate[i], z = activation ? 1.5957691216057308 * (g + 0.044715 * g * g * g) : g;
-      want[i] = (activation ? gelu(g) : silu(g)) * up[i];
-      // The argument's few roundings are amplified by |z|; beyond the exp's range the result is below 1e-34.
-      bound[i] = std::fabs(want[i]) * kEps * (12 + 8 * std::fabs(z)) + 1e-34;
-    }
     k.gated_act(gate, up, dim, activation, out);
-    check_row(k.name, activation ? "gelu" : "silu", out, want, bound);
+    check_row(k.name, activation ? "gelu" : "silu", out, scalar_gated_act(gate, up, dim, activation));
   }
 }
 
@@ -110,21 +84,10 @@ void test_quantize(const Kernels& kernels, int k, float range, Rng& rng) {
   Quantised out(3, k);
   const std::vector<float> x = rng.uniform_values(k, range);
   kernels.quantize(x.data(), k, out.rows(), 1);
-  for (int g = 0; g < k / 32; ++g) {
-    float max = 0;
-    for (int i = 0; i < 32; ++i) max = std::max(max, std::fabs(x[g * 32 + i]));
-    const float scale = out.scale[k / 32 + g];
-    check(scale == max / 127.0f, "%s quantize k %d group %d scale %g of max %g", kernels.name, k, g, scale, max);
-    int sum[2] = {0, 0};
-    for (int i = 0; i < 32; ++i) {
-      const int at = g * 32 + i, q = out.q[(size_t)k + at];
-      const int want = (int)std::nearbyint(x[at] * (127.0f / max));
-      check(q == want, "%s quantize k %d at %d: %d of %g, max %g", kernels.name, k, at, q, x[at], max);
-      sum[i / 16] += q;
-    }
-    for (int half : {0, 1})
-      check(out.sum16[k / 16 + 2 * g + half] == sum[half], "%s quantize k %d group %d sum", kernels.name, k, g);
-  }
+  const ScalarQuantised want = scalar_quantize(x.data(), k);
+  check(std::equal(want.q.begin(), want.q.end(), out.q.begin() + k), "%s quantize k %d range %g: codes", kernels.name, k, range);
+  check(std::equal(want.scale.begin(), want.scale.end(), out.scale.begin() + k / 32), "%s quantize k %d range %g: scales", kernels.name, k, range);
+  check(std::equal(want.sum16.begin(), want.sum16.end(), out.sum16.begin() + k / 16), "%s quantize k %d range %g: sums", kernels.name, k, range);
   for (int row : {0, 2}) {
     for (int i = 0; i < k; ++i) check(out.q[(size_t)row * k + i] == 99, "%s quantize touched row %d", kernels.name, row);
     for (int i = 0; i < k / 32; ++i)
@@ -167,33 +130,10 @@ void test_rope(const Kernels& k, int heads, int head_dim, int rotary_dim, bool i
   k.rope(got, heads, head_dim, rotary_dim, interleaved, cos_sin.data());
   for (int h = 0; h < heads; ++h) k.rope((float*)single + h * head_dim, 1, head_dim, rotary_dim, interleaved, cos_sin.data());
   check(same_bits(got, single, x.size()), "%s rope: a head depends on its neighbours", k.name);
-  std::vector<double> want(x.begin(), x.end()), bound(x.size(), 0.0);
-  for (int h = 0; h < heads; ++h)
-    for (int i = 0; i < half; ++i) {
-      const int a = h * head_dim + (interleaved ? 2 * i : i), b = h * head_dim + (interleaved ? 2 * i + 1 : i + half);
-      const double c = cos_sin[2 * i], s = cos_sin[2 * i + 1];
-      want[a] = x[a] * c - x[b] * s;
-      want[b] = x[a] * s + x[b] * c;
-      bound[a] = bound[b] = 2 * kEps * (std::fabs(x[a]) + std::fabs(x[b])) * 1.01;
-    }
-  check_row(k.name, interleaved ? "rope interleaved" : "rope half", got, want, bound);
+  check_row(k.name, interleaved ? "rope interleaved" : "rope half", got, scalar_rope(x.data(), heads, head_dim, rotary_dim, interleaved, cos_sin.data()));
 }
 
 // ---- KV store ------------------------------------------------------------------------------------------------------
-
-// Halfway cases are resolved by trying both neighbours: the nearer wins, a tie goes to the even code.
-uint16_t nearest_code(float x, KVType type) {
-  const auto value = [type](uint16_t h) -> double {
-    if (type == KVType::kBF16) { const uint32_t b = (uint32_t)h << 16; float f; std::memcpy(&f, &b, 4); return f; }
-    return h >> 10 ? std::ldexp(1024 + (h & 1023), (h >> 10) - 25) : std::ldexp(h, -24);
-  };
-  const double a = std::fabs((double)x);
-  uint16_t low = 0;
-  for (int bit = 14; bit >= 0; --bit) if (value(low | (1 << bit)) <= a) low |= 1 << bit;
-  const double down = a - value(low), up = value(low + 1) - a;
-  const uint16_t code = down < up || (down == up && low % 2 == 0) ? low : low + 1;
-  return code | (std::signbit(x) ? 0x8000 : 0);
-}
 
 // Finite, magnitudes over the whole range of the type, some of them exactly between two of its numbers.
 std::vector<float> storable_values(int n, KVType type, Rng& rng) {

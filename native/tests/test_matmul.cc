@@ -1,8 +1,8 @@
 // Packing and matmul of every dtype on every ISA level of this machine.
 //
 // Two oracles. `ordered` repeats the documented order of operations (matmul.inl, matmul_float.inl) in scalar code from decoded
-// file blocks: the kernels must match it bit for bit, whatever the tile, the block range and the number of rows. `in_double`
-// multiplies dequantised rows in double: it knows nothing of the order, and the result must lie within the rounding bound.
+// file blocks: the kernels must match it bit for bit, whatever the tile, the block range and the number of rows. The scalar loop of
+// scalar_matmul.h multiplies dequantised rows in double: it knows nothing of the order, and the result must lie within the rounding bound.
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "checks/scalar_matmul.h"
 #include "kernels/gguf_blocks.h"
 #include "kernels/packing.h"
 #include "runtime/cpu_features.h"
@@ -26,65 +27,6 @@ void check(bool ok, const std::string& what) {
   if (failures <= 20) std::fprintf(stderr, "FAILED: %s\n", what.c_str());
 }
 
-struct Random {
-  uint64_t state;
-  uint32_t next() {  // xorshift64*, Marsaglia / Vigna
-    state ^= state >> 12, state ^= state << 25, state ^= state >> 27;
-    return static_cast<uint32_t>((state * 2685821657736338717ull) >> 32);
-  }
-  int below(int n) { return static_cast<int>(next() % static_cast<uint32_t>(n)); }
-  float unit() { return static_cast<float>(static_cast<int32_t>(next())) * 4.656612873e-10f; }  // -1 .. 1
-};
-
-struct Dtype {
-  const char* name;
-  int f16_at[2];  // offsets of the float16 fields in a block; -1: none
-  bool extreme;   // has -128 among its signed codes or scales
-};
-
-constexpr Dtype kDtypes[] = {
-    {"f32", {-1, -1}, false}, {"f16", {-1, -1}, false}, {"bf16", {-1, -1}, false}, {"q4_0", {0, -1}, false}, {"q4_1", {0, 2}, false},
-    {"q5_0", {0, -1}, false}, {"q5_1", {0, 2}, false},  {"q8_0", {0, -1}, true},   {"q2_k", {80, 82}, false}, {"q3_k", {108, -1}, false},
-    {"q4_k", {0, 2}, false},  {"q5_k", {0, 2}, false},  {"q6_k", {208, -1}, true},
-};
-
-// A float16 of magnitude 2^-10 .. 2^-1, sometimes zero or subnormal.
-uint16_t random_half(Random& r) {
-  const int pick = r.below(16);
-  if (pick == 0) return 0;
-  if (pick == 1) return static_cast<uint16_t>((r.below(2) << 15) | r.below(1024));
-  return static_cast<uint16_t>((r.below(2) << 15) | ((5 + r.below(10)) << 10) | r.below(1024));
-}
-
-// One matrix of a file: random bytes are valid codes and integer scales of every quantised type; float fields are set.
-std::vector<uint8_t> random_matrix(const Dtype& dtype, int n, int k, Random& r) {
-  const size_t bytes = row_bytes(dtype.name, k) * n;
-  std::vector<uint8_t> raw(bytes);
-  for (uint8_t& b : raw) b = static_cast<uint8_t>(r.next());
-  const QuantType* type = find_quant_type(dtype.name);
-  if (!type) {
-    for (size_t i = 0; i < static_cast<size_t>(n) * k; ++i) {
-      const float f = r.unit();
-      uint32_t bits;
-      std::memcpy(&bits, &f, 4);
-      const uint16_t half = random_half(r), bf16 = static_cast<uint16_t>(bits >> 16);
-      if (!std::strcmp(dtype.name, "f32")) std::memcpy(&raw[4 * i], &f, 4);
-      else std::memcpy(&raw[2 * i], !std::strcmp(dtype.name, "f16") ? &half : &bf16, 2);
-    }
-    return raw;
-  }
-  for (size_t at = 0; at < bytes; at += type->bytes) {
-    if (dtype.extreme && r.below(3) == 0) std::memset(&raw[at], r.below(2) ? 0x80 : 0x7f, type->bytes);  // whole blocks of -128 or 127
-    if (r.below(8) == 0) std::memset(&raw[at], 0xff, type->bytes);
-    for (const int field : dtype.f16_at) {
-      if (field < 0) continue;
-      const uint16_t half = random_half(r);
-      std::memcpy(&raw[at + field], &half, 2);
-    }
-  }
-  return raw;
-}
-
 struct Activations {
   int rows, k;
   std::vector<float> x;      // [rows][k], for float formats
@@ -94,11 +36,11 @@ struct Activations {
   QuantRows quant() { return {q.data(), scale.data(), sum16.data()}; }
 };
 
-Activations random_activations(int rows, int k, Random& r) {
+Activations random_activations(int rows, int k, Rng& r) {
   Activations a{rows, k, {}, {}, {}, {}};
   a.x.resize(static_cast<size_t>(rows) * k);
   a.q.resize(a.x.size());
-  for (float& v : a.x) v = r.unit();
+  for (float& v : a.x) v = r.uniform();
   const size_t halves = k % 32 ? 0 : a.x.size() / 16;
   a.sum16.resize(halves);
   a.scale.resize(halves / 2);
@@ -108,7 +50,7 @@ Activations random_activations(int rows, int k, Random& r) {
     for (int i = 0; i < 16; ++i) sum += a.q[16 * h + i] = static_cast<int8_t>(mode == 0 ? 127 : mode == 1 ? -127 : r.below(255) - 127);
     a.sum16[h] = static_cast<int16_t>(sum);
   }
-  for (float& s : a.scale) s = r.below(10) == 0 ? 0.0f : std::fabs(r.unit()) * 0.03f;
+  for (float& s : a.scale) s = r.below(10) == 0 ? 0.0f : std::fabs(r.uniform()) * 0.03f;
   return a;
 }
 
@@ -150,23 +92,23 @@ float ordered_float(const float* w, const float* x, int k, bool fma) {
 }
 
 struct Case {
-  const Dtype& dtype;
+  const char* dtype;
   int n, k;
   bool widen;
   const std::vector<uint8_t>& raw;
   const PackedMatrix& w;
   Activations& a;
   std::string name(const Kernels& isa) const {
-    return std::string(isa.name) + " " + dtype.name + (widen ? " widened" : "") + " n=" + std::to_string(n) + " k=" + std::to_string(k);
+    return std::string(isa.name) + " " + dtype + (widen ? " widened" : "") + " n=" + std::to_string(n) + " k=" + std::to_string(k);
   }
 };
 
 std::vector<float> ordered(const Case& c, bool fma) {
-  const QuantType* type = c.widen ? nullptr : find_quant_type(c.dtype.name);
+  const QuantType* type = c.widen ? nullptr : find_quant_type(c.dtype);
   std::vector<float> out(static_cast<size_t>(c.a.rows) * c.n), w(c.k);
   for (int n = 0; n < c.n; ++n) {
-    const uint8_t* row = c.raw.data() + row_bytes(c.dtype.name, c.k) * n;
-    dequantize_row(c.dtype.name, row, c.k, w.data());
+    const uint8_t* row = c.raw.data() + row_bytes(c.dtype, c.k) * n;
+    dequantize_row(c.dtype, row, c.k, w.data());
     for (int t = 0; t < c.a.rows; ++t) {
       const float* x = &c.a.x[static_cast<size_t>(t) * c.k];
       out[static_cast<size_t>(t) * c.n + n] = type ? ordered_quantised(*type, row, c.a, t, fma) : ordered_float(w.data(), x, c.k, fma);
@@ -216,9 +158,9 @@ void check_order(const Kernels& isa, const Case& c) {
     }
 }
 
-void check_bias(const Kernels& isa, const Case& c, Random& r) {
+void check_bias(const Kernels& isa, const Case& c, Rng& r) {
   std::vector<float> bias(c.n);
-  for (float& b : bias) b = r.unit();
+  for (float& b : bias) b = r.uniform();
   const std::vector<float> plain = run(isa, c, 0, c.a.rows, 0);
   const std::vector<float> biased = run(isa, c, 0, c.a.rows, 0, bias.data(), 0.25f, true);
   for (size_t i = 0; i < plain.size(); ++i) {
@@ -227,29 +169,16 @@ void check_bias(const Kernels& isa, const Case& c, Random& r) {
   }
 }
 
-// |error| <= (number of roundings) * 2^-24 * sum of the magnitudes that were added, code part and minimum apart.
 void check_value(const Kernels& isa, const Case& c) {
-  const QuantType* type = c.widen ? nullptr : find_quant_type(c.dtype.name);
+  const FileMatrix file{c.dtype, c.n, c.k, c.widen, c.raw.data()};
+  const bool quantised = c.w.quantised();
   const std::vector<float> actual = run(isa, c, 0, c.a.rows, 0);
-  std::vector<float> w(c.k);
-  DecodedBlock block;
   for (int n = 0; n < c.n; ++n) {
-    const uint8_t* row = c.raw.data() + row_bytes(c.dtype.name, c.k) * n;
-    dequantize_row(c.dtype.name, row, c.k, w.data());
+    const ScalarRow row = scalar_row(file, n);
     for (int t = 0; t < c.a.rows; ++t) {
-      double sum = 0.0, magnitude = 0.0;
-      for (int k = 0; k < c.k; ++k) {
-        const size_t at = static_cast<size_t>(t) * c.k + k;
-        const double a = type ? static_cast<double>(c.a.scale[at / 32]) * c.a.q[at] : c.a.x[at];
-        sum += a * w[k];
-        magnitude += std::fabs(a * w[k]);
-        if (!type || !type->has_min) continue;
-        if (k % type->values == 0) type->decode(row + k / type->values * type->bytes, block);
-        const int g = k % type->values / type->group;
-        const double m = half_to_float(block.m) * (type->scales == ScaleKind::kHalf ? 1.0 : block.min[g]);
-        magnitude += 2 * std::fabs(a * m);
-      }
-      const double bound = (c.k + 8) * std::ldexp(1.0, -24) * magnitude + 1e-30;
+      const size_t at = static_cast<size_t>(t) * c.k;
+      double bound;
+      const double sum = scalar_dot(row, &c.a.x[at], quantised ? &c.a.q[at] : nullptr, quantised ? &c.a.scale[at / 32] : nullptr, &bound);
       check(std::fabs(actual[static_cast<size_t>(t) * c.n + n] - sum) <= bound, c.name(isa) + ": outside the rounding bound");
     }
   }
@@ -263,24 +192,24 @@ std::vector<const Kernels*> levels() {
 }
 
 // Packed rows come back bit for bit: nothing of the file is lost.
-void check_unpacked(const Dtype& dtype, const std::vector<uint8_t>& file, const PackedMatrix& w) {
+void check_unpacked(const char* dtype, const std::vector<uint8_t>& file, const PackedMatrix& w) {
   std::vector<float> expected(w.k), actual(w.k);
   for (int row = 0; row < w.n; ++row) {
-    dequantize_row(dtype.name, file.data() + row_bytes(dtype.name, w.k) * row, w.k, expected.data());
+    dequantize_row(dtype, file.data() + row_bytes(dtype, w.k) * row, w.k, expected.data());
     unpack_row(w, row, actual.data());
-    check(std::memcmp(expected.data(), actual.data(), sizeof(float) * w.k) == 0, std::string(dtype.name) + ": a packed row has changed");
+    check(std::memcmp(expected.data(), actual.data(), sizeof(float) * w.k) == 0, std::string(dtype) + ": a packed row has changed");
   }
 }
 
-void test_shape(const Dtype& dtype, int n, int k, int rows, bool widen, Random& r) {
+void test_shape(const char* dtype, int n, int k, int rows, bool widen, Rng& r) {
   const std::vector<uint8_t> file = random_matrix(dtype, n, k, r);
   std::vector<uint8_t> unaligned(file.size() + 1);
   std::memcpy(unaligned.data() + 1, file.data(), file.size());
-  const auto w = pack_begin(dtype.name, n, k, widen), again = pack_begin(dtype.name, n, k, widen);
-  pack_blocks(*w, dtype.name, unaligned.data() + 1, 0, w->num_blocks);
-  for (int b = w->num_blocks - 1; b >= 0; --b) pack_blocks(*again, dtype.name, file.data(), b, b + 1);
-  check(std::memcmp(w->data, again->data, w->bytes) == 0, std::string(dtype.name) + ": packing depends on the range");
-  check(reinterpret_cast<uintptr_t>(w->data) % 64 == 0 && w->block_bytes % 64 == 0, std::string(dtype.name) + ": alignment");
+  const auto w = pack_begin(dtype, n, k, widen), again = pack_begin(dtype, n, k, widen);
+  pack_blocks(*w, dtype, unaligned.data() + 1, 0, w->num_blocks);
+  for (int b = w->num_blocks - 1; b >= 0; --b) pack_blocks(*again, dtype, file.data(), b, b + 1);
+  check(std::memcmp(w->data, again->data, w->bytes) == 0, std::string(dtype) + ": packing depends on the range");
+  check(reinterpret_cast<uintptr_t>(w->data) % 64 == 0 && w->block_bytes % 64 == 0, std::string(dtype) + ": alignment");
   check_unpacked(dtype, file, *w);
   Activations a = random_activations(rows, k, r);
   const Case c{dtype, n, k, widen, file, *w, a};
@@ -291,8 +220,8 @@ void test_shape(const Dtype& dtype, int n, int k, int rows, bool widen, Random& 
   }
 }
 
-void test_dtype(const Dtype& dtype, Random& r) {
-  const QuantType* type = find_quant_type(dtype.name);
+void test_dtype(const char* dtype, Rng& r) {
+  const QuantType* type = find_quant_type(dtype);
   const int unit = type ? type->values : 1;
   std::vector<int> ks{1, 2, 7, 65, 288};
   if (unit == 32) ks = {32, 96, 576};
@@ -303,13 +232,10 @@ void test_dtype(const Dtype& dtype, Random& r) {
 }
 
 // k so long that the activations' scratch holds fewer rows than a full tile, down to one.
-void test_long_rows(Random& r) {
-  for (const char* name : {"q8_0", "q6_k", "q4_1"}) {
-    for (const Dtype& dtype : kDtypes) {
-      if (std::strcmp(dtype.name, name)) continue;
-      test_shape(dtype, 2, 25600, 13, false, r);
-      test_shape(dtype, 1, kMaxQuantisedK, 2, false, r);
-    }
+void test_long_rows(Rng& r) {
+  for (const char* dtype : {"q8_0", "q6_k", "q4_1"}) {
+    test_shape(dtype, 2, 25600, 13, false, r);
+    test_shape(dtype, 1, kMaxQuantisedK, 2, false, r);
   }
 }
 
@@ -335,8 +261,8 @@ void test_refusals() {
 }  // namespace
 
 int main() {
-  Random r{88172645463325252ull};
-  for (const Dtype& dtype : kDtypes) test_dtype(dtype, r);
+  Rng r{88172645463325252ull};
+  for (const char* dtype : packable_dtypes()) test_dtype(dtype, r);
   test_long_rows(r);
   test_refusals();
   std::string names;

@@ -16,7 +16,8 @@ from octavo.cli.main import cli
 from tests.cli.conftest import Octavo
 
 MAX_CPU_S = 0.2  # of a help page; processor time, so that a busy machine fails nothing
-COMMANDS = ("run", "chat", "serve", "pull", "models", "bench", "bench offline", "bench serve")
+BENCHES = ("bench", "bench offline", "bench serve", "bench start", "bench kernels", "bench scheduler")
+COMMANDS = ("run", "chat", "serve", "pull", "models", "doctor", *BENCHES)
 
 
 def command_of(path: str) -> click.Command:

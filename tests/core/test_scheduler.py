@@ -1,9 +1,7 @@
-"""Directed tests of the scheduler: sharing work in flight, budgets, endings, errors, and its speed."""
+"""Directed tests of the scheduler: sharing work in flight, budgets, endings, errors."""
 
 from __future__ import annotations
 
-import statistics
-import time
 from typing import Any
 
 import pytest
@@ -330,36 +328,3 @@ def test_a_bound_on_gaps_needs_what_prices_them() -> None:
 def test_other_policies_are_refused() -> None:
     with pytest.raises(ValueError, match="scheduling_policy: 'fair'"):
         Scheduler(SchedulerConfig(scheduling_policy="fair"), CacheConfig(), 8, 64)
-
-
-# --- speed --------------------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("max_itl_ms", [None, 50.0])
-def test_plan_and_apply_are_fast(max_itl_ms: float | None) -> None:
-    """At 16 decoding sequences plan + apply take at most 250 us (median; measured about 45 us on one idle Zen 5 core).
-
-    With a bound on gaps that includes learning from the step and, in every step, sizing a piece of a long prompt.
-    """
-    model = None if max_itl_ms is None else GapModel()
-    config = SchedulerConfig(max_num_batched_tokens=2048, max_itl_ms=max_itl_ms)
-    scheduler = Scheduler(config, CacheConfig(), num_blocks=4096, max_model_len=40960, gap_cost=model)
-    for i in range(16):
-        scheduler.add(Request(str(i), list(range(i, 500 + i)), SamplingParams(ignore_eos=True, stop_token_ids=(7777,)), seed=i))
-    seconds = []
-    for step in range(400):
-        if model is not None and step == 20:
-            scheduler.add(Request("long", list(range(20000)), SamplingParams(ignore_eos=True), seed=0))
-        start = time.perf_counter()
-        plan = scheduler.plan()
-        planned = time.perf_counter()
-        assert plan is not None
-        result = StepResult(plan.step_index, [SliceResult([step]) if piece.num_samples else SliceResult() for piece in plan.slices])
-        applying = time.perf_counter()
-        scheduler.apply(result)
-        if model is not None:
-            result.seconds = 2e-3 + 4e-4 * plan.num_tokens
-            model.end(plan, result, 0.0)
-        seconds.append(planned - start + time.perf_counter() - applying)
-    assert scheduler.num_running == 16 + (model is not None)
-    assert statistics.median(seconds[50:]) < 250e-6

@@ -9,6 +9,7 @@ import pytest
 
 from octavo.cli.bench import bench
 from octavo.cli.chat import chat
+from octavo.cli.doctor import doctor
 from octavo.cli.options import engine_options, model_options
 from octavo.cli.run import run
 from octavo.cli.serve import serve
@@ -32,6 +33,9 @@ SECTIONS = {
     "bench offline": (OFFLINE, set(options_of(OFFLINE)) - SHARED),
     "bench start": (START, set(options_of(START))),
     "bench serve": (BENCH_SERVE, set(options_of(BENCH_SERVE)) - SHARED),
+    "bench kernels": (bench.commands["kernels"], set(options_of(bench.commands["kernels"]))),
+    "bench scheduler": (bench.commands["scheduler"], set(options_of(bench.commands["scheduler"]))),
+    "doctor": (doctor, set(options_of(doctor))),
     "Model and engine": (serve, SHARED),
 }
 

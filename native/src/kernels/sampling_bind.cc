@@ -10,6 +10,7 @@
 
 #include "kernels/sampler_slots.h"
 #include "runtime/aligned.h"
+#include "runtime/kernel_table.h"
 
 namespace nb = nanobind;
 
@@ -125,7 +126,7 @@ nb::tuple sample(SamplerSlots& slots, int slot, Logits logits, int64_t position,
 }
 
 const SamplingKernels& kernels_of(const std::string& isa) {
-  const SamplingKernels* kernels = sampling_kernels_by_name(isa.c_str());
+  const SamplingKernels* kernels = sampling_kernels_by_spec(isa);
   if (!kernels) throw nb::value_error(("isa: " + isa + " is not one of portable, avx2, avx512 that this machine and build have").c_str());
   return *kernels;
 }

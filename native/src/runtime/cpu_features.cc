@@ -2,9 +2,23 @@
 
 #include <cstring>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 namespace octavo {
 
 #if defined(__x86_64__)
+namespace {
+
+// Bit of EAX of cpuid leaf 7, subleaf 1: features that older compilers' builtins have no name for.
+bool cpuid_7_1_eax(int bit) {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> bit & 1);
+}
+
+}  // namespace
+
 // GCC's builtin reads cpuid and xgetbv, so a feature whose register state the OS does not save counts as absent.
 bool cpu_has_avx2() {
   __builtin_cpu_init();
@@ -15,9 +29,13 @@ bool cpu_has_avx512() {
   return cpu_has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
 }
+bool cpu_has_avx_vnni() { return cpu_has_avx2() && cpuid_7_1_eax(4); }
+bool cpu_has_avx512_bf16() { return cpu_has_avx512() && cpuid_7_1_eax(5); }
 #else
 bool cpu_has_avx2() { return false; }
 bool cpu_has_avx512() { return false; }
+bool cpu_has_avx_vnni() { return false; }
+bool cpu_has_avx512_bf16() { return false; }
 const Kernels* kernels_avx2() { return nullptr; }
 const Kernels* kernels_avx512() { return nullptr; }
 #endif

@@ -7,6 +7,8 @@ namespace octavo {
 
 bool cpu_has_avx2();    // AVX2, FMA, F16C and OS support for ymm state
 bool cpu_has_avx512();  // AVX-512 F, BW, VL, DQ, VNNI and OS support for zmm state
+bool cpu_has_avx_vnni();     // 8-bit dot products on ymm without AVX-512
+bool cpu_has_avx512_bf16();  // bfloat16 dot products, with the above
 
 // The table of `name` ("portable", "avx2", "avx512") or null when this machine or build lacks it.
 const Kernels* kernels_by_name(const char* name);

@@ -35,18 +35,6 @@ void futex_wake_all(const std::atomic<uint32_t>& word) {
 #endif
 }
 
-// The CPUs this process may use, in order.
-std::vector<int> allowed_cpus() {
-  std::vector<int> cpus;
-#if defined(__linux__)
-  cpu_set_t set;
-  if (sched_getaffinity(0, sizeof set, &set) == 0)
-    for (int c = 0; c < CPU_SETSIZE; ++c)
-      if (CPU_ISSET(c, &set)) cpus.push_back(c);
-#endif
-  return cpus;
-}
-
 void pin(int cpu) {
 #if defined(__linux__)
   cpu_set_t set;
@@ -57,6 +45,17 @@ void pin(int cpu) {
 }
 
 }  // namespace
+
+std::vector<int> allowed_cpus() {
+  std::vector<int> cpus;
+#if defined(__linux__)
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof set, &set) == 0)
+    for (int c = 0; c < CPU_SETSIZE; ++c)
+      if (CPU_ISSET(c, &set)) cpus.push_back(c);
+#endif
+  return cpus;
+}
 
 ThreadPool::ThreadPool(int threads) : threads_(threads), owner_pid_(getpid()) {
   if (threads < 1) throw std::invalid_argument("threads: at least 1");

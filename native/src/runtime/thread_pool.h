@@ -14,6 +14,9 @@
 
 namespace octavo {
 
+// The CPUs the calling thread may run on, in order; empty where the system does not say.
+std::vector<int> allowed_cpus();
+
 class ThreadPool {
  public:
   // threads >= 1. Workers are pinned when there are as many threads as CPUs in this process's affinity mask. Throws

@@ -53,4 +53,47 @@ def start(model: str, repeat: int, as_json: bool, serve_args: tuple[str, ...]) -
     run_start(fetch(model), serve_args, repeat, click.echo, as_json)
 
 
+_FORMATS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "bf16", "f16", "f32")
+_FORMAT_HELP = "Format of packed weights; may be given more than once (default: all)."
+_ROWS_HELP = "Activation rows; may be given more than once (default: 1, 4, 16, 64, 512)."
+_KV_HELP = "Type of keys and values of attention; may be given more than once (default: all)."
+
+
+@bench.command(short_help="Speed of single kernels, beside what bounds them.")
+@click.option("--format", "formats", type=click.Choice(_FORMATS), multiple=True, help=_FORMAT_HELP)
+@click.option("--rows", type=click.IntRange(1, 4096), multiple=True, help=_ROWS_HELP)
+@click.option("--kv-cache-dtype", "kv_dtypes", type=click.Choice(["f16", "bf16", "f32"]), multiple=True, help=_KV_HELP)
+@click.option("--threads", type=click.IntRange(1, 1024), help="Compute threads (default: one per core this process may use).")
+@click.option("--seconds", type=click.FloatRange(0.001), default=0.1, show_default=True, help="Time for each figure.")
+@click.option("--json", "as_json", is_flag=True, help="Print only the JSON record.")
+def kernels(
+    formats: tuple[str, ...], rows: tuple[int, ...], kv_dtypes: tuple[str, ...], threads: int | None, seconds: float, as_json: bool
+) -> None:
+    """Speed of single kernels, beside what bounds them.
+
+    Products on packed weights by format and number of rows, attention of a prompt and of decoding, each with its share of what memory
+    or arithmetic allows, measured in the same run. The last line printed is a JSON record. `octavo doctor` also checks their results.
+    """
+    from octavo.bench.kernels import KernelCases, run_kernels
+
+    every = KernelCases()
+    cases = KernelCases(formats or every.formats, rows or every.rows, kv_dtypes or every.kv_dtypes)
+    run_kernels(cases, threads, seconds, click.echo, as_json)
+
+
+@bench.command(short_help="What planning and applying a step costs.")
+@click.option("--seqs", "num_seqs", type=click.IntRange(1, 4096), default=16, show_default=True, help="Sequences that decode at once.")
+@click.option("--prompt", "num_prompt", type=click.IntRange(1), default=500, show_default=True, help="Prompt tokens of each sequence.")
+@click.option("--steps", type=click.IntRange(1), default=350, show_default=True, help="Measured steps; the medians are reported.")
+@click.option("--json", "as_json", is_flag=True, help="Print only the JSON record.")
+def scheduler(num_seqs: int, num_prompt: int, steps: int, as_json: bool) -> None:
+    """What planning and applying a step costs.
+
+    No model: microseconds of the scheduler per decoding step. The last line printed is a JSON record.
+    """
+    from octavo.bench.scheduler import run_scheduler
+
+    run_scheduler(num_seqs, num_prompt, steps, click.echo, as_json)
+
+
 bench.add_command(serve)

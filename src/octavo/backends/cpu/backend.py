@@ -7,12 +7,12 @@ No policy, and no arithmetic of its own.
 from __future__ import annotations
 
 import mmap
-import os
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from octavo.backends.base import BackendError, KVCapacity
+from octavo.backends.cpu.kernel_path import kernel_path
 from octavo.backends.cpu.lowering import Handles, lower
 from octavo.backends.cpu.step_arrays import StepArrays, read_results
 from octavo.backends.machine import available_cpus
@@ -33,19 +33,6 @@ MAX_KV_BLOCKS = 2**31 - 1  # block ids are int32
 ROPE_CHUNK = 1024  # positions a rotary table grows by
 
 
-def isa_level() -> str:
-    """The kernel path: $OCTAVO_ISA when set, else the best this machine has. Raises BackendError for one it lacks."""
-    from octavo.backends.cpu import _native
-
-    wanted = os.environ.get("OCTAVO_ISA")
-    levels = _native.isa_levels()
-    if not wanted:
-        return levels[-1]
-    if wanted not in levels:
-        raise BackendError(f"OCTAVO_ISA: {wanted!r} is not available here; this machine has {', '.join(levels)}")
-    return wanted
-
-
 class CpuBackend:
     """``Backend`` over the native module. ``logits_hook(seq_id, position, logits)`` sees a float32 copy of every row of raw logits."""
 
@@ -60,8 +47,8 @@ class CpuBackend:
         self.logits_hook: Callable[[int, int, np.ndarray], None] | None = None
         self._program = model.program
         self._exact = config.backend.compute == "f32"
-        self._kv_dtype = _kv_dtype(config)
-        self.isa = isa_level()
+        self._kv_dtype = kv_dtype_of(config)
+        self.isa = kernel_path()
         self.threads = config.backend.threads or available_cpus()
         self._native: _native.Model | None
         try:
@@ -244,7 +231,8 @@ class CpuBackend:
         self._native = None  # ends its threads
 
 
-def _kv_dtype(config: EngineConfig) -> str:
+def kv_dtype_of(config: EngineConfig) -> str:
+    """The type of keys and values in the cache."""
     if config.cache.kv_cache_dtype != "auto":
         return config.cache.kv_cache_dtype
     return "f32" if config.backend.compute == "f32" else "f16"
