@@ -109,7 +109,7 @@ struct Setup {
   size_t layer_bytes;
 
   static size_t bytes_of(const Model& m, KVType type, int context) {
-    return 2 * (size_t)m.kv_heads * m.head_dim * ((context + 15) / 16 * 16) * (type == KVType::kF32 ? 4 : 2);
+    return kv_tile_layout(type, m.head_dim).bytes * m.kv_heads * ((context + 15) / 16);
   }
   Setup(const Kernels& k, const Model& m, KVType type, int context)
       : kernels(k), context(context), width(m.heads * m.head_dim), memory(bytes_of(m, type, context) * m.layers),
@@ -147,7 +147,7 @@ void report(const Kernels& kernels, const Model& model, KVType type, int context
   const double prefill = median_s(5, [&] { setup.run(0, 0, context); });
   const double flop = 2.0 * context * (context + 1) * model.heads * model.head_dim;  // two products over the visible half
   const double bytes = (double)setup.layer_bytes, giga = 1e-9;
-  const char* type_name = type == KVType::kF16 ? "f16" : type == KVType::kBF16 ? "bf16" : "f32";
+  const char* type_name = type == KVType::kF16 ? "f16" : type == KVType::kBF16 ? "bf16" : type == KVType::kI8 ? "int8" : "f32";
   std::printf("%-8s %-8s %-4s %5d  decode %6.1f us a layer, %5.1f GB/s of KV (one layer in cache %5.1f, plain read %5.1f)", kernels.name,
               model.name, type_name, context, decode * 1e6, bytes / decode * giga, bytes / cached * giga,
               read_bytes_per_s(setup.memory) * giga);
@@ -165,7 +165,7 @@ int main() {
   std::printf("FMA peak of one core: %.1f GFLOP/s\n", peak * 1e-9);
   const Model models[] = {{"SmolLM2", 9, 3, 64, 30}, {"Gemma", 4, 1, 256, 18}};
   for (const Model& model : models)
-    for (KVType type : {KVType::kF16, KVType::kBF16})
+    for (KVType type : {KVType::kF16, KVType::kBF16, KVType::kI8})
       for (int context : {512, 2048}) report(*kernels, model, type, context, peak);
   return 0;
 }

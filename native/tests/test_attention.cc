@@ -10,7 +10,9 @@ namespace {
 
 struct Shape { int heads, kv_heads, head_dim, window; float softcap; KVType type; };
 
-const char* type_name(KVType type) { return type == KVType::kF16 ? "f16" : type == KVType::kBF16 ? "bf16" : "f32"; }
+const char* type_name(KVType type) {
+  return type == KVType::kF16 ? "f16" : type == KVType::kBF16 ? "bf16" : type == KVType::kF32 ? "f32" : "int8";
+}
 
 // Slow, obvious conversions of the stored formats.
 float from_bf16(uint16_t h) { uint32_t b = (uint32_t)h << 16; float f; std::memcpy(&f, &b, 4); return f; }
@@ -28,9 +30,8 @@ struct Cache {
   std::vector<int32_t> table;
 
   Cache(const Shape& shape, int block_size, int tokens, Rng& rng) {
-    const size_t element = shape.type == KVType::kF32 ? 4 : 2;
     const int blocks = (tokens + block_size - 1) / block_size;
-    const size_t used = 2 * (size_t)shape.kv_heads * shape.head_dim * block_size * element;
+    const size_t used = kv_tile_layout(shape.type, shape.head_dim).bytes * shape.kv_heads * (block_size / 16);
     view = {nullptr, used + 192, shape.kv_heads, shape.head_dim, block_size, shape.type};
     memory.assign(view.block_bytes * blocks, 0xff);
     view.base = memory.data();
@@ -40,13 +41,23 @@ struct Cache {
 
   // K or V element of a token, through the documented layout.
   float get(int token, int kv_head, int d, bool value) const {
-    const size_t tile = (size_t)kv_head * (view.block_size / 16) + token % view.block_size / 16, lane = token % 16;
-    const size_t in_tile = value ? 16 * (size_t)view.head_dim + lane * view.head_dim + d : 16 * (size_t)d + lane;
-    const size_t index = tile * 32 * view.head_dim + in_tile;
-    const uint8_t* block = view.base + table[token / view.block_size] * view.block_bytes;
-    if (view.type == KVType::kF32) return ((const float*)block)[index];
-    const uint16_t h = ((const uint16_t*)block)[index];
-    return view.type == KVType::kF16 ? from_f16(h) : from_bf16(h);
+    const int D = view.head_dim, t = token % 16, row = (D + 15) / 16 * 16;
+    const size_t at = (size_t)kv_head * (view.block_size / 16) + token % view.block_size / 16, values = 16 * ((size_t)D + row);
+    const bool paired = view.type == KVType::kBF16 || view.type == KVType::kI8;
+    const size_t element = view.type == KVType::kF32 ? 4 : view.type == KVType::kI8 ? 1 : 2;
+    const size_t tile_bytes = values * element + (view.type == KVType::kI8 ? 128 : 0);
+    const size_t k_index = paired ? (size_t)(d / 2 * 16 + t) * 2 + d % 2 : (size_t)d * 16 + t;
+    const size_t v_index = (paired ? (size_t)(t / 2 * row + d) * 2 + t % 2 : (size_t)t * row + d) + 16 * (size_t)D;
+    const uint8_t *tile = view.base + table[token / view.block_size] * view.block_bytes + at * tile_bytes, *p = tile + (value ? v_index : k_index) * element;
+    float f;
+    uint16_t h;
+    switch (view.type) {
+      case KVType::kF32: std::memcpy(&f, p, 4); return f;
+      case KVType::kF16: std::memcpy(&h, p, 2); return from_f16(h);
+      case KVType::kBF16: std::memcpy(&h, p, 2); return from_bf16(h);
+      case KVType::kI8: std::memcpy(&f, tile + values + (value ? 64 : 0) + 4 * t, 4); return f * (float)(int8_t)*p;
+    }
+    return NAN;
   }
 };
 
@@ -109,23 +120,41 @@ void run_partial(const Kernels& kernels, const Problem& problem, const Cache& ca
   }
 }
 
-// One query in double, from the stored K and V. Returns the error bound that float32 arithmetic allows per unit of max |v|.
-double reference_query(const Problem& problem, const Cache& cache, int row, int head, std::vector<double>& out) {
+float round_bf16(float x) {
+  uint32_t b;
+  std::memcpy(&b, &x, 4);
+  return from_bf16((uint16_t)((b + 0x7fffu + (b >> 16 & 1)) >> 16));
+}
+
+// A query as the level's products take it: rounded to bfloat16 where bfloat16 KV is multiplied as such; else as it is.
+struct Rounding {
+  bool bf16, int8;
+  Rounding(const Kernels& kernels, KVType type) : bf16(type == KVType::kBF16 && !std::strcmp(kernels.name, "avx512_bf16")), int8(type == KVType::kI8) {}
+};
+
+// One query in double, from the stored K and V. Returns the error bound that the level's arithmetic allows.
+double reference_query(const Problem& problem, const Cache& cache, int row, int head, Rounding rounding, std::vector<double>& out) {
   const Shape& s = problem.shape;
   const int kv_head = head / (s.heads / s.kv_heads), from = s.window ? std::max(0, row - s.window + 1) : 0;
-  std::vector<double> score(row + 1);
-  double max = -INFINITY, magnitude = 0, sum = 0;
+  std::vector<double> score(row + 1), q(s.head_dim);
+  double max = -INFINITY, magnitude = 0, sum = 0, max_q = 0, max_k = 0;
+  for (int d = 0; d < s.head_dim; ++d) {
+    const float x = problem.q[(size_t)row * problem.width + head * s.head_dim + d] * problem.params.scale;
+    q[d] = rounding.bf16 ? round_bf16(x) : x;
+    max_q = std::max(max_q, std::fabs(q[d]));
+  }
   for (int t = from; t <= row; ++t) {
-    double dot = 0, absolute = 0;
+    double dot = 0, absolute = 0, sum_k = 0;
     for (int d = 0; d < s.head_dim; ++d) {
-      const double q = (double)problem.q[(size_t)row * problem.width + head * s.head_dim + d] * problem.params.scale;
-      const double x = q * cache.get(t, kv_head, d, false);
-      dot += x;
-      absolute += std::fabs(x);
+      const double k = cache.get(t, kv_head, d, false);
+      dot += q[d] * k;
+      absolute += std::fabs(q[d] * k);
+      sum_k += std::fabs(k);
     }
     score[t] = s.softcap > 0 ? s.softcap * std::tanh(dot / s.softcap) : dot;
     max = std::max(max, score[t]);
     magnitude = std::max(magnitude, absolute);
+    max_k = std::max(max_k, sum_k);
   }
   out.assign(s.head_dim, 0.0);
   double max_v = 0;
@@ -142,17 +171,23 @@ double reference_query(const Problem& problem, const Cache& cache, int row, int 
   // A score's rounding errors (chain over head_dim, softcap, subtraction and exp) act twice, in numerator and denominator;
   // then come the chain of up to one split of weights and one rounding per tile and split. eps covers two roundings per
   // portable multiply-add.
-  const double eps = 1.2e-7, score_error = eps * ((s.head_dim + 2) * magnitude + 4 * s.softcap + std::fabs(max) + 8);
-  return max_v * (2 * score_error + eps * (2 * std::min(row + 1, kSplitTokens) + row / 64 + 8));
+  const double eps = 1.2e-7;
+  double score_error = eps * ((s.head_dim + 2) * magnitude + 4 * s.softcap + std::fabs(max) + 8), weight_error = 0;
+  // bfloat16 weights are within 2^-8 of themselves, in numerator and denominator alike, and their exp within 2^-18.
+  if (rounding.bf16) weight_error = 2 * (std::ldexp(1.0, -8) + std::ldexp(1.0, -18));
+  // int8: half a step of the query (of 32767 to its greatest value); half a step of each weight of a tile (of 32767 to the greatest
+  // weight times scale), so 64 half steps of the tile's greatest weight, and the greatest weights of all tiles are at most l.
+  if (rounding.int8) score_error += 0.5 / 32767 * max_q * max_k, weight_error = 64 * 0.5 / 32767;
+  return max_v * (2 * score_error + weight_error + eps * (2 * std::min(row + 1, kSplitTokens) + row / 64 + 8));
 }
 
-void check_against_reference(const char* level, const Problem& problem, const Cache& cache, int row, const std::vector<float>& got) {
+void check_against_reference(const Kernels& kernels, const Problem& problem, const Cache& cache, int row, const std::vector<float>& got) {
   std::vector<double> want;
   for (int h = 0; h < problem.shape.heads; ++h) {
-    const double bound = reference_query(problem, cache, row, h, want);
+    const double bound = reference_query(problem, cache, row, h, Rounding(kernels, problem.shape.type), want);
     for (int d = 0; d < problem.shape.head_dim; ++d) {
       const float x = got[(size_t)row * problem.width + h * problem.shape.head_dim + d];
-      if (!check(std::fabs(x - want[d]) <= bound, "%s %s head_dim %d window %d row %d head %d d %d: %.9g, expected %.9g +- %.2g", level,
+      if (!check(std::fabs(x - want[d]) <= bound, "%s %s head_dim %d window %d row %d head %d d %d: %.9g, expected %.9g +- %.2g", kernels.name,
                  type_name(problem.shape.type), problem.shape.head_dim, problem.shape.window, row, h, d, x, want[d], bound)) return;
     }
   }
@@ -180,7 +215,7 @@ void check_forms(const Kernels& kernels, const Shape& shape, int tokens, uint64_
   problem.store(kernels, wide, 0, tokens);
   run_rows(kernels, problem, cache, 0, tokens, whole);
   for (int row : {0, 1, 15, 16, 30, 31, 32, 63, 64, 65, tokens / 2, tokens - 2, tokens - 1})
-    if (row >= 0 && row < tokens) check_against_reference(kernels.name, problem, cache, row, whole);
+    if (row >= 0 && row < tokens) check_against_reference(kernels, problem, cache, row, whole);
 
   for (int row = 0; row < tokens; ++row) {
     problem.store(kernels, growing, row, row + 1);
@@ -226,8 +261,8 @@ void check_long(const Kernels& kernels, const Shape& shape, int start, int rows)
   Cache cache(shape, 16, tokens, rng);
   problem.store(kernels, cache, shape.window ? std::max(0, start - shape.window + 1) : 0, tokens);
   run_rows(kernels, problem, cache, start, rows, whole);
-  check_against_reference(kernels.name, problem, cache, start, whole);
-  check_against_reference(kernels.name, problem, cache, tokens - 1, whole);
+  check_against_reference(kernels, problem, cache, start, whole);
+  check_against_reference(kernels, problem, cache, tokens - 1, whole);
   for (int row = start; row < tokens; ++row) run_rows(kernels, problem, cache, row, 1, out);
   check_same(kernels.name, "long, row by row", problem, whole, out, start, tokens);
   out = empty;
@@ -236,7 +271,7 @@ void check_long(const Kernels& kernels, const Shape& shape, int start, int rows)
 }
 
 void check_level(const Kernels& kernels) {
-  const KVType types[] = {KVType::kF16, KVType::kBF16, KVType::kF32};
+  const KVType types[] = {KVType::kBF16, KVType::kI8, KVType::kF16, KVType::kF32};
   const int heads[][2] = {{1, 1}, {2, 2}, {3, 1}, {9, 3}, {4, 1}, {7, 1}, {16, 1}, {20, 1}};
   const int head_dims[] = {2, 8, 16, 24, 48, 64, 80, 112, 128};
   const int lengths[] = {1, 15, 16, 17, 31, 32, 33, 34, 63, 64, 65, 129};
@@ -244,7 +279,7 @@ void check_level(const Kernels& kernels) {
   for (int head_dim : head_dims)
     for (const int* h : heads) {
       const int window = i % 5 == 1 ? 32 : i % 5 == 3 ? 5 : 0;
-      check_forms(kernels, {h[0], h[1], head_dim, window, i % 4 == 3 ? 20.0f : 0.0f, types[i % 3]}, lengths[i % 12], (uint64_t)i);
+      check_forms(kernels, {h[0], h[1], head_dim, window, i % 4 == 3 ? 20.0f : 0.0f, types[(i + i / 12) % 4]}, lengths[i % 12], (uint64_t)i);
       ++i;
     }
   for (KVType type : types) {
@@ -257,9 +292,11 @@ void check_level(const Kernels& kernels) {
     check_long(kernels, {3, 1, 64, 0, 0.0f, type}, 2040, 12);
     check_long(kernels, {4, 1, 64, 512, 30.0f, type}, 2300, 40);
   }
-  check_long(kernels, {4, 1, 256, 512, 0.0f, KVType::kF16}, 1020, 8);
-  check_long(kernels, {2, 1, 512, 0, 0.0f, KVType::kF16}, 250, 8);
-  check_long(kernels, {40, 1, 16, 0, 0.0f, KVType::kF16}, 500, 30);
+  for (KVType type : {KVType::kBF16, KVType::kI8, KVType::kF16}) {
+    check_long(kernels, {4, 1, 256, 512, 0.0f, type}, 1020, 8);
+    check_long(kernels, {2, 1, 512, 0, 0.0f, type}, 250, 8);
+    check_long(kernels, {40, 1, 16, 0, 0.0f, type}, 500, 30);
+  }
 }
 
 }  // namespace

@@ -50,7 +50,7 @@ struct TokenLogprobs {
 };
 
 struct SamplingKernels {
-  const char* name;  // "portable", "avx2", "avx512"
+  const char* name;  // "portable", "avx2", "avx512_vnni"
 
   // Fill block_best, best, best_id and bad_id from logits and size.
   void (*scan)(LogitRow* row);
@@ -64,7 +64,7 @@ struct SamplingKernels {
 
 const SamplingKernels* sampling_kernels_portable();
 const SamplingKernels* sampling_kernels_avx2();    // null when not compiled in
-const SamplingKernels* sampling_kernels_avx512();
+const SamplingKernels* sampling_kernels_avx512_vnni();
 
 // The table of a level's name, or null when this machine or build lacks it.
 const SamplingKernels* sampling_kernels_by_name(const char* name);

@@ -27,23 +27,27 @@ if TYPE_CHECKING:
     from octavo.models.loaded import LoadedModel, WeightTensor
 
 # Bump when the packed layout or any kernel's arithmetic changes: fingerprints must not match across it.
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 PACKABLE = frozenset({"f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k"})
 MAX_KV_BLOCKS = 2**31 - 1  # block ids are int32
 ROPE_CHUNK = 1024  # positions a rotary table grows by
 
 
 def isa_level() -> str:
-    """The kernel path: $OCTAVO_ISA when set, else the best this machine has. Raises BackendError for one it lacks."""
+    """The kernel path: $OCTAVO_ISA when set (avx512 is the better of its two), else the best this machine has.
+
+    Raises BackendError for one it lacks.
+    """
     from octavo.backends.cpu import _native
 
     wanted = os.environ.get("OCTAVO_ISA")
     levels = _native.isa_levels()
     if not wanted:
         return levels[-1]
-    if wanted not in levels:
-        raise BackendError(f"OCTAVO_ISA: {wanted!r} is not available here; this machine has {', '.join(levels)}")
-    return wanted
+    try:
+        return _native.isa_level(wanted)
+    except ValueError:
+        raise BackendError(f"OCTAVO_ISA: {wanted!r} is not available here; this machine has {', '.join(levels)}") from None
 
 
 class CpuBackend:
@@ -215,7 +219,7 @@ class CpuBackend:
 def _kv_dtype(config: EngineConfig) -> str:
     if config.cache.kv_cache_dtype != "auto":
         return config.cache.kv_cache_dtype
-    return "f32" if config.backend.compute == "f32" else "f16"
+    return "f32" if config.backend.compute == "f32" else "bf16"
 
 
 def _release_pages(data: memoryview) -> None:
