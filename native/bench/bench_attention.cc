@@ -1,5 +1,6 @@
-// Attention: KV bytes per second of a decode step, and arithmetic of a prompt's rows against the FMA peak measured beside it.
-// Medians of short runs on one core: OCTAVO_ISA=portable|avx2|avx512 bench_attention
+// Attention: KV bytes per second of a decode step, and arithmetic of a prompt's rows against the peaks measured beside it: of float32
+// fused multiply-adds and, where the machine has them, of bfloat16 dot products.
+// Medians of short runs on one core: OCTAVO_ISA=portable|avx2|avx512|avx512_vnni bench_attention
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -62,9 +63,14 @@ double median_s(int runs, F run) {
   }
 OCTAVO_FMA_CHAINS(fma_flops_512, "avx512f", __m512, _mm512_set1_ps, _mm512_fmadd_ps, 16)
 OCTAVO_FMA_CHAINS(fma_flops_256, "avx2,fma", __m256, _mm256_set1_ps, _mm256_fmadd_ps, 8)
+// The same chains with sums of bfloat16 pairs, each lane two multiply-adds.
+#define OCTAVO_DOT_BF16(s, a, b) _mm512_dpbf16_ps(s, (__m512bh)(a), (__m512bh)(b))
+OCTAVO_FMA_CHAINS(dot_flops_512, "avx512f,avx512bf16", __m512, _mm512_set1_ps, OCTAVO_DOT_BF16, 32)
+double dot_peak_flops() { return cpu_has_avx512_bf16() ? dot_flops_512() : NAN; }
 double peak_flops() { return cpu_has_avx512() ? fma_flops_512() : cpu_has_avx2() ? fma_flops_256() : NAN; }
 #else
 double peak_flops() { return NAN; }
+double dot_peak_flops() { return NAN; }
 #endif
 
 // Pages that a KV pool would ask for: huge where the system grants them.
@@ -94,7 +100,7 @@ double read_bytes_per_s(const Pages& pages) {
   return (double)pages.bytes / s;
 }
 
-struct Model { const char* name; int heads, kv_heads, head_dim, layers; };
+struct Model { const char* name; int heads, kv_heads, head_dim, layers, window; };
 
 // KV of several layers, so that a decode step does not find it in a cache that a real step has overwritten.
 struct Setup {
@@ -114,7 +120,7 @@ struct Setup {
   Setup(const Kernels& k, const Model& m, KVType type, int context)
       : kernels(k), context(context), width(m.heads * m.head_dim), memory(bytes_of(m, type, context) * m.layers),
         layer_bytes(bytes_of(m, type, context)) {
-    params = {m.heads, m.kv_heads, m.head_dim, 0.1f, 0.0f, 0};
+    params = {m.heads, m.kv_heads, m.head_dim, 0.1f, 0.0f, m.window};
     const int block_size = 16, blocks = (context + block_size - 1) / block_size;
     const size_t block_bytes = layer_bytes / blocks;
     for (int i = 0; i < blocks; ++i) table.push_back((i * 7 + 3) % blocks);
@@ -140,19 +146,23 @@ struct Setup {
   }
 };
 
-void report(const Kernels& kernels, const Model& model, KVType type, int context, double peak) {
+struct Peaks { double fma, dot; };
+
+void report(const Kernels& kernels, const Model& model, KVType type, int context, Peaks peaks) {
   Setup setup(kernels, model, type, context);
   const double decode = median_s(31, [&] { for (int l = 0; l < model.layers; ++l) setup.run(l, context - 1, 1); }) / model.layers;
   const double cached = median_s(31, [&] { setup.run(0, context - 1, 1); });
   const double prefill = median_s(5, [&] { setup.run(0, 0, context); });
-  const double flop = 2.0 * context * (context + 1) * model.heads * model.head_dim;  // two products over the visible half
-  const double bytes = (double)setup.layer_bytes, giga = 1e-9;
+  const int window = model.window ? std::min(model.window, context) : context;
+  const double pairs = window * (window + 1) / 2.0 + (double)window * (context - window);  // of a row and a token that it sees
+  const double flop = 4.0 * pairs * model.heads * model.head_dim;
+  const double bytes = (double)setup.layer_bytes * window / context, giga = 1e-9;
   const char* type_name = type == KVType::kF16 ? "f16" : type == KVType::kBF16 ? "bf16" : type == KVType::kI8 ? "int8" : "f32";
-  std::printf("%-8s %-8s %-4s %5d  decode %6.1f us a layer, %5.1f GB/s of KV (one layer in cache %5.1f, plain read %5.1f)", kernels.name,
+  std::printf("%-11s %-8s %-4s %5d  decode %6.1f us a layer, %5.1f GB/s of KV (one layer in cache %5.1f, plain read %5.1f)", kernels.name,
               model.name, type_name, context, decode * 1e6, bytes / decode * giga, bytes / cached * giga,
               read_bytes_per_s(setup.memory) * giga);
-  std::printf("   prefill %7.2f ms a layer, %5.1f GFLOP/s, %4.1f %% of peak\n", prefill * 1e3, flop / prefill * giga,
-              100 * flop / prefill / peak);
+  std::printf("   prefill %7.2f ms a layer, %5.1f GFLOP/s, %.0f %% of the FMA peak, %.0f %% of bf16\n", prefill * 1e3,
+              flop / prefill * giga, 100 * flop / prefill / peaks.fma, 100 * flop / prefill / peaks.dot);
 }
 
 }  // namespace
@@ -161,11 +171,11 @@ int main() {
   const char* name = std::getenv("OCTAVO_ISA");
   const Kernels* kernels = name ? kernels_by_name(name) : kernels_best();
   if (!kernels) { std::fprintf(stderr, "OCTAVO_ISA=%s: not on this machine\n", name); return 1; }
-  const double peak = peak_flops();
-  std::printf("FMA peak of one core: %.1f GFLOP/s\n", peak * 1e-9);
-  const Model models[] = {{"SmolLM2", 9, 3, 64, 30}, {"Gemma", 4, 1, 256, 18}};
+  const Peaks peaks = {peak_flops(), dot_peak_flops()};
+  std::printf("peaks of one core: FMA %.1f GFLOP/s, bf16 dot products %.1f GFLOP/s\n", peaks.fma * 1e-9, peaks.dot * 1e-9);
+  const Model models[] = {{"SmolLM2", 9, 3, 64, 30, 0}, {"Gemma", 4, 1, 256, 18, 0}, {"window", 4, 1, 256, 18, 512}};
   for (const Model& model : models)
     for (KVType type : {KVType::kF16, KVType::kBF16, KVType::kI8})
-      for (int context : {512, 2048}) report(*kernels, model, type, context, peak);
+      for (int context : {512, 2048}) report(*kernels, model, type, context, peaks);
   return 0;
 }

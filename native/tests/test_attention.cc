@@ -48,7 +48,8 @@ struct Cache {
     const size_t tile_bytes = values * element + (view.type == KVType::kI8 ? 128 : 0);
     const size_t k_index = paired ? (size_t)(d / 2 * 16 + t) * 2 + d % 2 : (size_t)d * 16 + t;
     const size_t v_index = (paired ? (size_t)(t / 2 * row + d) * 2 + t % 2 : (size_t)t * row + d) + 16 * (size_t)D;
-    const uint8_t *tile = view.base + table[token / view.block_size] * view.block_bytes + at * tile_bytes, *p = tile + (value ? v_index : k_index) * element;
+    const uint8_t* tile = view.base + table[token / view.block_size] * view.block_bytes + at * tile_bytes;
+    const uint8_t* p = tile + (value ? v_index : k_index) * element;
     float f;
     uint16_t h;
     switch (view.type) {
@@ -126,10 +127,11 @@ float round_bf16(float x) {
   return from_bf16((uint16_t)((b + 0x7fffu + (b >> 16 & 1)) >> 16));
 }
 
-// A query as the level's products take it: rounded to bfloat16 where bfloat16 KV is multiplied as such; else as it is.
+// What a level rounds. With bfloat16 products a query is a sum of two bfloat16 numbers, and weights are rounded.
 struct Rounding {
   bool bf16, int8;
-  Rounding(const Kernels& kernels, KVType type) : bf16(type == KVType::kBF16 && !std::strcmp(kernels.name, "avx512_bf16")), int8(type == KVType::kI8) {}
+  Rounding(const Kernels& kernels, KVType type)
+      : bf16(type == KVType::kBF16 && !std::strcmp(kernels.name, "avx512_bf16")), int8(type == KVType::kI8) {}
 };
 
 // One query in double, from the stored K and V. Returns the error bound that the level's arithmetic allows.
@@ -140,7 +142,7 @@ double reference_query(const Problem& problem, const Cache& cache, int row, int 
   double max = -INFINITY, magnitude = 0, sum = 0, max_q = 0, max_k = 0;
   for (int d = 0; d < s.head_dim; ++d) {
     const float x = problem.q[(size_t)row * problem.width + head * s.head_dim + d] * problem.params.scale;
-    q[d] = rounding.bf16 ? round_bf16(x) : x;
+    q[d] = rounding.bf16 ? round_bf16(x) + round_bf16(x - round_bf16(x)) : x;
     max_q = std::max(max_q, std::fabs(q[d]));
   }
   for (int t = from; t <= row; ++t) {
@@ -187,8 +189,9 @@ void check_against_reference(const Kernels& kernels, const Problem& problem, con
     const double bound = reference_query(problem, cache, row, h, Rounding(kernels, problem.shape.type), want);
     for (int d = 0; d < problem.shape.head_dim; ++d) {
       const float x = got[(size_t)row * problem.width + h * problem.shape.head_dim + d];
-      if (!check(std::fabs(x - want[d]) <= bound, "%s %s head_dim %d window %d row %d head %d d %d: %.9g, expected %.9g +- %.2g", kernels.name,
-                 type_name(problem.shape.type), problem.shape.head_dim, problem.shape.window, row, h, d, x, want[d], bound)) return;
+      if (!check(std::fabs(x - want[d]) <= bound, "%s %s head_dim %d window %d row %d head %d d %d: %.9g, expected %.9g +- %.2g",
+                 kernels.name, type_name(problem.shape.type), problem.shape.head_dim,
+                 problem.shape.window, row, h, d, x, want[d], bound)) return;
     }
   }
 }
@@ -279,7 +282,8 @@ void check_level(const Kernels& kernels) {
   for (int head_dim : head_dims)
     for (const int* h : heads) {
       const int window = i % 5 == 1 ? 32 : i % 5 == 3 ? 5 : 0;
-      check_forms(kernels, {h[0], h[1], head_dim, window, i % 4 == 3 ? 20.0f : 0.0f, types[(i + i / 12) % 4]}, lengths[i % 12], (uint64_t)i);
+      const float softcap = i % 4 == 3 ? 20.0f : 0.0f;
+      check_forms(kernels, {h[0], h[1], head_dim, window, softcap, types[(i + i / 12) % 4]}, lengths[i % 12], (uint64_t)i);
       ++i;
     }
   for (KVType type : types) {

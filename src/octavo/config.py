@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
-
 KV_DTYPES = ("f16", "bf16", "f32", "int8")
 
 

@@ -5,6 +5,8 @@ Each configuration is compared with the plain run: alone, whole prompt in one ch
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from octavo.models.loaded import LoadedModel
@@ -100,6 +102,16 @@ class TestTinyGemma3:
     def test_prefix_hit(self, model: LoadedModel, plain: Run, block_size: int) -> None:
         prompts = random_prompts(LENGTHS + LONG, model.program.vocab_size)
         assert_same(plain, prefix_hit(model, prompts, Setup(prefix_caching=True, block_size=block_size)), list(prompts))
+
+    @pytest.mark.parametrize("kv_dtype", ["f16", "int8", "f32"])
+    def test_other_kv_types(self, model: LoadedModel, isa: str, kv_dtype: str) -> None:
+        """The rest of the matrix has the default; each type has products and a layout of its own."""
+        prompts = {n: ids for n, ids in random_prompts(LENGTHS, model.program.vocab_size).items() if len(ids) in (1, 17, 63, 65, 257, 300)}
+        plain = run(model, replace(PLAIN, kv_dtype=kv_dtype), prompts)
+        for setup in (Setup(threads=3, chunk=7), Setup(block_size=32, num_blocks=1024, max_num_seqs=16, chunk=24)):
+            assert_same(plain, run(model, replace(setup, kv_dtype=kv_dtype), prompts), list(prompts))
+        hit = {n: ids for n, ids in prompts.items() if len(ids) > 16}
+        assert_same(plain, prefix_hit(model, hit, Setup(prefix_caching=True, kv_dtype=kv_dtype)), list(hit))
 
     def test_preemption(self, model: LoadedModel, plain: Run, isa: str) -> None:
         prompts = {n: ids for n, ids in random_prompts(LENGTHS + LONG, model.program.vocab_size).items() if 15 <= len(ids) <= 300}

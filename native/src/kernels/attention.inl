@@ -3,8 +3,9 @@
 // A query is one (row, head) pair. What its result is made of depends on its position and on the KV it sees alone:
 //   - positions are cut into fixed splits of kSplitTokens and those into fixed tiles of 64; a tile or split of which the
 //     query sees nothing is skipped, any other contributes in ascending order;
-//   - within a tile, lanes are tokens: s[t] = sum over d = 0.. of (q[d] * scale) * K[d][t], one float32 chain per token;
-//     softcap; lanes the query does not see are replaced before they reach a maximum, an exp or a sum;
+//   - within a tile, lanes are tokens: s[t] = sum over d = 0.. of (q[d] * scale) * K[d][t], one float32 chain per token (KV that is
+//     computed with in pairs has products of its own: attention_pairs.inl); softcap; lanes the query does not see are replaced
+//     before they reach a maximum, an exp or a sum;
 //   - running maximum m, sixteen lane sums l, acc[d] = acc[d] * exp(m_old - m_new) + sum over visible t, ascending, of p[t] * V[t][d];
 //   - the state (m, l, acc) of each split is merged into the running total in order of splits (merge_state), in the one-pass
 //     form as in the partial form; at the end out = acc / l.
@@ -306,7 +307,7 @@ OCTAVO_INLINE void load_query(const Pass& pass, const float* q, int j) {
     return;
   }
 #if defined(OCTAVO_AVX512_BF16)
-  if (pass.kv.type == KVType::kBF16) return load_query_bf16(q, head_dim, pass.p.scale, to);
+  if (pass.kv.type == KVType::kBF16) return load_query_bf16(q, head_dim, pass.stride, pass.p.scale, to);
 #endif
   for (int d = 0; d < head_dim; d += 16) f32_store(to + d, load_lanes(q + d, lanes_left(head_dim, d)) * f32_set(pass.p.scale));
 }

@@ -1,8 +1,9 @@
 // The tile arithmetic of attention.inl on pairs of 16-bit numbers, for KV that is stored in pairs.
 //
-// bfloat16 (levels with BF16): queries and weights are rounded to bfloat16 as the keys and values were. A score is one chain over
-// pairs of dims, c = fma(q[d], k[d], fma(q[d + 1], k[d + 1], c)); an accumulator one over pairs of tokens, p and v alike; l sums
-// the rounded weights with the same instruction. Where a query sees one token of a pair alone the other's value is zeroed
+// bfloat16 (levels with BF16): a query is the sum of two bfloat16 numbers, its rounding and the rounding of the rest (rounding it once
+// costs same-best-token agreement, docs/exactness.md); weights are rounded. A score is one chain over pairs of dims, first with the
+// rounded query, then with the rest: c = fma(q[d], k[d], fma(q[d + 1], k[d + 1], c)). An accumulator is one over pairs of tokens, p and
+// v alike; l sums the rounded weights with the same instruction. Where a query sees one token of a pair alone the other's value is zeroed
 // before it is multiplied, because it may be NaN.
 //
 // int8 (every level): a query is quantised to at most 16 bits with a scale of its own; so are the weights of a tile, after V's
@@ -91,8 +92,13 @@ OCTAVO_INLINE void pair_dot_block(const PairQueries& q, const TileView<Load>& ti
       b[v] = Load::load(k);
     }
     for (int r = 0; r < R; ++r) {
-      const I16x32 a = broadcast_pair(q.pairs, (size_t)r * q.stride + i);
+      const size_t at = (size_t)r * q.stride + i;
+      const I16x32 a = broadcast_pair(q.pairs, at);
       for (int v = 0; v < NV; ++v) sum[r][v] = pair_dot(sum[r][v], a, b[v]);
+      if constexpr (!kIntegerPairs<Load>) {  // load_query_bf16's second half
+        const I16x32 rest = broadcast_pair(q.pairs, at + q.stride / 2);
+        for (int v = 0; v < NV; ++v) sum[r][v] = pair_dot(sum[r][v], rest, b[v]);
+      }
     }
   }
   for (int r = 0; r < R; ++r)
@@ -111,7 +117,8 @@ OCTAVO_NOINLINE void pair_dot_tile(const PairQueries& q, const TileView<Load>& t
 
 // acc[r] = acc * alpha[r] + the products of pairs [begin, end), for columns [column, column + 16 NV).
 template <class Load, int R, int NV>
-OCTAVO_INLINE void pair_accumulate_block(const PairWeights& w, const TileView<Load>& tile, int begin, int end, int column, float* acc, int stride) {
+OCTAVO_INLINE void pair_accumulate_block(const PairWeights& w, const TileView<Load>& tile, int begin, int end, int column, float* acc,
+                                         int stride) {
   using Sum = typename Load::Sum;
   const auto shrunk = [&](int r, int v) { return f32_load(acc + (size_t)r * stride + column + 16 * v) * f32_set(w.alpha[r]); };
   Sum sum[R][NV];
@@ -213,7 +220,8 @@ OCTAVO_INLINE void finish_pairs(I32x16, float* scores, const TileSoftmax& s, con
 
 #if defined(OCTAVO_AVX512_BF16)
 // acc = acc * alpha + one token of pair i: the even one, or the odd one.
-OCTAVO_NOINLINE void accumulate_half_pair(const PairWeights& w, int r, const TileView<PairsBF16>& tile, int i, bool odd, float* acc, int stride) {
+OCTAVO_NOINLINE void accumulate_half_pair(const PairWeights& w, int r, const TileView<PairsBF16>& tile, int i, bool odd, float* acc,
+                                          int stride) {
   const I16x32 mask = i16_set_pair(odd ? 0xffff0000u : 0x0000ffffu), p = broadcast_pair(w.pairs, (size_t)r * kTile + i);
   for (int c = 0; c < stride; c += 16) {
     const I16x32 v = i16_load(tile.v_at(2 * i, c)) & mask;
@@ -262,12 +270,16 @@ OCTAVO_INLINE void accumulate_pairs(I32x16, const Seen& seen, const TileView<Loa
 // ---- queries -------------------------------------------------------------------------------------------------------
 
 #if defined(OCTAVO_AVX512_BF16)
-// head_dim values times `scale` as pairs; what is left of the row's `stride` is zero.
-OCTAVO_INLINE void load_query_bf16(const float* q, int head_dim, float scale, float* pairs) {
-  for (int d = 0; d < head_dim; d += 32) {
-    const F32x16 first = load_lanes(q + d, lanes_left(head_dim, d));
-    const F32x16 second = d + 16 < head_dim ? load_lanes(q + d + 16, lanes_left(head_dim, d + 16)) : f32_zero();
-    i16_store(pairs + d / 2, bf16_from_f32(first * f32_set(scale), second * f32_set(scale)));
+// head_dim values times `scale` as pairs: rounded to bfloat16 in the first half of a row of `stride` floats, what that leaves over in
+// the second. Beyond head_dim both are zero.
+OCTAVO_INLINE void load_query_bf16(const float* q, int head_dim, int stride, float scale, float* row) {
+  for (int d = 0; d < stride; d += 16) {
+    const F32x16 x = load_lanes(q + d, lanes_left(head_dim, d)) * f32_set(scale);
+    uint16_t rounded[32], rest[32];
+    i16_store(rounded, bf16_from_f32(x, f32_zero()));
+    i16_store(rest, bf16_from_f32(x - f32_load_bf16(rounded), f32_zero()));
+    std::memcpy(row + d / 2, rounded, 16 * sizeof(uint16_t));
+    std::memcpy(row + stride / 2 + d / 2, rest, 16 * sizeof(uint16_t));
   }
 }
 #endif

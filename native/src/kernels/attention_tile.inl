@@ -55,13 +55,15 @@ struct TileView {
   ptrdiff_t ahead[kSubtiles];
 
   // Dimension d of a subtile's K, and column c of token t's V: with kPack > 1 what lies around them.
-  OCTAVO_INLINE const typename Load::Element* k_at(int u, int d) const { return k[u] + (size_t)(d / Load::kPack) * (kSubtile * Load::kPack); }
+  OCTAVO_INLINE const typename Load::Element* k_at(int u, int d) const {
+    return k[u] + (size_t)(d / Load::kPack) * (kSubtile * Load::kPack);
+  }
   OCTAVO_INLINE const typename Load::Element* v_at(int t, int c) const {
     return v[t / kSubtile] + ((size_t)(t % kSubtile / Load::kPack) * v_stride + c) * Load::kPack;
   }
 };
 
-// Asks for what lies `ahead` bytes from p, once per cache line; i counts the vectors of a row that follow each other. Into the second level only: the
+// Asks for what lies `ahead` bytes from p, once per cache line; i counts the vectors in a row. Into the second level only: the
 // first has too few miss buffers for DRAM's latency (Zen 4: 16 GB/s of KV that way, 22 this way, 15 without).
 template <class Load>
 OCTAVO_INLINE void prefetch_ahead(const typename Load::Element* p, ptrdiff_t ahead, int i) {

@@ -50,7 +50,8 @@ OCTAVO_INLINE void store_bf16(uint16_t* k_out, uint16_t* v_out, int head_dim, co
   }
 }
 
-// What quantises n values: x ~ scale * q, q in -127..127. A value that is not finite makes the scale NaN, and so all that is read through it.
+// What quantises n values: x ~ scale * q, q in -127..127. A value that is not finite makes the scale NaN, and so all that is read
+// through it.
 struct HeadScale { float scale, inverse; };
 
 OCTAVO_INLINE HeadScale head_scale(const float* x, int head_dim) {
@@ -92,11 +93,12 @@ void store_kv(const KVLayerView& kv, int block, int offset, const float* k, cons
   const size_t plain_v = token * row, paired_v = token / 2 * 2 * row + token % 2;
   for (int h = 0; h < kv.kv_heads; ++h, k += head_dim, v += head_dim) {
     uint8_t *tile = kv_tile(kv, layout.bytes, block, offset, h), *v_tile = tile + layout.v_offset;
+    float* scales = (float*)(tile + layout.scales_offset) + token;
     switch (kv.type) {
       case KVType::kF32: store_f32((float*)tile + token, (float*)v_tile + plain_v, head_dim, k, v); break;
       case KVType::kF16: store_f16((uint16_t*)tile + token, (uint16_t*)v_tile + plain_v, head_dim, k, v); break;
       case KVType::kBF16: store_bf16((uint16_t*)tile + 2 * token, (uint16_t*)v_tile + paired_v, head_dim, k, v); break;
-      case KVType::kI8: store_i8((int8_t*)tile + 2 * token, (int8_t*)v_tile + paired_v, (float*)(tile + layout.scales_offset) + token, head_dim, k, v); break;
+      case KVType::kI8: store_i8((int8_t*)tile + 2 * token, (int8_t*)v_tile + paired_v, scales, head_dim, k, v); break;
     }
   }
 }
