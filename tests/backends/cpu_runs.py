@@ -44,7 +44,7 @@ def cpu_logits(backend: CpuBackend, ids: Sequence[int], block_table: Sequence[in
 
 
 def rounded(values: Floats, dtype: str) -> Floats:
-    """[heads, head_dim] as the KV type keeps it: the nearest f16 or bf16 value, ties to even; int8 in 127 steps to a row's greatest."""
+    """As the KV type keeps it: the nearest f16 or bf16 value, ties to even; [rows, n] for int8, in 127 steps to a row's greatest."""
     if dtype == "int8":
         scale = np.abs(values).max(1, keepdims=True) / np.float32(127)
         inverse = np.float32(1) / np.where(scale > 0, scale, np.float32(1))
@@ -72,7 +72,8 @@ class RoundingPool(KVPool):
         self._dtype = dtype
 
     def write(self, op: Attention, table: np.ndarray, position: int, k: Floats, v: Floats) -> None:
-        super().write(op, table, position, rounded(k, self._dtype), rounded(v, self._dtype))
+        k, v = (rounded(x.reshape(-1, op.head_dim), self._dtype).reshape(x.shape) for x in (k, v))
+        super().write(op, table, position, k, v)
 
 
 class RoundingReference(ReferenceBackend):
