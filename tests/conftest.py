@@ -39,7 +39,7 @@ def isa_levels() -> list[str]:
     return _native.isa_levels()
 
 
-@pytest.fixture(params=["portable", "avx2", "avx512"])
+@pytest.fixture(params=["portable", "avx2", "avx512_vnni", "avx512_bf16"])
 def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Each kernel path in turn; cpu backends made in the test take it. Skipped, by name, where the machine lacks one."""
     if request.param not in isa_levels():

@@ -43,14 +43,15 @@ void require(bool ok, const std::string& message) {
 
 const Kernels& kernels_of(const std::string& isa) {
   const Kernels* k = kernels_by_spec(isa);
-  require(k != nullptr, "isa: " + isa + " is not one of portable, avx2, avx512 that this machine and build have");
+  require(k != nullptr, "isa: " + isa + " is not one of portable, avx2, avx512, avx512_vnni, avx512_bf16 that this machine and build have");
   return *k;
 }
 
 KVType kv_type(const std::string& dtype) {
   if (dtype == "f16") return KVType::kF16;
   if (dtype == "bf16") return KVType::kBF16;
-  require(dtype == "f32", "kv_cache_dtype: " + dtype + " is not one of f16, bf16, f32");
+  if (dtype == "int8") return KVType::kI8;
+  require(dtype == "f32", "kv_cache_dtype: " + dtype + " is not one of f16, bf16, f32, int8");
   return KVType::kF32;
 }
 
@@ -345,7 +346,7 @@ NB_MODULE(_native, m) {
   bind_running(model);
   m.def("isa_levels", [] {
     std::vector<std::string> levels;
-    for (const char* name : {"portable", "avx2", "avx512"})
+    for (const char* name : kIsaLevels)
       if (kernels_by_name(name)) levels.emplace_back(name);
     return levels;
   }, "Kernel paths this machine and build have, best last.");
@@ -355,6 +356,7 @@ NB_MODULE(_native, m) {
     malloc_trim(0);
 #endif
   }, "Give memory that has been freed, and that the C library keeps for later, back to the system; nothing where it cannot be asked to.");
+  m.def("isa_level", [](const std::string& isa) { return std::string(kernels_of(isa).name); }, "isa"_a, "The level that a name stands for: avx512 is the best of its kind. ValueError for one that this machine or build lacks.");
   m.def("sample_error", [](int status, int token) { return sample_error((SampleStatus)status, token); }, "status"_a, "token"_a);
   m.def("dequantize", [](const std::string& dtype, Bytes raw, int n, int k, Matrix out) {
     check_raw("matrix", dtype, raw, n, k);

@@ -35,7 +35,8 @@ const Kernels& table_of(const std::string& isa) {
 KVType kv_type_of(const std::string& dtype) {
   if (dtype == "f16") return KVType::kF16;
   if (dtype == "bf16") return KVType::kBF16;
-  require(dtype == "f32", "kv dtype: " + dtype + " is not one of f16, bf16, f32");
+  if (dtype == "int8") return KVType::kI8;
+  require(dtype == "f32", "kv dtype: " + dtype + " is not one of f16, bf16, f32, int8");
   return KVType::kF32;
 }
 

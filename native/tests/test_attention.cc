@@ -11,7 +11,9 @@ namespace {
 
 struct Shape { int heads, kv_heads, head_dim, window; float softcap; KVType type; };
 
-const char* type_name(KVType type) { return type == KVType::kF16 ? "f16" : type == KVType::kBF16 ? "bf16" : "f32"; }
+const char* type_name(KVType type) {
+  return type == KVType::kF16 ? "f16" : type == KVType::kBF16 ? "bf16" : type == KVType::kF32 ? "f32" : "int8";
+}
 
 // KV memory of one sequence in shuffled blocks. Every byte starts as 0xff, a NaN in each format.
 struct Cache {
@@ -20,9 +22,8 @@ struct Cache {
   std::vector<int32_t> table;
 
   Cache(const Shape& shape, int block_size, int tokens, Rng& rng) {
-    const size_t element = shape.type == KVType::kF32 ? 4 : 2;
     const int blocks = (tokens + block_size - 1) / block_size;
-    const size_t used = 2 * (size_t)shape.kv_heads * shape.head_dim * block_size * element;
+    const size_t used = kv_tile_layout(shape.type, shape.head_dim).bytes * shape.kv_heads * (block_size / 16);
     view = {nullptr, used + 192, shape.kv_heads, shape.head_dim, block_size, shape.type};
     memory.assign(view.block_bytes * blocks, 0xff);
     view.base = memory.data();
@@ -90,15 +91,16 @@ void run_partial(const Kernels& kernels, const Problem& problem, const Cache& ca
   }
 }
 
-void check_against_reference(const char* level, const Problem& problem, const Cache& cache, int row, const std::vector<float>& got) {
+void check_against_reference(const Kernels& kernels, const Problem& problem, const Cache& cache, int row, const std::vector<float>& got) {
   std::vector<double> want;
   for (int h = 0; h < problem.shape.heads; ++h) {
     const float* q = &problem.q[(size_t)row * problem.width + h * problem.shape.head_dim];
-    const double bound = scalar_attention(cache.view, cache.table.data(), problem.params, q, row, h, want);
+    const double bound = scalar_attention(cache.view, cache.table.data(), problem.params, AttentionRounding(kernels, problem.shape.type), q, row, h, want);
     for (int d = 0; d < problem.shape.head_dim; ++d) {
       const float x = got[(size_t)row * problem.width + h * problem.shape.head_dim + d];
-      if (!check(std::fabs(x - want[d]) <= bound, "%s %s head_dim %d window %d row %d head %d d %d: %.9g, expected %.9g +- %.2g", level,
-                 type_name(problem.shape.type), problem.shape.head_dim, problem.shape.window, row, h, d, x, want[d], bound)) return;
+      if (!check(std::fabs(x - want[d]) <= bound, "%s %s head_dim %d window %d row %d head %d d %d: %.9g, expected %.9g +- %.2g",
+                 kernels.name, type_name(problem.shape.type), problem.shape.head_dim,
+                 problem.shape.window, row, h, d, x, want[d], bound)) return;
     }
   }
 }
@@ -125,7 +127,7 @@ void check_forms(const Kernels& kernels, const Shape& shape, int tokens, uint64_
   problem.store(kernels, wide, 0, tokens);
   run_rows(kernels, problem, cache, 0, tokens, whole);
   for (int row : {0, 1, 15, 16, 30, 31, 32, 63, 64, 65, tokens / 2, tokens - 2, tokens - 1})
-    if (row >= 0 && row < tokens) check_against_reference(kernels.name, problem, cache, row, whole);
+    if (row >= 0 && row < tokens) check_against_reference(kernels, problem, cache, row, whole);
 
   for (int row = 0; row < tokens; ++row) {
     problem.store(kernels, growing, row, row + 1);
@@ -171,8 +173,8 @@ void check_long(const Kernels& kernels, const Shape& shape, int start, int rows)
   Cache cache(shape, 16, tokens, rng);
   problem.store(kernels, cache, shape.window ? std::max(0, start - shape.window + 1) : 0, tokens);
   run_rows(kernels, problem, cache, start, rows, whole);
-  check_against_reference(kernels.name, problem, cache, start, whole);
-  check_against_reference(kernels.name, problem, cache, tokens - 1, whole);
+  check_against_reference(kernels, problem, cache, start, whole);
+  check_against_reference(kernels, problem, cache, tokens - 1, whole);
   for (int row = start; row < tokens; ++row) run_rows(kernels, problem, cache, row, 1, out);
   check_same(kernels.name, "long, row by row", problem, whole, out, start, tokens);
   out = empty;
@@ -181,7 +183,7 @@ void check_long(const Kernels& kernels, const Shape& shape, int start, int rows)
 }
 
 void check_level(const Kernels& kernels) {
-  const KVType types[] = {KVType::kF16, KVType::kBF16, KVType::kF32};
+  const KVType types[] = {KVType::kBF16, KVType::kI8, KVType::kF16, KVType::kF32};
   const int heads[][2] = {{1, 1}, {2, 2}, {3, 1}, {9, 3}, {4, 1}, {7, 1}, {16, 1}, {20, 1}};
   const int head_dims[] = {2, 8, 16, 24, 48, 64, 80, 112, 128};
   const int lengths[] = {1, 15, 16, 17, 31, 32, 33, 34, 63, 64, 65, 129};
@@ -189,7 +191,8 @@ void check_level(const Kernels& kernels) {
   for (int head_dim : head_dims)
     for (const int* h : heads) {
       const int window = i % 5 == 1 ? 32 : i % 5 == 3 ? 5 : 0;
-      check_forms(kernels, {h[0], h[1], head_dim, window, i % 4 == 3 ? 20.0f : 0.0f, types[i % 3]}, lengths[i % 12], (uint64_t)i);
+      const float softcap = i % 4 == 3 ? 20.0f : 0.0f;
+      check_forms(kernels, {h[0], h[1], head_dim, window, softcap, types[(i + i / 12) % 4]}, lengths[i % 12], (uint64_t)i);
       ++i;
     }
   for (KVType type : types) {
@@ -202,9 +205,11 @@ void check_level(const Kernels& kernels) {
     check_long(kernels, {3, 1, 64, 0, 0.0f, type}, 2040, 12);
     check_long(kernels, {4, 1, 64, 512, 30.0f, type}, 2300, 40);
   }
-  check_long(kernels, {4, 1, 256, 512, 0.0f, KVType::kF16}, 1020, 8);
-  check_long(kernels, {2, 1, 512, 0, 0.0f, KVType::kF16}, 250, 8);
-  check_long(kernels, {40, 1, 16, 0, 0.0f, KVType::kF16}, 500, 30);
+  for (KVType type : {KVType::kBF16, KVType::kI8, KVType::kF16}) {
+    check_long(kernels, {4, 1, 256, 512, 0.0f, type}, 1020, 8);
+    check_long(kernels, {2, 1, 512, 0, 0.0f, type}, 250, 8);
+    check_long(kernels, {40, 1, 16, 0, 0.0f, type}, 500, 30);
+  }
 }
 
 }  // namespace

@@ -186,7 +186,7 @@ void check_value(const Kernels& isa, const Case& c) {
 
 std::vector<const Kernels*> levels() {
   std::vector<const Kernels*> found;
-  for (const char* name : {"portable", "avx2", "avx512"})
+  for (const char* name : kIsaLevels)
     if (const Kernels* k = kernels_by_name(name)) found.push_back(k);
   return found;
 }

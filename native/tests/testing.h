@@ -29,7 +29,7 @@ inline bool same_bits(const float* a, const float* b, size_t n) { return std::me
 // Every level this machine runs; what it cannot run is named, not passed over in silence.
 inline std::vector<const octavo::Kernels*> levels() {
   std::vector<const octavo::Kernels*> found;
-  for (const char* name : {"portable", "avx2", "avx512"}) {
+  for (const char* name : octavo::kIsaLevels) {
     if (const octavo::Kernels* k = octavo::kernels_by_name(name)) found.push_back(k);
     else std::printf("not on this machine: %s\n", name);
   }

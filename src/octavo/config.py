@@ -6,6 +6,8 @@ import math
 import os
 from dataclasses import dataclass, field
 
+KV_DTYPES = ("f16", "bf16", "f32", "int8")
+
 
 class ConfigError(ValueError):
     """A configuration field is outside its limits; the message names field, value and limit."""
@@ -30,7 +32,7 @@ class CacheConfig:
     block_size: int = 16  # tokens
     num_kv_blocks: int | None = None
     kv_cache_memory: int | None = None  # bytes; used when num_kv_blocks is None; None: a share of free memory
-    kv_cache_dtype: str = "auto"  # auto | f16 | bf16 | f32
+    kv_cache_dtype: str = "auto"  # auto | f16 | bf16 | f32 | int8
     enable_prefix_caching: bool = True
 
 
@@ -71,7 +73,7 @@ class EngineConfig:
         both = c.num_kv_blocks is not None and c.kv_cache_memory is not None
         _check(not both, "kv_cache_memory", c.kv_cache_memory, "give either num_kv_blocks or kv_cache_memory")
         _check(c.kv_cache_memory is None or c.kv_cache_memory >= 1, "kv_cache_memory", c.kv_cache_memory, "at least 1 byte")
-        _check(c.kv_cache_dtype in ("auto", "f16", "bf16", "f32"), "kv_cache_dtype", c.kv_cache_dtype, "one of auto, f16, bf16, f32")
+        _check(c.kv_cache_dtype in ("auto", *KV_DTYPES), "kv_cache_dtype", c.kv_cache_dtype, f"one of auto, {', '.join(KV_DTYPES)}")
         _check(1 <= s.max_num_seqs <= 4096, "max_num_seqs", s.max_num_seqs, "from 1 to 4096")
         _check(1 <= s.max_num_batched_tokens <= 1 << 20, "max_num_batched_tokens", s.max_num_batched_tokens, "from 1 to 1048576")
         budget = s.max_num_batched_tokens

@@ -44,7 +44,11 @@ def cpu_logits(backend: CpuBackend, ids: Sequence[int], block_table: Sequence[in
 
 
 def rounded(values: Floats, dtype: str) -> Floats:
-    """To the nearest f16 or bf16 value, ties to even."""
+    """As the KV type keeps it: the nearest f16 or bf16 value, ties to even; [rows, n] for int8, in 127 steps to a row's greatest."""
+    if dtype == "int8":
+        scale = np.abs(values).max(1, keepdims=True) / np.float32(127)
+        inverse = np.float32(1) / np.where(scale > 0, scale, np.float32(1))
+        return (np.rint(values * inverse) * scale).astype(np.float32)
     if dtype == "f16":
         return values.astype(np.float16).astype(np.float32)
     bits = np.ascontiguousarray(values).view(np.uint32)
@@ -61,19 +65,20 @@ def quantised_activations(x: Floats) -> Floats:
 
 
 class RoundingPool(KVPool):
-    """A KV pool that keeps 16-bit numbers."""
+    """A KV pool that keeps numbers of 16 or 8 bits."""
 
     def __init__(self, program: Program, num_blocks: int, block_size: int, dtype: str) -> None:
         super().__init__(program, num_blocks, block_size)
         self._dtype = dtype
 
     def write(self, op: Attention, table: np.ndarray, position: int, k: Floats, v: Floats) -> None:
-        super().write(op, table, position, rounded(k, self._dtype), rounded(v, self._dtype))
+        k, v = (rounded(x.reshape(-1, op.head_dim), self._dtype).reshape(x.shape) for x in (k, v))
+        super().write(op, table, position, k, v)
 
 
 class RoundingReference(ReferenceBackend):
     """The reference with the cpu backend's roundings, each where that backend has it, and no other: activations that meet packed
-    weights, and stored keys and values. ``kv_dtype`` f16, bf16 or f32.
+    weights, and stored keys and values. ``kv_dtype`` f16, bf16, int8 or f32.
     """
 
     def __init__(self, model: LoadedModel, kv_dtype: str) -> None:

@@ -1,10 +1,11 @@
 """The cpu backend computes what the reference does, on every kernel path: exactly where it does not round, and with the roundings it
 documents where it does.
 
-What it rounds: keys and values to the KV type, and activations that meet packed weights to 8 bits in groups of 32. ``RoundingReference``
-does the same in NumPy, so that anything else (a scale of the wrong group, a minimum left out) shows at full size. Summation order
-makes a value a last bit larger or smaller; now and then that tips a rounding to the other side, by one step of one value, which later
-rows then see. So two runs are held to agree in their best row, and to differ, all in all, by a fraction of what rounding itself does.
+What it rounds: keys and values to the KV type (and with some of these queries and weights, less: ``unemulated_share``), and activations
+that meet packed weights to 8 bits in groups of 32. ``RoundingReference`` does the same in NumPy, so that anything else (a scale of the
+wrong group, a minimum left out) shows at full size. Summation order makes a value a last bit larger or smaller; now and then that tips
+a rounding to the other side, by one step of one value, which later rows then see. So two runs are held to agree in their best row, and
+to differ, all in all, by a fraction of what rounding itself does.
 """
 
 from __future__ import annotations
@@ -36,9 +37,18 @@ def assert_differs_by_summation_order(got: np.ndarray, want: np.ndarray) -> None
     assert np.abs(got - want).max() < TOLERANCE * max(1.0, float(np.abs(want).max()) / 10)
 
 
-def assert_same_but_for_tipped_roundings(got: np.ndarray, emulated: np.ndarray, exact: np.ndarray) -> None:
+def assert_same_but_for_tipped_roundings(got: np.ndarray, emulated: np.ndarray, exact: np.ndarray, share: float = 0.5) -> None:
     assert np.abs(got - emulated).max(1).min() < TOLERANCE / 4 * max(1.0, float(np.abs(exact).max()))
-    assert rms(got - emulated) < rms(emulated - exact) / 2
+    assert rms(got - emulated) < rms(emulated - exact) * share
+
+
+def unemulated_share(isa: str, kv_dtype: str) -> float:
+    """What the roundings that ``RoundingReference`` leaves out may do beside those that it has.
+
+    On avx512_bf16 attention over bf16 KV rounds the weights of a row to bf16: as V is rounded, so at most as much again. Row 0 has one
+    weight, which is 1, and stays exact. The 16 bits of queries and weights over int8 KV are far below the 8 of the keys and values.
+    """
+    return 1.0 if (isa, kv_dtype) == ("avx512_bf16", "bf16") else 0.5
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -51,13 +61,13 @@ def test_logits_equal_those_of_transformers(isa: str, family: str, form: str) ->
     backend.close()
 
 
-@pytest.mark.parametrize("kv_dtype", ["f16", "bf16"])
+@pytest.mark.parametrize("kv_dtype", ["f16", "bf16", "int8"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_sixteen_bit_kv_rounds_keys_and_values_and_nothing_else(isa: str, family: str, kv_dtype: str) -> None:
+def test_narrow_kv_rounds_keys_and_values_and_little_else(isa: str, family: str, kv_dtype: str) -> None:
     model = load_model(PARITY / family)
     ids, logits = expected(family, 0)
     got = cpu_logits(make_cpu(model, "f32", kv_dtype, num_blocks=8), ids, TABLE)
-    assert_same_but_for_tipped_roundings(got, rounding_logits(model, ids, kv_dtype), logits)
+    assert_same_but_for_tipped_roundings(got, rounding_logits(model, ids, kv_dtype), logits, unemulated_share(isa, kv_dtype))
 
 
 @pytest.mark.parametrize("tensor_type", ["F32", "F16", "BF16"])
@@ -67,7 +77,8 @@ def test_float_weights_are_computed_with_as_they_are(isa: str, tensor_type: str,
     exact = cpu_logits(make_cpu(model, "f32"), IDS, TABLE)
     assert_differs_by_summation_order(exact, plain_logits(model, IDS))
     assert cpu_logits(make_cpu(model, "fast", "f32"), IDS, TABLE).tobytes() == exact.tobytes()
-    assert_same_but_for_tipped_roundings(cpu_logits(make_cpu(model, "fast"), IDS, TABLE), rounding_logits(model, IDS, "f16"), exact)
+    fast = cpu_logits(make_cpu(model, "fast"), IDS, TABLE)
+    assert_same_but_for_tipped_roundings(fast, rounding_logits(model, IDS, "bf16"), exact, unemulated_share(isa, "bf16"))
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +169,7 @@ def test_odd_shapes(isa: str, name: str, tmp_path: Path) -> None:
     exact = plain_logits(model, IDS)
     assert_differs_by_summation_order(cpu_logits(make_cpu(model, "f32"), IDS, TABLE), exact)
     fast = cpu_logits(make_cpu(model, "fast"), IDS, TABLE)
-    assert_same_but_for_tipped_roundings(fast, rounding_logits(model, IDS, "f16"), exact)
+    assert_same_but_for_tipped_roundings(fast, rounding_logits(model, IDS, "bf16"), exact, unemulated_share(isa, "bf16"))
 
 
 def test_an_output_matrix_that_shares_its_rows_with_nothing(isa: str, tmp_path: Path) -> None:

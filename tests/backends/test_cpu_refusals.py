@@ -169,9 +169,9 @@ def test_what_bits_depend_on_is_in_the_fingerprint(model: LoadedModel, monkeypat
     prints = set()
     for level in isa_levels():
         monkeypatch.setenv("OCTAVO_ISA", level)
-        for compute, kv_dtype in (("fast", "auto"), ("fast", "bf16"), ("fast", "f32"), ("f32", "auto")):
+        for compute, kv_dtype in (("fast", "auto"), ("fast", "f16"), ("fast", "int8"), ("fast", "f32"), ("f32", "auto")):
             prints.add(make_cpu(model, compute, kv_dtype).fingerprint())
-    assert len(prints) == 4 * len(isa_levels())
+    assert len(prints) == 5 * len(isa_levels())
     one, other = make_cpu(model, threads=1), make_cpu(model, threads=2, num_blocks=3, block_size=32)
     assert one.fingerprint() == other.fingerprint() != make_cpu(replace(model, fingerprint="other")).fingerprint()
 

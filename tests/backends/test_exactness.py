@@ -5,6 +5,8 @@ Each configuration is compared with the plain run: alone, whole prompt in one ch
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from octavo.models.loaded import LoadedModel
@@ -101,6 +103,16 @@ class TestTinyGemma3:
         prompts = random_prompts(LENGTHS + LONG, model.program.vocab_size)
         assert_same(plain, prefix_hit(model, prompts, Setup(prefix_caching=True, block_size=block_size)), list(prompts))
 
+    @pytest.mark.parametrize("kv_dtype", ["f16", "int8", "f32"])
+    def test_other_kv_types(self, model: LoadedModel, isa: str, kv_dtype: str) -> None:
+        """The rest of the matrix has the default; each type has products and a layout of its own."""
+        prompts = {n: ids for n, ids in random_prompts(LENGTHS, model.program.vocab_size).items() if len(ids) in (1, 17, 63, 65, 257, 300)}
+        plain = run(model, replace(PLAIN, kv_dtype=kv_dtype), prompts)
+        for setup in (Setup(threads=3, chunk=7), Setup(block_size=32, num_blocks=1024, max_num_seqs=16, chunk=24)):
+            assert_same(plain, run(model, replace(setup, kv_dtype=kv_dtype), prompts), list(prompts))
+        hit = {n: ids for n, ids in prompts.items() if len(ids) > 16}
+        assert_same(plain, prefix_hit(model, hit, Setup(prefix_caching=True, kv_dtype=kv_dtype)), list(hit))
+
     def test_preemption(self, model: LoadedModel, plain: Run, isa: str) -> None:
         prompts = {n: ids for n, ids in random_prompts(LENGTHS + LONG, model.program.vocab_size).items() if 15 <= len(ids) <= 300}
         steps = 40
@@ -113,7 +125,7 @@ class TestSmolLM2:
     """The real model: packed Q4_1 and Q8_0, grouped-query attention."""
 
     # On slow paths the lengths are fewer; the kernels are the same code as above.
-    LENGTHS = {"avx512": (1, 12, 13, 16, 17, 64, 65, 257), "avx2": (13, 17, 65), "portable": (17,)}
+    LENGTHS = {"avx512_bf16": (1, 12, 13, 16, 17, 64, 65, 257), "avx512_vnni": (13, 17, 65), "avx2": (13, 17, 65), "portable": (17,)}
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -155,7 +167,7 @@ def test_real_models_at_all_lengths(request: pytest.FixtureRequest, isa: str, na
     from octavo.models.loading import load_model
 
     model = load_model(request.getfixturevalue(model_name))
-    lengths = LENGTHS + LONG if isa == "avx512" else (1, 13, 16, 17, 64, 65, 257, 513)
+    lengths = LENGTHS + LONG if isa.startswith("avx512") else (1, 13, 16, 17, 64, 65, 257, 513)
     prompts = random_prompts(lengths, model.program.vocab_size)
     key = (model_name, isa)
     if key not in plain_runs:

@@ -18,6 +18,7 @@ from octavo.bench.doctor_text import report_text
 from octavo.bench.kernels import KernelCases, KernelSpeed
 from octavo.bench.limits import Limits, PeakProbe, ReadProbe
 from octavo.bench.offline import OfflineCase
+from octavo.config import KV_DTYPES
 from octavo.core.step import StepPlan
 from tests.models.tiny import write_tiny_gguf
 
@@ -74,7 +75,7 @@ def test_the_record_is_json_with_everything_in_it() -> None:
     assert record["doctor"] == "right" and record["warnings"] == [] and record["decode"] is None
     assert record["machine"].keys() == {"cpu", "cpus", "cpus_usable", "caches", "memory_bytes", "memory_available_bytes", "huge_pages"}
     used = record["used"]
-    assert (used["level"], used["levels"], used["kv_dtype"], used["threads"]) == (BEST, LEVELS, "f16", 2)
+    assert (used["level"], used["levels"], used["kv_dtype"], used["threads"]) == (BEST, LEVELS, "bf16", 2)
     assert used["entries"] == dict.fromkeys(_native.kernel_entries(), BEST) and used["pinned_threads"] in (0, 1)
     limits = record["limits"]
     assert limits["best"] == {"memory_read_bytes_s": 2e10, "int8_ops_s": 2e10, "bf16_ops_s": 2e10, "f32_ops_s": 2e10}
@@ -103,7 +104,7 @@ def test_the_text_is_a_table_that_fits_a_terminal() -> None:
     assert by_place["attention", "f16", "1 row behind 2048"].endswith("10.0 GB/s  100 % of read")
     assert by_place["attention", "f32", "2048 rows"].split()[4:8] == ["-", "-", "-", "0.020"]
     assert by_place["matmul", "q4_k as f32", "1 row"].split()[-2:] == ["-", "-"]
-    assert len(rows) == sum(row[0] in ("matmul", "attention", "rmsnorm", "sampling") for row in checked(BEST)) + 3 * 3
+    assert len(rows) == sum(row[0] in ("matmul", "attention", "rmsnorm", "sampling") for row in checked(BEST)) + 3 * len(KV_DTYPES)
     assert lines[-1].startswith(f"{len(checked(BEST))} classes of kernel cases checked: all right.")
     assert sum(line.endswith("*") for line in lines) == 4 + 6  # the best read of each place, and peak of each kind, by threads
 
@@ -153,10 +154,10 @@ def test_a_wrong_kernel_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.skipif(len(LEVELS) < 3, reason="this machine has fewer than three kernel levels")
 def test_lower_levels_are_checked_before_they_step_in() -> None:
-    report = examined(faults={"avx512": "rope", "avx2": "rope"})
-    assert [level.path for level in report.levels] == ["avx512-rope:portable"]
+    report = examined(faults={level: "rope" for level in LEVELS[1:]})
+    assert [level.path for level in report.levels] == [f"{BEST}-rope:portable"]
     kept = {level: set(wrong) for level, wrong in verdicts.read_verdicts().items()}
-    assert kept == {"avx512": {"rope"}, "avx2": {"rope"}, "portable": set()}
+    assert kept == {level: {"rope"} for level in LEVELS[1:]} | {"portable": set()}
 
 
 def test_a_kernel_that_is_wrong_on_every_level_is_said_to_be() -> None:
@@ -201,10 +202,10 @@ def test_what_a_token_reads_is_counted(tmp_path: Path) -> None:
     read = 0
     for kv in program.kv_layers:
         seen = sum(1 for p in steps for key in range(p + 1) if kv.window is None or key > p - kv.window)
-        read += seen * 2 * kv.kv_heads * kv.head_dim * 2  # f16
+        read += seen * 2 * kv.kv_heads * kv.head_dim * 2  # bf16
     assert share.kv_bytes == pytest.approx(read / len(steps))
     assert share.share == pytest.approx((share.weight_bytes + share.kv_bytes) * share.decode_tok_s / 5e9)
-    assert (share.model, share.kv_dtype, share.num_prompt, share.num_output) == ("tiny", "f16", 20, 30) and share.weight_bytes > 0
+    assert (share.model, share.kv_dtype, share.num_prompt, share.num_output) == ("tiny", "bf16", 20, 30) and share.weight_bytes > 0
 
 
 def test_the_positions_counted_are_the_positions_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,4 +238,4 @@ def test_a_busy_machine_is_said_to_be(cpu_share: float, warned: bool, tmp_path: 
     assert report.decode is not None and bool(report.warnings) == warned
     assert not warned or "other processes took 50 % of a CPU" in report.warnings[0]
     text = report_text(report)
-    assert "tiny, one stream, 8 + 4 tokens, KV in f16:" in text and "GB/s that memory delivers" in text
+    assert "tiny, one stream, 8 + 4 tokens, KV in bf16:" in text and "GB/s that memory delivers" in text

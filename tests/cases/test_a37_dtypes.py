@@ -1,7 +1,7 @@
 """What is in the file is what is computed with, or an error that names the tensor (A37).
 
 16-bit weights are widened exactly, norms, softmax and logits are float32. There is no dtype option: ``compute`` fast keeps weights as the
-file has them and stores keys and values in f16 (``kv_cache_dtype`` auto), f32 widens all.
+file has them and stores keys and values in bf16 (``kv_cache_dtype`` auto), f32 widens all.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def test_large_and_small_weights_stay_what_they_are(tmp_path: Path, dtype: str) 
     exact = plain_logits(scaled, IDS)
     assert np.abs(logits_of(scaled, "f32") - exact).max() < 1e-4
     assert logits_of(scaled, "fast", "f32").tobytes() == logits_of(scaled, "f32").tobytes()
-    assert rms(logits_of(scaled, "fast") - exact) < 1e-3 * rms(exact)  # f16 keys and values alone
+    assert rms(logits_of(scaled, "fast", "f16") - exact) < 1e-3 * rms(exact)  # f16 keys and values alone
 
 
 def test_activations_past_float16_are_computed_and_keys_past_it_are_an_error(tmp_path: Path) -> None:
@@ -89,10 +89,10 @@ def test_activations_past_float16_are_computed_and_keys_past_it_are_an_error(tmp
     tensors["model.layers.0.self_attn.q_proj.weight"] *= np.float32(2**-20)
     model = load_model(write_tiny_hf(tmp_path / "m", **SIZES, dtype="BF16", tensors=tensors))
     exact = plain_logits(model, IDS)
-    for kv_dtype, limit in (("f32", 1e-5), ("bf16", 1e-2)):
+    for kv_dtype, limit in (("f32", 1e-5), ("bf16", 1e-2), ("int8", 2e-2)):
         assert rms(logits_of(model, "fast", kv_dtype) - exact) < limit * rms(exact)
     slot = SlotOpen(0, GREEDY, 1, IDS, [])
-    for kv_dtype, fits in (("f16", False), ("bf16", True)):
+    for kv_dtype, fits in (("f16", False), ("bf16", True), ("int8", True)):
         backend = make_cpu(model, "fast", kv_dtype)
         (result,) = backend.execute(StepPlan(0, [SequenceSlice(0, 0, IDS, array("i", TABLE), 1, [0])], slot_opens=[slot])).slices
         assert (result.error is None) == fits and len(result.token_ids) == fits

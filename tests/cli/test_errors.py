@@ -24,7 +24,7 @@ BAD_COMMAND_LINES = [
     (["run", "hi", "--threads", "0"], r"'--threads': 0 is not allowed; from 1 to 1024"),
     (["run", "hi", "--block-size", "5"], r"'--block-size': 5 is not allowed; a multiple of 16"),
     (["run", "hi", "--max-num-seqs", "600"], r"'--max-num-batched-tokens': 512 is not allowed; at least max_num_seqs \(600\)"),
-    (["run", "hi", "--kv-cache-dtype", "q4"], r"'--kv-cache-dtype': 'q4' is not one of 'auto', 'f16', 'bf16', 'f32'"),
+    (["run", "hi", "--kv-cache-dtype", "q4"], r"'--kv-cache-dtype': 'q4' is not one of 'auto', 'f16', 'bf16', 'f32', 'int8'"),
     (["run", "hi", "--raw", "--system", "x"], r"--system is part of a chat, and --raw makes none"),
     (["chat", "--min-p", "2"], r"'--min-p': 2.0 is not allowed; a number from 0 to 1"),
     (["serve", "--port", "99999"], r"'--port': 99999 is not in the range"),

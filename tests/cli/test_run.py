@@ -67,7 +67,7 @@ def test_statistics_go_to_stderr(octavo: Octavo, tiny: Path) -> None:
     ended = octavo(*argv, "--stats", "--backend", "reference")
     numbers = r"load \d+\.\d\d s, first token \d+\.\d{3} s, 6 tokens, then \d+\.\d token/s \(reference\)"
     assert re.search(numbers, ended.err)
-    assert re.search(r"token/s \((portable|avx2|avx512)\)", octavo(*argv, "--stats").err)
+    assert re.search(r"token/s \((portable|avx2|avx512_(vnni|bf16))\)", octavo(*argv, "--stats").err)
 
 
 def test_the_newline_of_echo_is_no_part_of_the_question(octavo: Octavo, tiny: Path) -> None:

@@ -19,7 +19,7 @@ struct TypeName {
   KVType type;
   const char* name;
 };
-constexpr TypeName kTypes[] = {{KVType::kF16, "f16"}, {KVType::kBF16, "bf16"}, {KVType::kF32, "f32"}};
+constexpr TypeName kTypes[] = {{KVType::kF16, "f16"}, {KVType::kBF16, "bf16"}, {KVType::kF32, "f32"}, {KVType::kI8, "int8"}};
 
 // One sequence of `tokens` positions: random q, k, v, the KV stored by the kernel under test in blocks out of order.
 struct Sequence {
@@ -82,7 +82,7 @@ void compare(const Kernels& kernels, const AttentionParams& p, KVType type, int 
   for (const int position : judged_positions(tokens - rows, tokens))
     for (int head = 0; head < p.heads; ++head) {
       const size_t at = static_cast<size_t>(position) * s.width + static_cast<size_t>(head) * p.head_dim;
-      const double bound = scalar_attention(s.view(), s.table.data(), p, &s.q[at], position, head, want);
+      const double bound = scalar_attention(s.view(), s.table.data(), p, AttentionRounding(kernels, type), &s.q[at], position, head, want);
       for (size_t d = 0; d < want.size(); ++d) worst.value(s.out[at + d], want[d], bound);
     }
 }
@@ -108,6 +108,13 @@ void check_type(const Kernels& kernels, const TypeName& type, CheckExtent extent
   }
 }
 
+// Half a step of int8 codes for x[first .. first + n): their greatest magnitude is 127 steps. And what rounding the scale may add.
+double half_step(const std::vector<float>& x, int first, int n) {
+  float max = 0.0f;
+  for (int i = first; i < first + n; ++i) max = std::max(max, std::fabs(x[static_cast<size_t>(i)]));
+  return max * (0.5 / 127 + 2.4e-7);
+}
+
 // Every stored element against the nearest code of its type, through the documented layout.
 void check_store(const Kernels& kernels, const TypeName& type, CheckExtent extent, std::vector<KernelCheck>& out) {
   Rng rng{5};
@@ -121,7 +128,8 @@ void check_store(const Kernels& kernels, const TypeName& type, CheckExtent exten
         for (const bool value : {false, true}) {
           const float x = (value ? s.v : s.k)[static_cast<size_t>(t) * s.kv_width + i];
           const float stored = stored_kv(s.view(), s.table.data(), t, i / head_dim, i % head_dim, value);
-          worst.value(stored, type.type == KVType::kF32 ? x : value_of_code(nearest_code(x, type.type), type.type), 0.0);
+          if (type.type == KVType::kI8) worst.value(stored, x, half_step(value ? s.v : s.k, t * s.kv_width + i / head_dim * head_dim, head_dim));
+          else worst.value(stored, type.type == KVType::kF32 ? x : value_of_code(nearest_code(x, type.type), type.type), 0.0);
         }
   }
   out.push_back(worst.verdict("store_kv", type.name, extent == CheckExtent::kStart ? "head_dim 24" : "head_dim 2-256"));

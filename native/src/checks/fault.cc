@@ -51,8 +51,13 @@ void bad_attention(const KVLayerView& kv, const AttentionParams& p, const Attent
   if (!partial) s.out[static_cast<size_t>(row_end - 1) * static_cast<size_t>(s.out_stride)] += 1.0f;
 }
 
-void bad_scan(LogitRow* row) {
-  real_sampling.scan(row);
+int bad_scan(const float* logits, int begin, int end, float* block_best) {
+  const int bad = real_sampling.scan(logits, begin, end, block_best);
+  if (end > begin) block_best[begin / kScanBlock] += 1.0f;
+  return bad;
+}
+void bad_find_best(LogitRow* row) {
+  real_sampling.find_best(row);
   ++row->best_id;
 }
 void bad_copy_masked(const float* logits, const uint32_t* mask, const uint32_t* other_mask, int size, float* out) {
@@ -69,7 +74,7 @@ void bad_logprobs(const LogitRow& row, int token_id, int k, Candidates room, Tok
 
 const SamplingKernels& with_sampling_fault(const SamplingKernels& table) {
   real_sampling = table;
-  faulty_sampling = {table.name, bad_scan, bad_copy_masked, bad_draw, bad_logprobs};
+  faulty_sampling = {table.name, bad_scan, bad_find_best, bad_copy_masked, bad_draw, bad_logprobs};
   return faulty_sampling;
 }
 

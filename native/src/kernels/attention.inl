@@ -3,8 +3,9 @@
 // A query is one (row, head) pair. What its result is made of depends on its position and on the KV it sees alone:
 //   - positions are cut into fixed splits of kSplitTokens and those into fixed tiles of 64; a tile or split of which the
 //     query sees nothing is skipped, any other contributes in ascending order;
-//   - within a tile, lanes are tokens: s[t] = sum over d = 0.. of (q[d] * scale) * K[d][t], one float32 chain per token;
-//     softcap; lanes the query does not see are replaced before they reach a maximum, an exp or a sum;
+//   - within a tile, lanes are tokens: s[t] = sum over d = 0.. of (q[d] * scale) * K[d][t], one float32 chain per token (KV that is
+//     computed with in pairs has products of its own: attention_pairs.inl); softcap; lanes the query does not see are replaced
+//     before they reach a maximum, an exp or a sum;
 //   - running maximum m, sixteen lane sums l, acc[d] = acc[d] * exp(m_old - m_new) + sum over visible t, ascending, of p[t] * V[t][d];
 //   - the state (m, l, acc) of each split is merged into the running total in order of splits (merge_state), in the one-pass
 //     form as in the partial form; at the end out = acc / l.
@@ -15,6 +16,7 @@
 // hold anything, NaN included.
 
 #include "kernels/attention_tile.inl"
+#include "kernels/attention_pairs.inl"
 
 namespace octavo {
 namespace OCTAVO_ISA_NS {
@@ -29,15 +31,17 @@ struct Pass {
   int kv_head, group, stride;  // stride: head_dim rounded up to 16
   int first = 0, count = 0;
   int *begin = nullptr, *end = nullptr;          // [kQueries] positions a query sees
-  float* q = nullptr;                            // [kQueries][stride], scaled; zero beyond head_dim
+  float* q = nullptr;                            // [kQueries][stride], scaled; zero beyond head_dim; or pairs of 16 bits
+  float* q_scale = nullptr;                      // [kQueries] of int16 pairs
   float* acc = nullptr;                          // [kQueries][stride] of the current split
   float *m = nullptr, *l = nullptr;              // [kQueries], [kQueries][16] of the current split
   float *total_m = nullptr, *total_l = nullptr;  // [kQueries] of the splits merged so far; their acc is in out
   float* scores = nullptr;                       // [kChunk][kTile]
-  float *wide_k = nullptr, *wide_v = nullptr;    // [kSubtiles][head_dim][16], [kTile][stride]
+  float *wide_k = nullptr, *wide_v = nullptr;    // [kSubtiles][head_dim][16], [kTile][stride]; of int8 as pairs, in half of it
+  KVTileLayout layout = {};
 
   const uint8_t* subtile(int position) const {
-    return kv_tile(kv, s.block_table[position / kv.block_size], position % kv.block_size, kv_head);
+    return kv_tile(kv, layout.bytes, s.block_table[position / kv.block_size], position % kv.block_size, kv_head);
   }
   int row(int j) const { return (first + j) / group; }
   int head(int j) const { return kv_head * group + (first + j) % group; }
@@ -53,17 +57,31 @@ OCTAVO_INLINE bool sees_split(const AttentionParams& p, int position, int split)
 
 // ---- tiles -----------------------------------------------------------------------------------------------------------
 
-// Scores of the R queries from j on -> weights; updates their m and l and leaves in alpha how much their acc shrinks.
+// Scores of the R queries from j on -> their maxima in m, and in alpha how much their acc and l shrink.
 template <int R, bool whole>
-OCTAVO_INLINE void softmax_tile(const Pass& pass, const Seen& seen, int j, float* alpha) {
+OCTAVO_INLINE void raise_maxima(const Pass& pass, const Seen& seen, int j, float* alpha) {
   for (int r = 0; r < R; ++r) {
     const float m = finish_scores<whole>(pass.scores + r * kTile, pass.p.softcap, seen.begin[r], seen.end[r], pass.m[j + r]);
     alpha[r] = pass.m[j + r] - m;
     pass.m[j + r] = m;
   }
   f32_store(alpha, f32_exp(f32_load(alpha)));
+}
+
+// Scores -> weights in place; updates m and l.
+template <int R, bool whole>
+OCTAVO_INLINE void softmax_tile(const Pass& pass, const Seen& seen, int j, float* alpha) {
+  raise_maxima<R, whole>(pass, seen, j, alpha);
   for (int r = 0; r < R; ++r)
     finish_weights<whole>(pass.scores + r * kTile, seen.begin[r], seen.end[r], pass.m[j + r], alpha[r], pass.l + (size_t)(j + r) * 16);
+}
+
+template <class Load, int R, bool whole>
+OCTAVO_INLINE void softmax_pairs(const Pass& pass, const TileView<Load>& tile, const Seen& seen, int j, const PairWeights& w) {
+  raise_maxima<R, whole>(pass, seen, j, w.alpha);
+  for (int r = 0; r < R; ++r)
+    finish_pairs<whole>(typename Load::Sum{}, w.pairs + r * kTile, {pass.m[j + r], w.alpha[r], seen.begin[r], seen.end[r]}, tile.scales,
+                        pass.l + (size_t)(j + r) * 16, w.scale + r);
 }
 
 // One tile for the R queries from j on, each of which sees some of it.
@@ -74,13 +92,23 @@ void attend_chunk(const Pass& pass, const TileView<Load>& tile, int tile_begin, 
     seen.begin[r] = int_max(pass.begin[j + r] - tile_begin, 0);
     seen.end[r] = int_min(pass.end[j + r] - tile_begin, kTile);
   }
-  const int stride = pass.stride;
-  dot_tile<Load, R>(pass.q + (size_t)j * stride, stride, tile, seen.begin[0] / kSubtile, (seen.end[R - 1] + kSubtile - 1) / kSubtile,
-                    pass.p.head_dim, pass.scores);
-  float alpha[16] = {0};
-  if (seen.begin[R - 1] == 0 && seen.end[0] == kTile) softmax_tile<R, true>(pass, seen, j, alpha);
-  else softmax_tile<R, false>(pass, seen, j, alpha);
-  accumulate_seen<Load, R>(seen, tile, pass.scores, alpha, pass.acc + (size_t)j * stride, stride);
+  const int stride = pass.stride, begin = seen.begin[0] / kSubtile, end = (seen.end[R - 1] + kSubtile - 1) / kSubtile;
+  const bool whole = seen.begin[R - 1] == 0 && seen.end[0] == kTile;
+  float* acc = pass.acc + (size_t)j * stride;
+  alignas(64) float alpha[16] = {0};
+  if constexpr (Load::kPairs) {
+    float scale[16];
+    const PairWeights w = {pass.scores, alpha, scale};
+    pair_dot_tile<Load, R>({pass.q + (size_t)j * stride, pass.q_scale + j, stride}, tile, begin, end, pass.p.head_dim, pass.scores);
+    if (whole) softmax_pairs<Load, R, true>(pass, tile, seen, j, w);
+    else softmax_pairs<Load, R, false>(pass, tile, seen, j, w);
+    accumulate_pairs<Load, R>(typename Load::Sum{}, seen, tile, w, acc, stride);
+  } else {
+    dot_tile<Load, R>(pass.q + (size_t)j * stride, stride, tile, begin, end, pass.p.head_dim, pass.scores);
+    if (whole) softmax_tile<R, true>(pass, seen, j, alpha);
+    else softmax_tile<R, false>(pass, seen, j, alpha);
+    accumulate_seen<Load, R>(seen, tile, pass.scores, alpha, acc, stride);
+  }
 }
 
 template <class Load, int R>
@@ -99,33 +127,50 @@ void attend_queries(const Pass& pass, const TileView<Load>& tile, int tile_begin
   }
 }
 
-// Subtiles [begin, end) as float32 in scratch, V rows padded to a multiple of sixteen.
+// What a tile is read as when several chunks need it, and how one vector of it is made.
+template <class Load> struct Widened { using Type = LoadWide; };
+template <> struct Widened<PairsI8> { using Type = PairsI16; };
+
 template <class Load>
-void widen_tile(const Pass& pass, const TileView<Load>& from, int begin, int end, TileView<LoadWide>* to) {
-  const int head_dim = pass.p.head_dim, stride = pass.stride;
-  to->v_stride = stride;
+OCTAVO_INLINE void widen_vector(const typename Load::Element* from, int part, float* to) { f32_store(to, Load::load(from, part)); }
+template <>
+OCTAVO_INLINE void widen_vector<PairsI8>(const int8_t* from, int, float* to) { i16_store(to, PairsI8::load(from)); }
+
+// Subtiles [begin, end) in scratch.
+template <class Load, class Wide = typename Widened<Load>::Type>
+void widen_tile(const Pass& pass, const TileView<Load>& from, int begin, int end, TileView<Wide>* to) {
+  constexpr int step = Wide::kPack;  // dims or tokens that one vector of the copy holds of each lane
   for (int u = begin; u < end; ++u) {
-    float* k = pass.wide_k + (size_t)u * head_dim * kSubtile;
-    float* v = pass.wide_v + (size_t)u * kSubtile * stride;
-    to->k[u] = k;
-    to->v[u] = v;
-    for (int d = 0; d < head_dim; ++d) {
-      prefetch_ahead<Load>(from.k[u] + d * kSubtile, from.ahead[u], d);
-      f32_store(k + d * kSubtile, Load::load(from.k[u] + d * kSubtile));
+    float *k = pass.wide_k + (size_t)u * pass.p.head_dim * kSubtile, *v = pass.wide_v + (size_t)u * kSubtile * pass.stride;
+    to->k[u] = (const typename Wide::Element*)k;
+    to->v[u] = (const typename Wide::Element*)v;
+    to->scales[u] = from.scales[u];
+    for (int d = 0; d < pass.p.head_dim; d += step, k += kSubtile) {
+      prefetch_ahead<Load>(from.k_at(u, d), from.ahead[u], d / Load::kPack);
+      widen_vector<Load>(from.k_at(u, d), d % Load::kPack, k);
     }
-    for (int t = 0; t < kSubtile; ++t) {
-      const typename Load::Element* row = from.v[u] + (size_t)t * from.v_stride;
-      int d = 0;
-      for (; d + 16 <= head_dim; d += 16) {
-        prefetch_ahead<Load>(row + d, from.ahead[u], d / 16);
-        f32_store(v + (size_t)t * stride + d, Load::load(row + d));
+    for (int t = u * kSubtile; t < (u + 1) * kSubtile; t += step, v += pass.stride)
+      for (int d = 0; d < pass.stride; d += 16) {
+        prefetch_ahead<Load>(from.v_at(t, d), from.ahead[u], d / 16);
+        widen_vector<Load>(from.v_at(t, d), t % Load::kPack, v + d);
       }
-      if (d == head_dim) continue;
-      typename Load::Element rest[16] = {0};
-      std::memcpy(rest, row + d, sizeof(rest[0]) * (size_t)(head_dim - d));
-      f32_store(v + (size_t)t * stride + d, Load::load(rest));
-    }
   }
+}
+
+// Where the subtiles [begin, end) of a tile lie, and the same ones of the tile after it.
+template <class Load>
+TileView<Load> view_tile(const Pass& pass, int tile_begin, int begin, int end) {
+  TileView<Load> tile;
+  tile.v_stride = pass.stride;
+  for (int u = begin; u < end; ++u) {
+    const int position = tile_begin + u * kSubtile;
+    const uint8_t* at = pass.subtile(position);
+    tile.k[u] = (const typename Load::Element*)at;
+    tile.v[u] = (const typename Load::Element*)(at + pass.layout.v_offset);
+    tile.scales[u] = (const float*)(at + pass.layout.scales_offset);
+    tile.ahead[u] = position + kTile < pass.end[pass.count - 1] ? pass.subtile(position + kTile) - at : 0;
+  }
+  return tile;
 }
 
 // One tile for every query of the pass that sees some of it: a contiguous run, since what is seen ascends with the row.
@@ -137,20 +182,17 @@ void attend_tile(const Pass& pass, int tile_begin) {
   if (a == b) return;
   const int begin = int_max(pass.begin[a] - tile_begin, 0) / kSubtile;
   const int end = (int_min(pass.end[b - 1] - tile_begin, kTile) + kSubtile - 1) / kSubtile;
-  TileView<Load> tile;
-  tile.v_stride = pass.p.head_dim;
-  for (int u = begin; u < end; ++u) {
-    const int position = tile_begin + u * kSubtile;
-    const uint8_t* at = pass.subtile(position);
-    tile.k[u] = (const typename Load::Element*)at;
-    tile.v[u] = tile.k[u] + (size_t)pass.p.head_dim * kSubtile;
-    tile.ahead[u] = position + kTile < pass.end[pass.count - 1] ? pass.subtile(position + kTile) - at : 0;
+  const TileView<Load> tile = view_tile<Load>(pass, tile_begin, begin, end);
+  if (b - a <= kChunk || std::is_same<Load, LoadF32>::value) return attend_queries(pass, tile, tile_begin, a, b);
+  if constexpr (Load::kPairs && std::is_same<Load, LoadOfBF16>::value) {  // computed with as it is stored; asked for ahead once
+    attend_queries(pass, tile, tile_begin, a, a + kChunk);
+    attend_queries(pass, view_tile<NearBF16>(pass, tile_begin, begin, end), tile_begin, a + kChunk, b);
+  } else {
+    TileView<typename Widened<Load>::Type> wide;
+    wide.v_stride = pass.stride;
+    widen_tile(pass, tile, begin, end, &wide);
+    attend_queries(pass, wide, tile_begin, a, b);
   }
-  const bool padded = pass.stride != pass.p.head_dim;
-  if (!padded && (b - a <= kChunk || pass.kv.type == KVType::kF32)) return attend_queries(pass, tile, tile_begin, a, b);
-  TileView<LoadWide> wide;
-  widen_tile(pass, tile, begin, end, &wide);
-  attend_queries(pass, wide, tile_begin, a, b);
 }
 
 // ---- splits --------------------------------------------------------------------------------------------------------
@@ -195,9 +237,12 @@ void attend_split(const Pass& pass, int split) {
   std::memset(pass.l, 0, sizeof(float) * 16 * (size_t)pass.count);
   std::memset(pass.acc, 0, sizeof(float) * (size_t)pass.stride * pass.count);
   for (int tile_begin = begin; tile_begin < end; tile_begin += kTile) {
-    if (pass.kv.type == KVType::kF16) attend_tile<LoadF16>(pass, tile_begin);
-    else if (pass.kv.type == KVType::kBF16) attend_tile<LoadBF16>(pass, tile_begin);
-    else attend_tile<LoadF32>(pass, tile_begin);
+    switch (pass.kv.type) {
+      case KVType::kF16: attend_tile<LoadF16>(pass, tile_begin); break;
+      case KVType::kBF16: attend_tile<LoadOfBF16>(pass, tile_begin); break;
+      case KVType::kF32: attend_tile<LoadF32>(pass, tile_begin); break;
+      case KVType::kI8: attend_tile<PairsI8>(pass, tile_begin); break;
+    }
   }
 }
 
@@ -241,6 +286,7 @@ OCTAVO_INLINE size_t place_scratch(Pass* pass, void* scratch) {
   pass->begin = cursor.take<int>(kQueries);
   pass->end = cursor.take<int>(kQueries);
   pass->q = cursor.take<float>(kQueries * stride);
+  pass->q_scale = cursor.take<float>(kQueries);
   pass->acc = cursor.take<float>(kQueries * stride);
   pass->m = cursor.take<float>(kQueries);
   pass->l = cursor.take<float>(kQueries * 16);
@@ -252,17 +298,28 @@ OCTAVO_INLINE size_t place_scratch(Pass* pass, void* scratch) {
   return cursor.used;
 }
 
-// Scaled queries and what each sees.
-void load_queries(const Pass& pass, bool totals) {
+// One query, scaled, in the form that the products with this type of KV take.
+OCTAVO_INLINE void load_query(const Pass& pass, const float* q, int j) {
   const int head_dim = pass.p.head_dim;
+  float* to = pass.q + (size_t)j * pass.stride;
+  if (pass.kv.type == KVType::kI8) {
+    pass.q_scale[j] = load_query_i16(q, head_dim, pass.p.scale, to);
+    return;
+  }
+#if defined(OCTAVO_AVX512_BF16)
+  if (pass.kv.type == KVType::kBF16) return load_query_bf16(q, head_dim, pass.stride, pass.p.scale, to);
+#endif
+  for (int d = 0; d < head_dim; d += 16) f32_store(to + d, load_lanes(q + d, lanes_left(head_dim, d)) * f32_set(pass.p.scale));
+}
+
+// The queries of the pass and what each sees.
+void load_queries(const Pass& pass, bool totals) {
   for (int j = 0; j < pass.count; ++j) {
     const int position = pass.s.start + pass.row(j);
     pass.begin[j] = visible_begin(pass.p, position);
     pass.end[j] = position + 1;
-    const float* q = pass.s.q + (size_t)pass.row(j) * pass.s.q_stride + (size_t)pass.head(j) * head_dim;
-    for (int d = 0; d < head_dim; d += 16)
-      f32_store(pass.q + (size_t)j * pass.stride + d, load_lanes(q + d, lanes_left(head_dim, d)) * f32_set(pass.p.scale));
-    if (totals) begin_total(head_dim, pass.total_m + j, pass.total_l + j, pass.out(j));
+    load_query(pass, pass.s.q + (size_t)pass.row(j) * pass.s.q_stride + (size_t)pass.head(j) * pass.p.head_dim, j);
+    if (totals) begin_total(pass.p.head_dim, pass.total_m + j, pass.total_l + j, pass.out(j));
   }
 }
 
@@ -270,6 +327,7 @@ void attention(const KVLayerView& kv, const AttentionParams& p, const AttentionS
                int split_begin, int split_end, float* partial, void* scratch) {
   const int group = p.heads / p.kv_heads, end = row_end * group;
   Pass pass = {kv, p, s, kv_head, group, round_up_16(p.head_dim)};
+  pass.layout = kv_tile_layout(kv.type, p.head_dim);
   place_scratch(&pass, scratch);
   for (pass.first = row_begin * group; pass.first < end; pass.first += pass.count) {
     pass.count = int_min(end - pass.first, kQueries);

@@ -20,43 +20,61 @@ constexpr int kChunk = 2, kAccumulators = 2;
 // Vectors beside each other for R queries: the power of two that fills the accumulators.
 constexpr int block_vectors(int queries) { return kAccumulators / queries >= 4 ? 4 : kAccumulators / queries >= 2 ? 2 : 1; }
 
-// How the numbers of a tile are read: the stored types, and a tile already widened into scratch.
+// How the numbers of a tile are read, as float32: the stored types, and a tile already widened into scratch.
+// kPack: neighbouring dims (K) or tokens (V) that lie side by side; `part` says which of them is wanted.
 struct LoadF16 {
   using Element = uint16_t;
-  static constexpr bool kStored = true;
-  static OCTAVO_INLINE F32x16 load(const uint16_t* p) { return f32_load_f16(p); }
+  static constexpr bool kStored = true, kPairs = false;
+  static constexpr int kPack = 1;
+  static OCTAVO_INLINE F32x16 load(const uint16_t* p, int) { return f32_load_f16(p); }
 };
 struct LoadBF16 {
   using Element = uint16_t;
-  static constexpr bool kStored = true;
-  static OCTAVO_INLINE F32x16 load(const uint16_t* p) { return f32_load_bf16(p); }
+  static constexpr bool kStored = true, kPairs = false;
+  static constexpr int kPack = 2;
+  static OCTAVO_INLINE F32x16 load(const uint16_t* p, int part) { return f32_load_bf16_of_pairs(p, part); }
 };
 struct LoadF32 {
   using Element = float;
-  static constexpr bool kStored = true;
-  static OCTAVO_INLINE F32x16 load(const float* p) { return f32_load(p); }
+  static constexpr bool kStored = true, kPairs = false;
+  static constexpr int kPack = 1;
+  static OCTAVO_INLINE F32x16 load(const float* p, int) { return f32_load(p); }
 };
 struct LoadWide : LoadF32 { static constexpr bool kStored = false; };
 
-// Where the subtiles of one tile lie: k[u]: [head_dim][16], v[u]: [16][v_stride].
+// Where the subtiles of one tile lie: k[u]: [head_dim / kPack][16][kPack], v[u]: [16 / kPack][v_stride][kPack], and of int8 KV
+// scales[u]: [2][16], K's and V's.
 // ahead[u]: what will be read a tile later, as an offset from k[u] and v[u] in bytes; blocks lie anywhere, so the hardware's
 // own prefetch stops at the end of each.
 template <class Load>
 struct TileView {
   const typename Load::Element* k[kSubtiles];
   const typename Load::Element* v[kSubtiles];
+  const float* scales[kSubtiles];
   int v_stride;
   ptrdiff_t ahead[kSubtiles];
+
+  // Dimension d of a subtile's K, and column c of token t's V: with kPack > 1 what lies around them.
+  OCTAVO_INLINE const typename Load::Element* k_at(int u, int d) const {
+    return k[u] + (size_t)(d / Load::kPack) * (kSubtile * Load::kPack);
+  }
+  OCTAVO_INLINE const typename Load::Element* v_at(int t, int c) const {
+    return v[t / kSubtile] + ((size_t)(t % kSubtile / Load::kPack) * v_stride + c) * Load::kPack;
+  }
 };
 
-// Asks for what lies `ahead` bytes from p, once per cache line; i counts sixteens of elements. Into the second level only: the
+// Asks for what lies `ahead` bytes from p, once per cache line; i counts the vectors in a row. Into the second level only: the
 // first has too few miss buffers for DRAM's latency (Zen 4: 16 GB/s of KV that way, 22 this way, 15 without).
 template <class Load>
 OCTAVO_INLINE void prefetch_ahead(const typename Load::Element* p, ptrdiff_t ahead, int i) {
   if constexpr (Load::kStored) {
-    if (sizeof(typename Load::Element) == 4 || i % 2 == 0) __builtin_prefetch((const uint8_t*)p + ahead, 0, 2);
+    constexpr int vectors = 64 / (16 * Load::kPack * (int)sizeof(typename Load::Element));  // that share a cache line
+    if (i % vectors == 0) __builtin_prefetch((const uint8_t*)p + ahead, 0, 2);
   }
 }
+
+// What R queries see of one tile, as offsets into it; both ascend with the query.
+struct Seen { int begin[kChunk], end[kChunk]; };
 
 OCTAVO_INLINE int round_up_16(int n) { return (n + 15) & ~15; }
 OCTAVO_INLINE int int_min(int a, int b) { return a < b ? a : b; }
@@ -75,9 +93,9 @@ OCTAVO_INLINE void dot_block(const float* q, int q_stride, const TileView<Load>&
   for (int d = 0; d < head_dim; ++d) {
     F32x16 b[NV];
     for (int v = 0; v < NV; ++v) {
-      const typename Load::Element* k = tile.k[u + v] + (size_t)d * kSubtile;
-      prefetch_ahead<Load>(k, tile.ahead[u + v], d);
-      b[v] = Load::load(k);
+      const typename Load::Element* k = tile.k_at(u + v, d);
+      if (d % Load::kPack == 0) prefetch_ahead<Load>(k, tile.ahead[u + v], d / Load::kPack);
+      b[v] = Load::load(k, d % Load::kPack);
     }
     for (int r = 0; r < R; ++r) {
       const F32x16 a = f32_set(q[(size_t)r * q_stride + d]);
@@ -104,20 +122,17 @@ OCTAVO_INLINE void accumulate_block(const float* p, const float* alpha, const Ti
   F32x16 sum[R][NV];
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < NV; ++v) sum[r][v] = f32_load(acc + (size_t)r * stride + column + 16 * v) * f32_set(alpha[r]);
-  for (int t = begin; t < end;) {
-    const int stop = int_min(end, (t / kSubtile + 1) * kSubtile);
-    const typename Load::Element* row = tile.v[t / kSubtile] + (size_t)(t % kSubtile) * tile.v_stride + column;
+  for (int t = begin; t < end; ++t) {
+    const typename Load::Element* row = tile.v_at(t, column);
     const ptrdiff_t ahead = tile.ahead[t / kSubtile];
-    for (; t < stop; ++t, row += tile.v_stride) {
-      F32x16 b[NV];
-      for (int v = 0; v < NV; ++v) {
-        prefetch_ahead<Load>(row + 16 * v, ahead, v);
-        b[v] = Load::load(row + 16 * v);
-      }
-      for (int r = 0; r < R; ++r) {
-        const F32x16 a = f32_set(p[r * kTile + t]);
-        for (int v = 0; v < NV; ++v) sum[r][v] = f32_fma(a, b[v], sum[r][v]);
-      }
+    F32x16 b[NV];
+    for (int v = 0; v < NV; ++v) {
+      if (t % Load::kPack == 0) prefetch_ahead<Load>(row + 16 * Load::kPack * v, ahead, v);
+      b[v] = Load::load(row + 16 * Load::kPack * v, t % Load::kPack);
+    }
+    for (int r = 0; r < R; ++r) {
+      const F32x16 a = f32_set(p[r * kTile + t]);
+      for (int v = 0; v < NV; ++v) sum[r][v] = f32_fma(a, b[v], sum[r][v]);
     }
   }
   for (int r = 0; r < R; ++r) for (int v = 0; v < NV; ++v) f32_store(acc + (size_t)r * stride + column + 16 * v, sum[r][v]);
@@ -172,9 +187,6 @@ OCTAVO_INLINE void finish_weights(float* scores, int begin, int end, float m, fl
 }
 
 // ---- what some queries see and others do not ----------------------------------------------------------------------
-
-// What R queries see of one tile, as offsets into it; both ascend with the query.
-struct Seen { int begin[kChunk], end[kChunk]; };
 
 // PV of R queries. The tokens that all of them see go together; those only some see go query by query, in the same order,
 // because a weight of zero would not keep out an infinite or NaN value of a later row.

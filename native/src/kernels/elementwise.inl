@@ -1,4 +1,4 @@
-// Per-row operations around the matrix products: norm, activation quantisation, gated activations, rotary embedding, KV store.
+// Per-row operations around the matrix products: norm, activation quantisation, gated activations, rotary embedding.
 //
 // Included by kernels_isa.cc inside no namespace; everything lands in the unit's ISA namespace. Rows may have any length:
 // a last vector of fewer than sixteen values is loaded and stored by count, so nothing beyond a row is read or written.
@@ -198,50 +198,6 @@ void rope(float* x, int heads, int head_dim, int rotary_dim, bool interleaved, c
     for (int j = 0; j < n; ++j) { c[j] = cos_sin[2 * (i + j)]; s[j] = cos_sin[2 * (i + j) + 1]; }
     const F32x16 cv = f32_load(c), sv = f32_load(s);
     for (int h = 0; h < heads; ++h) rope_pairs(x + (size_t)h * head_dim, half, interleaved, i, n, cv, sv);
-  }
-}
-
-// ---- KV store ------------------------------------------------------------------------------------------------------
-
-OCTAVO_INLINE void convert_16(F32x16 a, KVType type, uint16_t* out) {
-  if (type == KVType::kF16) f32_store_f16(out, a);
-  else f32_store_bf16(out, a);
-}
-
-// K goes down a column (stride 16), V along a row. Only this token's elements are written, one by one or by exact count:
-// threads storing neighbouring tokens of a tile must not overwrite each other.
-OCTAVO_INLINE void store_head_16(uint16_t* k_out, uint16_t* v_out, KVType type, int head_dim, const float* k, const float* v) {
-  for (int d = 0; d < head_dim; d += 16) {
-    const int n = lanes_left(head_dim, d);
-    uint16_t t[16];
-    convert_16(load_lanes(k + d, n), type, t);
-    for (int j = 0; j < n; ++j) k_out[(d + j) * 16] = t[j];
-    convert_16(load_lanes(v + d, n), type, t);
-    std::memcpy(v_out + d, t, sizeof(uint16_t) * (size_t)n);
-  }
-}
-
-OCTAVO_INLINE void store_head_32(float* k_out, float* v_out, int head_dim, const float* k, const float* v) {
-  for (int d = 0; d < head_dim; ++d) k_out[d * 16] = k[d];
-  std::memcpy(v_out, v, sizeof(float) * (size_t)head_dim);
-}
-
-OCTAVO_INLINE size_t kv_element_bytes(KVType type) { return type == KVType::kF32 ? 4 : 2; }
-
-// The tile of kv_head that holds token `offset` of `block`: K [head_dim][16], then V [16][head_dim].
-OCTAVO_INLINE uint8_t* kv_tile(const KVLayerView& kv, int block, int offset, int kv_head) {
-  const size_t tile_bytes = 2 * 16 * (size_t)kv.head_dim * kv_element_bytes(kv.type);
-  return kv.base + (size_t)block * kv.block_bytes + ((size_t)kv_head * (kv.block_size / 16) + offset / 16) * tile_bytes;
-}
-
-void store_kv(const KVLayerView& kv, int block, int offset, const float* k, const float* v) {
-  const int head_dim = kv.head_dim, token = offset % 16;
-  for (int h = 0; h < kv.kv_heads; ++h) {
-    uint8_t* tile = kv_tile(kv, block, offset, h);
-    const float *k_head = k + (size_t)h * head_dim, *v_head = v + (size_t)h * head_dim;
-    const size_t v_start = 16 * (size_t)head_dim + (size_t)token * head_dim;
-    if (kv.type == KVType::kF32) store_head_32((float*)tile + token, (float*)tile + v_start, head_dim, k_head, v_head);
-    else store_head_16((uint16_t*)tile + token, (uint16_t*)tile + v_start, kv.type, head_dim, k_head, v_head);
   }
 }
 

@@ -29,9 +29,29 @@ enum class PackedFormat : int32_t {
 struct PackedMatrix;  // packing.h: n (out_features) x k (in_features), rows interleaved by 16
 
 // ---- KV storage ----------------------------------------------------------------------------------------------------
-enum class KVType : int32_t { kF16 = 0, kBF16 = 1, kF32 = 2 };
+enum class KVType : int32_t { kF16 = 0, kBF16 = 1, kF32 = 2, kI8 = 3 };
 
-// One layer's pages. Inside a block: [kv_head][tile of 16 tokens] { K: [head_dim][16], V: [16][head_dim] }.
+// Inside a block: [kv_head][tile of 16 tokens], a tile being K, then V, then scales. R = head_dim rounded up to a multiple of 16;
+// what V holds beyond head_dim is never looked at.
+//   f32, f16    K [head_dim][16 tokens]                   V [16 tokens][R]
+//   bf16, int8  K [head_dim / 2][16 tokens][2 dims]   V [8][R][2 tokens]: as dot products of pairs of 16-bit numbers read them;
+//               head_dim is even
+//   int8        then k_scale [16] and v_scale [16] in float32: a token's and head's values are q * scale, q in -127..127
+// The layout is the type's own, the same on every ISA level.
+struct KVTileLayout { size_t v_offset, scales_offset, bytes; };
+
+// Internal linkage, here and below: units differ in ISA.
+static inline size_t kv_value_bytes(KVType type) { return type == KVType::kF32 ? 4 : type == KVType::kI8 ? 1 : 2; }
+
+static inline bool kv_is_paired(KVType type) { return type == KVType::kBF16 || type == KVType::kI8; }
+
+static inline KVTileLayout kv_tile_layout(KVType type, int head_dim) {
+  const size_t v_dims = ((size_t)head_dim + 15) / 16 * 16;
+  const size_t v = 16 * (size_t)head_dim * kv_value_bytes(type), scales = v + 16 * v_dims * kv_value_bytes(type);
+  return {v, scales, scales + (type == KVType::kI8 ? 2 * 16 * sizeof(float) : 0)};
+}
+
+// One layer's pages.
 struct KVLayerView {
   uint8_t* base;            // block b starts at base + b * block_bytes
   size_t block_bytes;
@@ -56,11 +76,11 @@ struct AttentionSequence {
 
 constexpr int kSplitTokens = 256;  // fixed split points of attention, by position
 
-// Splits that hold the sequence's positions, those of this step's rows included. Internal linkage: units differ in ISA.
+// Splits that hold the sequence's positions, those of this step's rows included.
 static inline int attention_num_splits(const AttentionSequence& s) { return (s.start + s.rows + kSplitTokens - 1) / kSplitTokens; }
 
 struct Kernels {
-  const char* name;  // "portable", "avx2", "avx512"
+  const char* name;  // "portable", "avx2", "avx512_vnni", "avx512_bf16"
 
   // rmsnorm: out[i] = x[i] / sqrt(mean(x^2) + eps) * w[i] for one row (out may be x).
   void (*rmsnorm)(const float* x, const float* w, float eps, int dim, float* out);
@@ -97,6 +117,7 @@ struct Kernels {
 
 const Kernels* kernels_portable();
 const Kernels* kernels_avx2();    // null when not compiled in
-const Kernels* kernels_avx512();
+const Kernels* kernels_avx512_vnni();
+const Kernels* kernels_avx512_bf16();
 
 }  // namespace octavo

@@ -1,10 +1,13 @@
 // The one source of every ISA level's kernels: compiled with -DOCTAVO_ISA_NS=<level> and that level's machine flags.
 #include "kernels/kernels.h"
 
+#include <type_traits>
+
 #include "kernels/simd.h"
 // Order matters: each .inl uses what is above it.
 #include "kernels/elementwise.inl"
 #include "kernels/matmul.inl"
+#include "kernels/kv_layout.inl"
 #include "kernels/attention.inl"
 
 #define OCTAVO_CONCAT_(a, b) a##b

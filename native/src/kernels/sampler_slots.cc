@@ -98,13 +98,15 @@ struct SamplerSlots::Slot {
 
 #if !(defined(__x86_64__) || defined(_M_X64))
 const SamplingKernels* sampling_kernels_avx2() { return nullptr; }
-const SamplingKernels* sampling_kernels_avx512() { return nullptr; }
+const SamplingKernels* sampling_kernels_avx512_vnni() { return nullptr; }
 #endif
 
 const SamplingKernels* sampling_kernels_by_name(const char* name) {
   if (!std::strcmp(name, "portable")) return sampling_kernels_portable();
   if (!std::strcmp(name, "avx2")) return cpu_has_avx2() ? sampling_kernels_avx2() : nullptr;
-  if (!std::strcmp(name, "avx512")) return cpu_has_avx512() ? sampling_kernels_avx512() : nullptr;
+  for (const char* level : {"avx512", "avx512_vnni"})
+    if (!std::strcmp(name, level)) return cpu_has_avx512() ? sampling_kernels_avx512_vnni() : nullptr;
+  if (!std::strcmp(name, "avx512_bf16")) return cpu_has_avx512_bf16() ? sampling_kernels_avx512_vnni() : nullptr;
   return nullptr;
 }
 

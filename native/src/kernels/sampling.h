@@ -50,7 +50,7 @@ struct TokenLogprobs {
 };
 
 struct SamplingKernels {
-  const char* name;  // "portable", "avx2", "avx512"
+  const char* name;  // "portable", "avx2", "avx512_vnni"
 
   // Fill block_best for tokens [begin, end) of a row; begin is a multiple of kScanBlock, and end too unless it is the row's. Returns
   // the lowest id whose logit is nan or +inf, or -1; with one, block_best means nothing. Parts may be scanned in any order.
@@ -67,7 +67,7 @@ struct SamplingKernels {
 
 const SamplingKernels* sampling_kernels_portable();
 const SamplingKernels* sampling_kernels_avx2();    // null when not compiled in
-const SamplingKernels* sampling_kernels_avx512();
+const SamplingKernels* sampling_kernels_avx512_vnni();
 
 // The table of a level's name, or null when this machine or build lacks it.
 const SamplingKernels* sampling_kernels_by_name(const char* name);

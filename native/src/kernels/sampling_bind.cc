@@ -127,7 +127,7 @@ nb::tuple sample(SamplerSlots& slots, int slot, Logits logits, int64_t position,
 
 const SamplingKernels& kernels_of(const std::string& isa) {
   const SamplingKernels* kernels = sampling_kernels_by_spec(isa);
-  if (!kernels) throw nb::value_error(("isa: " + isa + " is not one of portable, avx2, avx512 that this machine and build have").c_str());
+  if (!kernels) throw nb::value_error(("isa: " + isa + " is not one of portable, avx2, avx512, avx512_vnni, avx512_bf16 that this machine and build have").c_str());
   return *kernels;
 }
 

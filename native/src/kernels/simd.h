@@ -1,7 +1,7 @@
 // Sixteen-lane vectors over the ISA of the unit that includes this file.
 //
 // Kernels are written once against F32x16 / I32x16 / U8x64 and compiled once per ISA level into namespace OCTAVO_ISA_NS
-// (portable, avx2, avx512). Everything here is in that namespace, so no linker can merge the copies of two units:
+// (portable, avx2, avx512_vnni, avx512_bf16). Everything here is in that namespace, so no linker can merge the copies of two units:
 // an AVX-512 body must never be the one a plain machine runs. Lanes mean the same on every level; only FMA contraction
 // differs (portable rounds twice), so results are exact within one level.
 #pragma once
@@ -197,6 +197,60 @@ OCTAVO_INLINE float f32_max_lane(F32x16 a) {
   return t[0];
 #endif
 }
+
+// ---- pairs of 16-bit numbers ---------------------------------------------------------------------------------------
+// Sixteen pairs, one per 32-bit lane; the even one lies first in memory, in the lane's low half.
+
+#if defined(OCTAVO_AVX512)
+struct I16x32 { __m512i v; };
+OCTAVO_INLINE I16x32 i16_load(const void* p) { return {_mm512_loadu_si512(p)}; }
+OCTAVO_INLINE I16x32 i16_load_i8(const int8_t* p) { return {_mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)p))}; }
+OCTAVO_INLINE void i16_store(void* p, I16x32 a) { _mm512_storeu_si512(p, a.v); }
+OCTAVO_INLINE I16x32 i16_set_pair(uint32_t x) { return {_mm512_set1_epi32((int)x)}; }
+OCTAVO_INLINE I16x32 operator&(I16x32 a, I16x32 b) { return {_mm512_and_si512(a.v, b.v)}; }
+// c + a.even * b.even + a.odd * b.odd, exact while it fits.
+// Not the intrinsic: GCC 12 stores every sum of an array of them to memory after each step.
+OCTAVO_INLINE I32x16 i32_dot(I32x16 c, I16x32 a, I16x32 b) { __asm__("vpdpwssd %2, %1, %0" : "+v"(c.v) : "v"(a.v), "v"(b.v)); return c; }
+// Lanes saturate to int16.
+OCTAVO_INLINE void i32_store_i16(int16_t* p, I32x16 a) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtsepi32_epi16(a.v)); }
+// The even or odd bfloat16 of each pair.
+OCTAVO_INLINE F32x16 f32_load_bf16_of_pairs(const uint16_t* p, int odd) {
+  const __m512i high = _mm512_sll_epi32(_mm512_loadu_si512(p), _mm_cvtsi32_si128(odd ? 0 : 16));
+  return {_mm512_castsi512_ps(_mm512_and_si512(high, _mm512_set1_epi32((int)0xffff0000u)))};
+}
+#elif defined(OCTAVO_AVX2)
+struct I16x32 { __m256i a, b; };
+OCTAVO_INLINE I16x32 i16_load(const void* p) { return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)p + 1)}; }
+OCTAVO_INLINE I16x32 i16_load_i8(const int8_t* p) { return {_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p)), _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(p + 16)))}; }
+OCTAVO_INLINE void i16_store(void* p, I16x32 x) { _mm256_storeu_si256((__m256i*)p, x.a); _mm256_storeu_si256((__m256i*)p + 1, x.b); }
+OCTAVO_INLINE I16x32 i16_set_pair(uint32_t x) { return {_mm256_set1_epi32((int)x), _mm256_set1_epi32((int)x)}; }
+OCTAVO_INLINE I32x16 i32_dot(I32x16 c, I16x32 x, I16x32 y) { return {_mm256_add_epi32(c.a, _mm256_madd_epi16(x.a, y.a)), _mm256_add_epi32(c.b, _mm256_madd_epi16(x.b, y.b))}; }
+OCTAVO_INLINE void i32_store_i16(int16_t* p, I32x16 x) { _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xd8)); }
+OCTAVO_INLINE F32x16 f32_load_bf16_of_pairs(const uint16_t* p, int odd) {
+  const I16x32 x = i16_load(p);
+  const __m128i shift = _mm_cvtsi32_si128(odd ? 0 : 16);
+  const __m256i mask = _mm256_set1_epi32((int)0xffff0000u);
+  return {_mm256_castsi256_ps(_mm256_and_si256(_mm256_sll_epi32(x.a, shift), mask)), _mm256_castsi256_ps(_mm256_and_si256(_mm256_sll_epi32(x.b, shift), mask))};
+}
+#else
+struct I16x32 { int16_t v[32]; };
+OCTAVO_INLINE I16x32 i16_load(const void* p) { I16x32 r; std::memcpy(r.v, p, 64); return r; }
+OCTAVO_INLINE I16x32 i16_load_i8(const int8_t* p) { I16x32 r; for (int i = 0; i < 32; ++i) r.v[i] = p[i]; return r; }
+OCTAVO_INLINE void i16_store(void* p, const I16x32& a) { std::memcpy(p, a.v, 64); }
+OCTAVO_INLINE I16x32 i16_set_pair(uint32_t x) { I16x32 r; OCTAVO_EACH { r.v[2 * i] = (int16_t)x; r.v[2 * i + 1] = (int16_t)(x >> 16); } return r; }
+OCTAVO_INLINE I32x16 i32_dot(const I32x16& c, const I16x32& a, const I16x32& b) { I32x16 r; OCTAVO_EACH r.v[i] = c.v[i] + a.v[2 * i] * b.v[2 * i] + a.v[2 * i + 1] * b.v[2 * i + 1]; return r; }
+OCTAVO_INLINE void i32_store_i16(int16_t* p, const I32x16& a) { OCTAVO_EACH p[i] = (int16_t)(a.v[i] > 32767 ? 32767 : a.v[i] < -32768 ? -32768 : a.v[i]); }
+OCTAVO_INLINE F32x16 f32_load_bf16_of_pairs(const uint16_t* p, int odd) { F32x16 r; OCTAVO_EACH { uint32_t b = (uint32_t)p[2 * i + odd] << 16; std::memcpy(&r.v[i], &b, 4); } return r; }
+#endif
+
+#if defined(OCTAVO_AVX512_BF16)
+// fma(a.even, b.even, fma(a.odd, b.odd, c)) for bfloat16 pairs, each rounded to nearest even; subnormal numbers count as zero.
+OCTAVO_INLINE F32x16 f32_dot_bf16(F32x16 c, I16x32 a, I16x32 b) { return {_mm512_dpbf16_ps(c.v, (__m512bh)a.v, (__m512bh)b.v)}; }
+// Thirty-two consecutive values rounded to bfloat16 (nearest even, subnormal to zero).
+OCTAVO_INLINE I16x32 bf16_from_f32(F32x16 first, F32x16 second) { return {(__m512i)_mm512_cvtne2ps_pbh(second.v, first.v)}; }
+#endif
+
+// ---- functions -----------------------------------------------------------------------------------------------------
 
 // p * 2^k for integral lanes of k in -126..127.
 OCTAVO_INLINE F32x16 f32_scale2i(F32x16 p, F32x16 k) {

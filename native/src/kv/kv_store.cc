@@ -11,8 +11,7 @@ namespace octavo {
 namespace {
 
 size_t layer_bytes(int block_size, KVType type, const KVLayerShape& s) {
-  const size_t value = type == KVType::kF32 ? 4 : 2;
-  return 2 * value * (size_t)s.kv_heads * (size_t)s.head_dim * (size_t)block_size;
+  return kv_tile_layout(type, s.head_dim).bytes * (size_t)s.kv_heads * (size_t)(block_size / 16);
 }
 
 }  // namespace
@@ -27,6 +26,8 @@ KVStore::KVStore(int num_blocks, int block_size, KVType type, const std::vector<
     : num_blocks_(num_blocks), block_size_(block_size) {
   if (num_blocks < 1) throw std::invalid_argument("num_blocks: at least 1");
   if (block_size < 16 || block_size % 16) throw std::invalid_argument("block_size: a multiple of 16");
+  for (const auto& s : layers)
+    if (kv_is_paired(type) && s.head_dim % 2) throw std::invalid_argument("head_dim: " + std::to_string(s.head_dim) + "; bf16 and int8 KV need an even number");
   block_bytes_ = bytes_per_block(block_size, type, layers);
   total_bytes_ = block_bytes_ * (size_t)num_blocks;
   void* p = mmap(nullptr, total_bytes_ ? total_bytes_ : 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

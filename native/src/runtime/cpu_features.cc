@@ -37,20 +37,27 @@ bool cpu_has_avx512() { return false; }
 bool cpu_has_avx_vnni() { return false; }
 bool cpu_has_avx512_bf16() { return false; }
 const Kernels* kernels_avx2() { return nullptr; }
-const Kernels* kernels_avx512() { return nullptr; }
+const Kernels* kernels_avx512_vnni() { return nullptr; }
+const Kernels* kernels_avx512_bf16() { return nullptr; }
 #endif
 
 const Kernels* kernels_by_name(const char* name) {
   if (!std::strcmp(name, "portable")) return kernels_portable();
   if (!std::strcmp(name, "avx2")) return cpu_has_avx2() ? kernels_avx2() : nullptr;
-  if (!std::strcmp(name, "avx512")) return cpu_has_avx512() ? kernels_avx512() : nullptr;
+  if (!std::strcmp(name, "avx512_vnni")) return cpu_has_avx512() ? kernels_avx512_vnni() : nullptr;
+  if (!std::strcmp(name, "avx512_bf16")) return cpu_has_avx512_bf16() ? kernels_avx512_bf16() : nullptr;
+  if (!std::strcmp(name, "avx512")) {
+    const Kernels* k = kernels_by_name("avx512_bf16");
+    return k ? k : kernels_by_name("avx512_vnni");
+  }
   return nullptr;
 }
 
 const Kernels* kernels_best() {
-  if (const Kernels* k = kernels_by_name("avx512")) return k;
-  if (const Kernels* k = kernels_by_name("avx2")) return k;
-  return kernels_portable();
+  const Kernels* best = nullptr;
+  for (const char* name : kIsaLevels)
+    if (const Kernels* k = kernels_by_name(name)) best = k;
+  return best;
 }
 
 }  // namespace octavo

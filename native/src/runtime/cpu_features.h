@@ -10,7 +10,10 @@ bool cpu_has_avx512();  // AVX-512 F, BW, VL, DQ, VNNI and OS support for zmm st
 bool cpu_has_avx_vnni();     // 8-bit dot products on ymm without AVX-512
 bool cpu_has_avx512_bf16();  // bfloat16 dot products, with the above
 
-// The table of `name` ("portable", "avx2", "avx512") or null when this machine or build lacks it.
+// Every level, best last. The two of AVX-512 differ in attention over bfloat16 KV alone.
+constexpr const char* kIsaLevels[] = {"portable", "avx2", "avx512_vnni", "avx512_bf16"};
+
+// The table of a level, or of "avx512": the better of the two that this machine has. Null when this machine or build lacks it.
 const Kernels* kernels_by_name(const char* name);
 // The best this machine has.
 const Kernels* kernels_best();

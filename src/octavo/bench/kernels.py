@@ -16,10 +16,10 @@ from octavo.backends.cpu.kernel_path import kernel_path
 from octavo.backends.machine import available_cpus
 from octavo.bench.limits import Limits, measure_limits, stream_bytes
 from octavo.bench.tables import table
+from octavo.config import KV_DTYPES
 
 FORMATS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "bf16", "f16", "f32")
 ROWS = (1, 4, 16, 64, 512)
-KV_DTYPES = ("f16", "bf16", "f32")
 CONTEXTS = (512, 2048)
 HEADS = (9, 3, 64)  # heads, KV heads, head_dim of SmolLM2-135M
 

@@ -9,6 +9,7 @@ import click
 from octavo.cli.bench_serve import serve
 from octavo.cli.options import engine_config, engine_options, model_options
 from octavo.cli.progress import fetched
+from octavo.config import KV_DTYPES
 
 
 @click.group()
@@ -62,7 +63,7 @@ _KV_HELP = "Type of keys and values of attention; may be given more than once (d
 @bench.command(short_help="Speed of single kernels, beside what bounds them.")
 @click.option("--format", "formats", type=click.Choice(_FORMATS), multiple=True, help=_FORMAT_HELP)
 @click.option("--rows", type=click.IntRange(1, 4096), multiple=True, help=_ROWS_HELP)
-@click.option("--kv-cache-dtype", "kv_dtypes", type=click.Choice(["f16", "bf16", "f32"]), multiple=True, help=_KV_HELP)
+@click.option("--kv-cache-dtype", "kv_dtypes", type=click.Choice(KV_DTYPES), multiple=True, help=_KV_HELP)
 @click.option("--threads", type=click.IntRange(1, 1024), help="Compute threads (default: one per core this process may use).")
 @click.option("--seconds", type=click.FloatRange(0.001), default=0.1, show_default=True, help="Time for each figure.")
 @click.option("--json", "as_json", is_flag=True, help="Print only the JSON record.")

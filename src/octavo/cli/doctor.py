@@ -6,9 +6,11 @@ import sys
 
 import click
 
+_LEVELS = ("portable", "avx2", "avx512", "avx512_vnni", "avx512_bf16")
+
 
 @click.command()
-@click.option("--isa", type=click.Choice(["portable", "avx2", "avx512"]), help="Kernel level to examine (default: the one that is used).")
+@click.option("--isa", type=click.Choice(_LEVELS), help="Kernel level to examine (default: the one that is used).")
 @click.option("--all-isa", is_flag=True, help="Examine every kernel level that this machine has.")
 @click.option("--threads", type=click.IntRange(1, 1024), help="Compute threads (default: one per core this process may use).")
 @click.option("--quick", is_flag=True, help="Shorter measurements, less exact: a few seconds instead of up to a minute.")
@@ -28,9 +30,10 @@ def doctor(isa: str | None, all_isa: bool, threads: int | None, quick: bool, as_
     from octavo.bench.doctor_text import report_text
 
     here = tuple(_native.isa_levels())
-    if isa is not None and isa not in here:
+    wanted = here[-1] if isa == "avx512" and here[-1].startswith(isa) else isa  # the better of two
+    if wanted is not None and wanted not in here:
         raise click.BadParameter(f"{isa!r} is not available here; this machine has {', '.join(here)}", param_hint="'--isa'")
-    levels = here[::-1] if all_isa else (isa,) if isa is not None else ()
+    levels = here[::-1] if all_isa else (wanted,) if wanted is not None else ()
 
     def progress(what: str) -> None:
         if sys.stderr.isatty():

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from octavo.config import BackendConfig, CacheConfig, ConfigError, EngineConfig, ModelConfig, SchedulerConfig
+from octavo.config import KV_DTYPES, BackendConfig, CacheConfig, ConfigError, EngineConfig, ModelConfig, SchedulerConfig
 
 Section = TypeVar("Section", ModelConfig, CacheConfig, SchedulerConfig, BackendConfig)
 
@@ -63,7 +63,7 @@ def engine_options(function: Callable) -> Callable:
     """Options of cache, scheduler and backend."""
     backend_help = "cpu: packed weights, native kernels. reference: NumPy, slow and obvious."
     compute_help = "f32: all weights and KV in float32, slower; for checking the fast mode."
-    dtype_help = "Type of keys and values. auto: f16, or f32 with --compute f32."
+    dtype_help = "Type of keys and values. auto: bf16, or f32 with --compute f32."
     cache, scheduler, backend = _DEFAULTS.cache, _DEFAULTS.scheduler, _DEFAULTS.backend
     itl_help = "Bound on the gaps between a running answer's tokens, in milliseconds: prompts are computed in pieces that keep it."
     pool_help = "Memory of the KV pool, such as 2GiB (default: a quarter of the free memory, at most 4GiB)."
@@ -75,7 +75,7 @@ def engine_options(function: Callable) -> Callable:
             _shown("--block-size", cache.block_size, int, "Tokens of a KV block."),
             click.option("--num-kv-blocks", type=int, help="KV blocks in the pool; not together with --kv-cache-memory."),
             click.option("--kv-cache-memory", type=ByteSize(), help=pool_help),
-            _shown("--kv-cache-dtype", cache.kv_cache_dtype, click.Choice(["auto", "f16", "bf16", "f32"]), dtype_help),
+            _shown("--kv-cache-dtype", cache.kv_cache_dtype, click.Choice(["auto", *KV_DTYPES]), dtype_help),
             click.option("--no-enable-prefix-caching", is_flag=True, help="Compute every prompt from its first token."),
             click.option("--no-enable-chunked-prefill", is_flag=True, help="Compute each prompt in one step, never in pieces."),
             _shown("--backend", backend.backend, click.Choice(["cpu", "reference"]), backend_help),

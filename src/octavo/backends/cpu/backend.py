@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from octavo.models.loaded import ModelBody, WeightTensor
 
 # Bump when the packed layout or any kernel's arithmetic changes: fingerprints must not match across it.
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 PACKABLE = frozenset({"f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k"})
 MAX_KV_BLOCKS = 2**31 - 1  # block ids are int32
 ROPE_CHUNK = 1024  # positions a rotary table grows by
@@ -235,7 +235,7 @@ def kv_dtype_of(config: EngineConfig) -> str:
     """The type of keys and values in the cache."""
     if config.cache.kv_cache_dtype != "auto":
         return config.cache.kv_cache_dtype
-    return "f32" if config.backend.compute == "f32" else "f16"
+    return "f32" if config.backend.compute == "f32" else "bf16"
 
 
 def _release_pages(file: object) -> None:

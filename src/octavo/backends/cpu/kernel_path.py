@@ -21,16 +21,20 @@ CheckRow = tuple[str, str, str, bool, float, float]
 
 
 def isa_level() -> str:
-    """The kernel level: $OCTAVO_ISA when set, else the best this machine has. Raises BackendError for one it lacks."""
+    """The kernel level: $OCTAVO_ISA when set (avx512 is the better of its two), else the best this machine has.
+
+    Raises BackendError for one it lacks.
+    """
     from octavo.backends.cpu import _native
 
     wanted = os.environ.get("OCTAVO_ISA")
     levels = _native.isa_levels()
     if not wanted:
         return levels[-1]
-    if wanted not in levels:
-        raise BackendError(f"OCTAVO_ISA: {wanted!r} is not available here; this machine has {', '.join(levels)}")
-    return wanted
+    try:
+        return _native.isa_level(wanted)
+    except ValueError:
+        raise BackendError(f"OCTAVO_ISA: {wanted!r} is not available here; this machine has {', '.join(levels)}") from None
 
 
 def kernel_path() -> str:
