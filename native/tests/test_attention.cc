@@ -304,7 +304,7 @@ void check_level(const Kernels& kernels) {
       check_forms(kernels, {h[0], h[1], head_dim, window, softcap, types[(i + i / 12) % 4]}, lengths[i % 12], (uint64_t)i);
       ++i;
     }
-  for (float bad : {INFINITY, -INFINITY, NAN}) check_poison(kernels, bad, false);
+  for (float bad : {INFINITY, -INFINITY, NAN}) for (bool in_key : {false, true}) check_poison(kernels, bad, in_key);
   for (KVType type : types) {
     for (int tokens : {31, 32, 33, 34, 63, 64, 65, 200}) check_forms(kernels, {2, 1, 16, 32, 0.0f, type}, tokens, 500);
     for (int tokens : {255, 256, 257, 300}) check_forms(kernels, {3, 1, 16, 0, tokens == 300 ? 15.0f : 0.0f, type}, tokens, 600);
