@@ -163,6 +163,24 @@ void check_later_rows(const Kernels& kernels, const Shape& shape, int tokens) {
   check_same(kernels.name, "non-finite later rows", problem, clean, poisoned, 0, first_bad);
 }
 
+// A key or value that is not finite reaches the rows that see it, and no other: int8 codes cannot hold it, its scale does.
+void check_poison(const Kernels& kernels, float bad, bool in_key) {
+  Rng rng{11};
+  const Shape shape{2, 1, 32, 0, 0.0f, KVType::kI8};
+  Problem problem(shape, 40, 12);
+  Cache cache(shape, 16, 40, rng);
+  (in_key ? problem.k : problem.v)[20 * problem.kv_width + 5] = bad;
+  problem.store(kernels, cache, 0, 40);
+  std::vector<float> out((size_t)40 * problem.width);
+  run_rows(kernels, problem, cache, 0, 40, out);
+  for (int row = 0; row < 40; ++row) {
+    bool finite = true;
+    for (int i = 0; i < problem.width; ++i) finite = finite && std::isfinite(out[(size_t)row * problem.width + i]);
+    check(finite == (row < 20), "%s int8: %f in %s of token 20, row %d is %s", kernels.name, bad, in_key ? "K" : "V", row,
+          finite ? "finite" : "not finite");
+  }
+}
+
 // A prompt's end and decode steps behind a long context, KV before the window never written.
 void check_long(const Kernels& kernels, const Shape& shape, int start, int rows) {
   Rng rng{(uint64_t)start};
@@ -195,6 +213,7 @@ void check_level(const Kernels& kernels) {
       check_forms(kernels, {h[0], h[1], head_dim, window, softcap, types[(i + i / 12) % 4]}, lengths[i % 12], (uint64_t)i);
       ++i;
     }
+  for (float bad : {INFINITY, -INFINITY, NAN}) for (bool in_key : {false, true}) check_poison(kernels, bad, in_key);
   for (KVType type : types) {
     for (int tokens : {31, 32, 33, 34, 63, 64, 65, 200}) check_forms(kernels, {2, 1, 16, 32, 0.0f, type}, tokens, 500);
     for (int tokens : {255, 256, 257, 300}) check_forms(kernels, {3, 1, 16, 0, tokens == 300 ? 15.0f : 0.0f, type}, tokens, 600);

@@ -165,6 +165,23 @@ def test_a_kernel_path_that_is_not_there_is_named(model: LoadedModel, monkeypatc
     assert make_cpu(model).isa == isa_levels()[-1]
 
 
+def test_avx512_is_the_better_of_its_two_levels(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    levels = [level for level in isa_levels() if level.startswith("avx512")]
+    monkeypatch.setenv("OCTAVO_ISA", "avx512")
+    if not levels:
+        with pytest.raises(BackendError, match="OCTAVO_ISA: 'avx512' is not available here"):
+            make_cpu(model)
+        return
+    backend = make_cpu(model)
+    assert backend.isa == levels[-1] and backend.fingerprint().endswith(f":{levels[-1]}")
+
+
+def test_int8_kv_takes_a_byte_a_value_and_two_scales_a_token_and_head(model: LoadedModel) -> None:
+    layers = [(kv.kv_heads, -(-kv.head_dim // 16) * 16, kv.head_dim) for kv in model.program.kv_layers]
+    want = sum(-(-16 * heads * (dim + padded + 8) // 64) * 64 for heads, padded, dim in layers)
+    assert make_cpu(model, "fast", "int8").kv_capacity(1 << 20).bytes_per_block == want
+
+
 def test_what_bits_depend_on_is_in_the_fingerprint(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     prints = set()
     for level in isa_levels():

@@ -71,11 +71,11 @@ OCTAVO_INLINE void quantise_16(const float* x, int n, float inverse, int8_t* q) 
   i32_store_i8(q, i32_from_f32(f32_min(f32_max(a, f32_set(-127.0f)), f32_set(127.0f))));
 }
 
-// scales: the tile's, from this token on.
+// scales: the tile's, from this token on. A key that is not finite shows in V's scale too: a score's maximum and exp may lose a NaN.
 OCTAVO_INLINE void store_i8(int8_t* k_out, int8_t* v_out, float* scales, int head_dim, const float* k, const float* v) {
   const HeadScale ks = head_scale(k, head_dim), vs = head_scale(v, head_dim);
   scales[0] = ks.scale;
-  scales[16] = vs.scale;
+  scales[16] = vs.scale + 0.0f * ks.scale;
   for (int d = 0; d < head_dim; d += 16) {
     const int n = lanes_left(head_dim, d);
     int8_t q[16];
