@@ -31,7 +31,8 @@ def test_peaks_count_operations_of_all_threads(threads: int) -> None:
     rows = {row[1]: row for row in _native.probe_arithmetic(threads, BUDGET_S)}
     width = {"int8": 1, "bf16": 2, "f32": 4}
     levels = _native.isa_levels()
-    assert ("vpmaddubsw + vpmaddwd + vpaddd ymm" in rows) == ("avx2" in levels) and ("vpdpbusd zmm" in rows) == ("avx512_vnni" in levels)
+    assert ("vpmaddubsw + vpmaddwd + vpaddd ymm" in rows) == ("avx2" in levels)
+    assert ("vpdpbusd zmm" in rows) == any("avx512" in level for level in levels)
     for kind, instruction, operations, seconds in rows.values():
         vector_bytes = 64 if "zmm" in instruction else 32
         assert operations == 2 * vector_bytes // width[kind] * 10 * 10_000 * threads and seconds > 0

@@ -6,11 +6,9 @@ import sys
 
 import click
 
-_LEVELS = ("portable", "avx2", "avx512", "avx512_vnni", "avx512_bf16")
-
 
 @click.command()
-@click.option("--isa", type=click.Choice(_LEVELS), help="Kernel level to examine (default: the one that is used).")
+@click.option("--isa", metavar="LEVEL", help="Kernel level to examine, such as avx2 (default: the one that is used).")
 @click.option("--all-isa", is_flag=True, help="Examine every kernel level that this machine has.")
 @click.option("--threads", type=click.IntRange(1, 1024), help="Compute threads (default: one per core this process may use).")
 @click.option("--quick", is_flag=True, help="Shorter measurements, less exact: a few seconds instead of up to a minute.")
