@@ -113,6 +113,29 @@ class TestTinyGemma3:
         hit = {n: ids for n, ids in prompts.items() if len(ids) > 16}
         assert_same(plain, prefix_hit(model, hit, Setup(prefix_caching=True, kv_dtype=kv_dtype)), list(hit))
 
+    @pytest.mark.parametrize("block_size", [16, 32])
+    @pytest.mark.parametrize("threads", [1, 2])
+    def test_decoding_behind_a_shared_prefix(self, model: LoadedModel, threads: int, block_size: int) -> None:
+        """Sequences beside each other that begin in the same blocks attend to them together; some decode across a split's end."""
+        prompts = random_prompts((1030, 40, 300), model.program.vocab_size)
+        long, own, other = prompts.values()
+        alike = {f"own-{n}": long[:800] + own[:n] for n in (1, 2, 15, 16, 17, 31, 33, 40)}
+        ends = {f"cut-{n}": long[:n] for n in (500, 505, 511, 512, 513, 767, 768, 1023, 1024, 1030)}
+        apart = {"other": other, "later": long[:300] + other, "later-too": long[:300] + other[:-1]}
+        prompts = {"first": long, **alike, "alone": other[:7], **ends, **apart}
+        plain = run(model, PLAIN, prompts, 12)
+        r = Run(model, Setup(threads, block_size, chunk=256, max_num_seqs=32, prefix_caching=True))
+        try:
+            r.batch({"warm": long + [0]}, 1)
+            together = r.batch(prompts, 12)
+        finally:
+            r.close()
+        assert sum(together.cached[name] >= 256 for name in prompts) > 16
+        for name in prompts:
+            got = of(together.logits, name)
+            assert got == {position: digest for position, digest in of(plain.logits, name).items() if position in got}
+            assert together.tokens[name] == plain.tokens[name]
+
     def test_preemption(self, model: LoadedModel, plain: Run, isa: str) -> None:
         prompts = {n: ids for n, ids in random_prompts(LENGTHS + LONG, model.program.vocab_size).items() if 15 <= len(ids) <= 300}
         steps = 40

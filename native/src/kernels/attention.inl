@@ -312,14 +312,28 @@ OCTAVO_INLINE void load_query(const Pass& pass, const float* q, int j) {
   for (int d = 0; d < head_dim; d += 16) f32_store(to + d, load_lanes(q + d, lanes_left(head_dim, d)) * f32_set(pass.p.scale));
 }
 
+// The states of the splits that were computed before.
+void merge_head(const Pass& pass, int j) {
+  const AttentionHead& head = pass.s.head;
+  const int g = (pass.first + j) % pass.group;
+  for (int split = 0; split < head.splits; ++split) {
+    const size_t index = ((size_t)(head.row + pass.row(j)) * pass.p.kv_heads + pass.kv_head) * head.splits + split;
+    const float* state = head.partial + index * partial_floats(pass.group, pass.stride);
+    merge_state(state[g], state[pass.group + g], state + partial_acc_offset(pass.group) + (size_t)g * pass.stride, pass.p.head_dim, pass.total_m + j,
+                pass.total_l + j, pass.out(j));
+  }
+}
+
 // The queries of the pass and what each sees.
 void load_queries(const Pass& pass, bool totals) {
   for (int j = 0; j < pass.count; ++j) {
-    const int position = pass.s.start + pass.row(j);
+    const int position = pass.s.position(pass.row(j));
     pass.begin[j] = visible_begin(pass.p, position);
     pass.end[j] = position + 1;
     load_query(pass, pass.s.q + (size_t)pass.row(j) * pass.s.q_stride + (size_t)pass.head(j) * pass.p.head_dim, j);
-    if (totals) begin_total(pass.p.head_dim, pass.total_m + j, pass.total_l + j, pass.out(j));
+    if (!totals) continue;
+    begin_total(pass.p.head_dim, pass.total_m + j, pass.total_l + j, pass.out(j));
+    merge_head(pass, j);
   }
 }
 
@@ -348,7 +362,7 @@ void attention_merge(const AttentionParams& p, const AttentionSequence& s, int k
     float total_m, total_l;
     begin_total(p.head_dim, &total_m, &total_l, out);
     for (int split = 0; split < splits; ++split) {
-      if (!sees_split(p, s.start + row, split)) continue;
+      if (!sees_split(p, s.position(row), split)) continue;
       const float* state = partial + (((size_t)row * p.kv_heads + kv_head) * splits + split) * partial_floats(group, stride);
       merge_state(state[g], state[group + g], state + partial_acc_offset(group) + (size_t)g * stride, p.head_dim, &total_m, &total_l, out);
     }

@@ -65,19 +65,32 @@ struct AttentionParams {
   int window;            // 0: off; position p sees p - window + 1 .. p
 };
 
+// States of a sequence's first splits, computed before: partial states (see Kernels::attention) of row `row` of a sequence with the same
+// keys and values there.
+struct AttentionHead {
+  const float* partial;
+  int splits, row;  // splits 0: none
+};
+
 // One sequence of the step: rows are its new positions start .. start + rows - 1, KV of all of them already stored.
+// Rows of several sequences whose first tokens lie in the same blocks can be computed on those tokens as one sequence: `together`, and
+// then each of them sees what `start` sees.
 struct AttentionSequence {
   const float* q;        // [rows][q_stride], heads * head_dim used
   float* out;            // [rows][out_stride]
   int q_stride, out_stride;
   int start, rows;
   const int32_t* block_table;
+  bool together = false;
+  AttentionHead head = {nullptr, 0, 0};
+
+  int position(int row) const { return together ? start : start + row; }
 };
 
 constexpr int kSplitTokens = 256;  // fixed split points of attention, by position
 
 // Splits that hold the sequence's positions, those of this step's rows included.
-static inline int attention_num_splits(const AttentionSequence& s) { return (s.start + s.rows + kSplitTokens - 1) / kSplitTokens; }
+static inline int attention_num_splits(const AttentionSequence& s) { return s.position(s.rows - 1) / kSplitTokens + 1; }
 
 struct Kernels {
   const char* name;  // "portable", "avx2", "avx512_vnni", "avx512_bf16"
@@ -101,7 +114,7 @@ struct Kernels {
                  const float* bias, bool accumulate, float* out, int out_stride);
 
   // Attention of kv_head's query heads for rows [row_begin, row_end) of one sequence, over positions of the fixed splits
-  // [split_begin, split_end). With partial == nullptr the splits must be 0 .. attention_num_splits(s) and `out` is written;
+  // [split_begin, split_end). With partial == nullptr the splits must be s.head.splits .. attention_num_splits(s) and `out` is written;
   // otherwise the state (m, l, acc) of (row, kv_head, split) is stored at
   //   partial + ((row * kv_heads + kv_head) * attention_num_splits(s) + split) * attention_partial_floats(p).
   // States of splits that a row sees nothing of are neither written nor read. One tile arithmetic for all (attention.inl).

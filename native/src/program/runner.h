@@ -213,6 +213,9 @@ class Runner {
   LogitRow scanned_row(int row) const;
   size_t scan_blocks() const { return ((size_t)vocab() + kScanBlock - 1) / kScanBlock; }
   AttentionSequence sequence_view(const AttentionOp& op, const StepInput& in, int seq);
+  void find_shared_prefixes(const StepInput& in);
+  int rows_together(const AttentionOp& op, Rows rows, const StepInput& in) const;
+  void attend_together(const AttentionOp& op, Rows rows, const StepInput& in, int thread);
   Phase& phase_of(PhaseKind kind);
 
   const Kernels& kernels_;
@@ -233,6 +236,9 @@ class Runner {
   std::vector<int> seq_first_row_;
   Stage stages_[2] = {};  // before rows are selected, and behind
   std::vector<AttentionItem> items_;
+  std::vector<int> shared_splits_;    // per sequence: leading splits that lie in the same blocks as those of the sequence before
+  int most_shared_splits_ = 0;
+  std::vector<AlignedArray<float>> together_;  // per thread: states of a panel's rows in their shared splits
   std::vector<size_t> partial_base_;  // per sequence, in floats
   bool any_partial_ = false;
   AlignedArray<float> partials_;

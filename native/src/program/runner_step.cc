@@ -15,8 +15,6 @@ namespace octavo {
 namespace {
 
 constexpr int kRowsAlone = 4;  // by phases: row ops of fewer rows than this are one thread's work
-constexpr int kRowsPerAttentionItem = 32;
-constexpr int kSplitRows = 4;      // sequences with more rows than this have work enough without splits
 constexpr int kMinPanelRows = 6;   // with fewer rows a thread, reading all weights on every thread costs more than meeting
 constexpr int kChunksPerThread = 8;
 constexpr size_t kPrefetchAhead = 16 << 10;
@@ -60,7 +58,7 @@ void Runner::prepare(const StepInput& in) {
   const size_t needed = (phases_.size() + chunks) * counters_per_phase();
   while (counters_.size() < needed) counters_.push_back(std::make_unique<std::atomic<int>>(0));
   for (auto& c : counters_) c->store(0, std::memory_order_relaxed);
-  if (stages_[0].panel_rows) return;  // attention goes by panels
+  if (stages_[0].panel_rows) return find_shared_prefixes(in);
   for (const auto& p : phases_)
     if (p.kind == PhaseKind::kAttention) {
       plan_attention(in, p.attention.params.kv_heads);
@@ -104,35 +102,6 @@ int Runner::panel_rows(int rows) const {
   return std::max(1, (rows + threads * rounds - 1) / (threads * rounds));
 }
 
-// Items of one attention phase. Splitting a row's positions over items is worth a merge only when there are too few items.
-void Runner::plan_attention(const StepInput& in, int kv_heads) {
-  items_.clear();
-  any_partial_ = false;
-  partial_base_.assign((size_t)in.num_seqs, 0);
-  int whole = 0;
-  for (int s = 0; s < in.num_seqs; ++s) whole += kv_heads * ((in.seq_rows[s] + kRowsPerAttentionItem - 1) / kRowsPerAttentionItem);
-  const bool few = pool_.size() > 1 && whole < 4 * pool_.size();
-  size_t partial_floats = 0;
-  for (const auto& p : phases_)
-    if (p.kind == PhaseKind::kAttention) partial_floats = std::max(partial_floats, kernels_.attention_partial_floats(p.attention.params));
-  size_t total = 0;
-  for (int s = 0; s < in.num_seqs; ++s) {
-    const int rows = in.seq_rows[s], last = in.seq_start[s] + rows - 1, splits = last / kSplitTokens + 1;
-    if (few && rows <= kSplitRows && splits > 1) {
-      any_partial_ = true;
-      partial_base_[(size_t)s] = total;
-      total += (size_t)rows * (size_t)kv_heads * (size_t)splits * partial_floats;
-      for (int h = 0; h < kv_heads; ++h)
-        for (int k = 0; k < splits; ++k) items_.push_back({s, h, 0, rows, k, k + 1, true});
-      continue;
-    }
-    // Later rows see more positions; the largest items go first so that threads end together.
-    for (int end = rows; end > 0; end -= kRowsPerAttentionItem)
-      for (int h = 0; h < kv_heads; ++h) items_.push_back({s, h, std::max(0, end - kRowsPerAttentionItem), end, 0, -1, false});
-  }
-  if (total) partials_.reserve(total);
-}
-
 // ---- run -------------------------------------------------------------------------------------------------------------
 
 // Every thread walks this alike: what it decides depends on the step alone. Threads have met where a stage begins.
@@ -173,17 +142,6 @@ void Runner::run_panel(size_t begin, size_t end, Rows rows, const StepInput& in,
     if (phase.kind == PhaseKind::kMatmul)
       for (const MatmulOp& op : phase.matmuls) run_matmul(op, rows, 0, matrices_[(size_t)op.weight]->num_blocks);
     if (phase.kind == PhaseKind::kAttention) attend_panel(phase.attention, rows, in, thread);
-  }
-}
-
-void Runner::attend_panel(const AttentionOp& op, Rows rows, const StepInput& in, int thread) {
-  for (int row = rows.begin; row < rows.end;) {
-    const int seq = places_[(size_t)row].seq, first = seq_first_row_[(size_t)seq];
-    const int end = std::min(rows.end, first + in.seq_rows[seq]);
-    const AttentionSequence s = sequence_view(op, in, seq);
-    for (int h = 0; h < op.params.kv_heads; ++h)
-      kernels_.attention(kv_->layer(op.layer), op.params, s, h, row - first, end - first, 0, attention_num_splits(s), nullptr, scratch_[(size_t)thread].data());
-    row = end;
   }
 }
 
@@ -295,46 +253,6 @@ void Runner::run_matmul(const MatmulOp& op, Rows rows, int block_begin, int bloc
   const float* bias = op.bias >= 0 ? vectors_[(size_t)op.bias]->data() : nullptr;
   kernels_.matmul(*matrices_[(size_t)op.weight], in.row(rows.begin), in.rows(rows.begin), rows.end - rows.begin, block_begin, block_end, bias,
                   op.accumulate, out.row(rows.begin) + op.out_col, out.stride);
-}
-
-AttentionSequence Runner::sequence_view(const AttentionOp& op, const StepInput& in, int seq) {
-  Buffer &q = *buffers_[(size_t)op.q], &out = *buffers_[(size_t)op.out];
-  const size_t first = (size_t)seq_first_row_[(size_t)seq];
-  AttentionSequence s{};
-  s.q = q.row((int)first) + op.q_col;
-  s.out = out.row((int)first);
-  s.q_stride = q.stride;
-  s.out_stride = out.stride;
-  s.start = in.seq_start[seq];
-  s.rows = in.seq_rows[seq];
-  s.block_table = in.tables + in.table_offset[seq];
-  return s;
-}
-
-void Runner::run_attention(const Phase& phase, const StepInput& in, int thread, std::atomic<int>& next) {
-  const AttentionOp& op = phase.attention;
-  const KVLayerView& kv = kv_->layer(op.layer);
-  for (int i = next.fetch_add(1); i < (int)items_.size(); i = next.fetch_add(1)) {
-    const AttentionItem& item = items_[(size_t)i];
-    const AttentionSequence s = sequence_view(op, in, item.seq);
-    const int splits = attention_num_splits(s);
-    float* partial = item.partial ? partials_.data() + partial_base_[(size_t)item.seq] : nullptr;
-    kernels_.attention(kv, op.params, s, item.kv_head, item.row_begin, item.row_end, item.split_begin, item.partial ? item.split_end : splits, partial,
-                       scratch_[(size_t)thread].data());
-  }
-}
-
-void Runner::run_merge(const Phase& phase, const StepInput& in, std::atomic<int>& next) {
-  const AttentionOp& op = phase.attention;
-  // One merge per (row, kv_head) of each split item's first split.
-  for (int i = next.fetch_add(1); i < (int)items_.size(); i = next.fetch_add(1)) {
-    const AttentionItem& item = items_[(size_t)i];
-    if (!item.partial || item.split_begin != 0) continue;
-    const AttentionSequence s = sequence_view(op, in, item.seq);
-    const int splits = attention_num_splits(s);
-    for (int row = item.row_begin; row < item.row_end; ++row)
-      kernels_.attention_merge(op.params, s, item.kv_head, row, splits, partials_.data() + partial_base_[(size_t)item.seq]);
-  }
 }
 
 void Runner::run_select(const Phase& phase, const StepInput& in) {
