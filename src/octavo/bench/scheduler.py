@@ -43,11 +43,11 @@ def run_scheduler(num_seqs: int, num_prompt: int, steps: int, echo: Callable[[st
     """`octavo bench scheduler`: the last line given to ``echo`` is the JSON record."""
     seconds = time_scheduler(num_seqs, num_prompt, steps)
     plan_us, apply_us, step_us = (
-        1e6 * statistics.median(values) for values in ([p for p, _ in seconds], [a for _, a in seconds], [p + a for p, a in seconds])
+        round(1e6 * statistics.median(values), 2) for values in ([p for p, _ in seconds], [a for _, a in seconds], [p + a for p, a in seconds])
     )
     if not as_json:
         parts = f"plan {plan_us:.1f} us, apply {apply_us:.1f} us, together {step_us:.1f} us"
         echo(f"{num_seqs} sequences decoding: {parts} (medians of {steps} steps)")
-    figures = {"plan_us": round(plan_us, 2), "apply_us": round(apply_us, 2), "plan_apply_us": round(step_us, 2)}
+    figures = {"plan_us": plan_us, "apply_us": apply_us, "plan_apply_us": step_us}
     case = {"bench": "scheduler", "num_seqs": num_seqs, "num_prompt": num_prompt, "steps": steps}
     echo(json.dumps(case | figures | {"date": time.strftime("%Y-%m-%d")}))
