@@ -42,9 +42,9 @@ def time_scheduler(num_seqs: int, num_prompt: int, steps: int) -> list[tuple[flo
 def run_scheduler(num_seqs: int, num_prompt: int, steps: int, echo: Callable[[str], None], as_json: bool) -> None:
     """`octavo bench scheduler`: the last line given to ``echo`` is the JSON record."""
     seconds = time_scheduler(num_seqs, num_prompt, steps)
-    plan_us, apply_us, step_us = (
-        round(1e6 * statistics.median(values), 2) for values in ([p for p, _ in seconds], [a for _, a in seconds], [p + a for p, a in seconds])
-    )
+    planned, applied = zip(*seconds, strict=True)
+    together = [sum(pair) for pair in seconds]
+    plan_us, apply_us, step_us = (round(1e6 * statistics.median(values), 2) for values in (planned, applied, together))
     if not as_json:
         parts = f"plan {plan_us:.1f} us, apply {apply_us:.1f} us, together {step_us:.1f} us"
         echo(f"{num_seqs} sequences decoding: {parts} (medians of {steps} steps)")
