@@ -114,12 +114,28 @@ void Runner::set_strides() {
     if (!dense[i]) buffers_[i]->stride = row_stride(buffers_[i]->width);
 }
 
+// What a row costs, for sharing rows out.
+void Runner::count_products() {
+  row_products_ = 0.0;
+  seen_products_.clear();
+  for (const Phase& p : phases_) {
+    if (p.kind == PhaseKind::kSelect) break;
+    for (const MatmulOp& op : p.matmuls) row_products_ += (double)matrices_[(size_t)op.weight]->n * matrices_[(size_t)op.weight]->k;
+    if (p.kind != PhaseKind::kAttention) continue;
+    const AttentionParams& a = p.attention.params;
+    auto same = std::find_if(seen_products_.begin(), seen_products_.end(), [&](const auto& s) { return s.first == a.window; });
+    if (same == seen_products_.end()) same = seen_products_.insert(same, {a.window, 0.0});
+    same->second += 2.0 * a.heads * a.head_dim;
+  }
+}
+
 void Runner::allocate_kv(int num_blocks, int block_size, KVType type, const std::vector<KVLayerShape>& layers) {
   kv_ = std::make_unique<KVStore>(num_blocks, block_size, type, layers);
   size_t scratch = 64;
   for (const auto& p : phases_)
     if (p.kind == PhaseKind::kAttention) scratch = std::max(scratch, kernels_.attention_scratch_bytes(p.attention.params));
   set_strides();
+  count_products();
   for (size_t i = phases_.size(), next = i; i-- > 0;) {
     phases_[i].next_matmul = next;
     if (phases_[i].kind == PhaseKind::kMatmul) next = i;

@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "kernels/kernels.h"
@@ -173,10 +174,12 @@ class Runner {
     int seq, position, block, offset;
   };
   struct Rows { int begin, end; };
-  // Phases [begin, end) over `rows` rows. panel_rows 0: by phases. meets: panels need each other's keys and values.
+  // Phases [begin, end) over `rows` rows. panels: where each begins, and `rows`; empty: by phases. meets: panels need each other's
+  // keys and values.
   struct Stage {
     size_t begin, end;
-    int rows, panel_rows;
+    int rows;
+    std::vector<int> panels;
     bool meets;
   };
   struct AttentionItem {
@@ -185,10 +188,12 @@ class Runner {
   };
 
   void set_strides();
+  void count_products();
   void prepare(const StepInput& in);
   void place_rows(const StepInput& in);
   void plan_stages(const StepInput& in);
-  int panel_rows(int rows) const;
+  std::vector<int> cut_panels(int rows, bool attends) const;
+  double row_cost(int position) const;
   void plan_attention(const StepInput& in, int kv_heads);
   void run_step(const StepInput& in, LogitsConsumer& consumer, int thread);
   void run_stage(const Stage& stage, const StepInput& in, int thread);
@@ -234,6 +239,8 @@ class Runner {
   // per step
   std::vector<RowPlace> places_;
   std::vector<int> seq_first_row_;
+  double row_products_ = 0.0;  // multiply-adds of a row in the phases before the select
+  std::vector<std::pair<int, double>> seen_products_;  // window (0: none), multiply-adds per position seen
   Stage stages_[2] = {};  // before rows are selected, and behind
   std::vector<AttentionItem> items_;
   std::vector<int> shared_splits_;    // per sequence: leading splits that lie in the same blocks as those of the sequence before

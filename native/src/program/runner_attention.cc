@@ -106,8 +106,11 @@ void Runner::find_shared_prefixes(const StepInput& in) {
   for (const auto& p : phases_)
     if (p.kind == PhaseKind::kAttention)
       floats = std::max(floats, kernels_.attention_partial_floats(p.attention.params) * (size_t)p.attention.params.kv_heads);
+  const std::vector<int>& panels = stages_[0].panels;
+  int most_rows = 0;
+  for (size_t i = 1; i < panels.size(); ++i) most_rows = std::max(most_rows, panels[i] - panels[i - 1]);
   together_.resize((size_t)pool_.size());
-  for (auto& t : together_) t.reserve((size_t)stages_[0].panel_rows * (size_t)most_shared_splits_ * floats);
+  for (auto& t : together_) t.reserve((size_t)most_rows * (size_t)most_shared_splits_ * floats);
 }
 
 void Runner::attend_panel(const AttentionOp& op, Rows rows, const StepInput& in, int thread) {

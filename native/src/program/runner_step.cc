@@ -18,7 +18,7 @@ constexpr int kRowsAlone = 4;  // by phases: row ops of fewer rows than this are
 constexpr int kMinPanelRows = 6;   // with fewer rows a thread, reading all weights on every thread costs more than meeting
 constexpr int kChunksPerThread = 8;
 constexpr size_t kPrefetchAhead = 16 << 10;
-constexpr int kMaxPanelRows = 32;  // the widest activations of a panel fit the second-level cache beside a matrix' blocks
+constexpr int kPanelRows = 32, kMaxPanelRows = 48;  // on average, at most: activations that the second-level cache holds beside weights
 
 void prefetch_bytes(const uint8_t* p, size_t bytes) {
   for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 2);
@@ -58,7 +58,7 @@ void Runner::prepare(const StepInput& in) {
   const size_t needed = (phases_.size() + chunks) * counters_per_phase();
   while (counters_.size() < needed) counters_.push_back(std::make_unique<std::atomic<int>>(0));
   for (auto& c : counters_) c->store(0, std::memory_order_relaxed);
-  if (stages_[0].panel_rows) return find_shared_prefixes(in);
+  if (!stages_[0].panels.empty()) return find_shared_prefixes(in);
   for (const auto& p : phases_)
     if (p.kind == PhaseKind::kAttention) {
       plan_attention(in, p.attention.params.kv_heads);
@@ -85,21 +85,44 @@ void Runner::place_rows(const StepInput& in) {
 void Runner::plan_stages(const StepInput& in) {
   size_t select = 0;
   while (select < phases_.size() && phases_[select].kind != PhaseKind::kSelect) ++select;
-  Stage& all = stages_[0];
-  all = {0, select, in.num_rows, panel_rows(in.num_rows), false};
-  for (int row = all.panel_rows; all.panel_rows && row < in.num_rows; row += all.panel_rows)
-    all.meets = all.meets || places_[(size_t)row].seq == places_[(size_t)row - 1].seq;
-  const bool joined = all.panel_rows && !all.meets && in.num_logit_rows == in.num_rows;
+  Stage &all = stages_[0], &rest = stages_[1];
+  all = {0, select, in.num_rows, cut_panels(in.num_rows, true), false};
+  for (size_t i = 1; i + 1 < all.panels.size(); ++i) {
+    const size_t row = (size_t)all.panels[i];
+    all.meets = all.meets || places_[row].seq == places_[row - 1].seq;
+  }
+  const bool joined = !all.panels.empty() && !all.meets && in.num_logit_rows == in.num_rows;
   if (joined) all.end = phases_.size();
-  stages_[1] = {joined ? phases_.size() : std::min(select + 1, phases_.size()), phases_.size(), in.num_logit_rows, panel_rows(in.num_logit_rows), false};
+  rest = {joined ? phases_.size() : std::min(select + 1, phases_.size()), phases_.size(), in.num_logit_rows, cut_panels(in.num_logit_rows, false), false};
 }
 
-// Rows of a panel when `rows` rows go by panels: equal shares for the threads; 0 when they go by phases.
-int Runner::panel_rows(int rows) const {
+// First rows of panels of equal cost, as many for each thread, and the number of rows; empty when rows go by phases.
+std::vector<int> Runner::cut_panels(int rows, bool attends) const {
   const int threads = pool_.size();
-  if (rows == 0 || (rows < threads * kMinPanelRows && threads > 1)) return 0;
-  const int rounds = (rows + threads * kMaxPanelRows - 1) / (threads * kMaxPanelRows);
-  return std::max(1, (rows + threads * rounds - 1) / (threads * rounds));
+  if (rows == 0 || (rows < threads * kMinPanelRows && threads > 1)) return {};
+  const int wanted = threads * ((rows + threads * kPanelRows - 1) / (threads * kPanelRows));
+  const auto cost = [&](int row) { return attends ? row_cost(places_[(size_t)row].position) : 1.0; };
+  double left = 0.0;
+  for (int row = 0; row < rows; ++row) left += cost(row);
+  std::vector<int> first{0};
+  for (int row = 0; row < rows;) {
+    const double share = left / std::max(1, wanted - (int)first.size() + 1);
+    double taken = 0.0;
+    const int begin = row;
+    while (row < rows && row - begin < kMaxPanelRows && (row == begin || taken + cost(row) / 2 <= share)) taken += cost(row++);
+    left -= taken;
+    first.push_back(row);
+  }
+  return first;
+}
+
+// Of the phases that attend, in 8-bit multiply-adds; those of attention take longer.
+double Runner::row_cost(int position) const {
+  constexpr double kAttentionCost = 3.0;
+  double cost = row_products_;
+  for (const auto& [window, products] : seen_products_)
+    cost += kAttentionCost * products * (window > 0 ? std::min(window, position + 1) : position + 1);
+  return cost;
 }
 
 // ---- run -------------------------------------------------------------------------------------------------------------
@@ -120,15 +143,13 @@ void Runner::run_step(const StepInput& in, LogitsConsumer& consumer, int thread)
 }
 
 void Runner::run_stage(const Stage& stage, const StepInput& in, int thread) {
-  if (!stage.panel_rows) return run_by_phases(stage, in, thread);
+  if (stage.panels.empty()) return run_by_phases(stage, in, thread);
   for (size_t begin = stage.begin; begin < stage.end;) {  // a stretch: phases that need nothing of other panels
     size_t end = begin + 1;
     while (end < stage.end && !(stage.meets && phases_[end].kind == PhaseKind::kAttention)) ++end;
     std::atomic<int>& next = counter(begin, 0);
-    // Last rows first: they attend to the most, and the smallest work should be what is left at the end.
-    const int panels = (stage.rows + stage.panel_rows - 1) / stage.panel_rows;
-    for (int i = panels - 1 - next.fetch_add(1); i >= 0; i = panels - 1 - next.fetch_add(1))
-      run_panel(begin, end, {i * stage.panel_rows, std::min(stage.rows, (i + 1) * stage.panel_rows)}, in, thread);
+    for (int i = (int)stage.panels.size() - 2 - next.fetch_add(1); i >= 0; i = (int)stage.panels.size() - 2 - next.fetch_add(1))
+      run_panel(begin, end, {stage.panels[(size_t)i], stage.panels[(size_t)i + 1]}, in, thread);
     begin = end;
     if (begin < stage.end) pool_.barrier();
   }
