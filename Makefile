@@ -47,6 +47,7 @@ $(VENV)/.octavo: $(VENV)/bin/python $(NATIVE)
 	@command -v cmake > /dev/null || $(PY) -m pip install -q cmake
 	@command -v ninja > /dev/null || command -v make > /dev/null || $(PY) -m pip install -q ninja
 	@$(PY) -m pip install -q --no-build-isolation -e .
+	@$(PY) -m compileall -q src
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.octavo
