@@ -181,6 +181,24 @@ void check_poison(const Kernels& kernels, float bad, bool in_key) {
   }
 }
 
+// A key that is NaN, with a finite value: whoever sees it must say so.
+void check_nan_key(const Kernels& kernels, const Shape& shape, int tokens) {
+  Rng rng{9};
+  Problem problem(shape, tokens, 10);
+  std::vector<float> out((size_t)tokens * problem.width);
+  Cache cache(shape, 16, tokens, rng);
+  const int bad = tokens / 2;
+  for (int h = 0; h < shape.kv_heads; ++h) problem.k[(size_t)bad * problem.kv_width + h * shape.head_dim] = NAN;
+  problem.store(kernels, cache, 0, tokens);
+  run_rows(kernels, problem, cache, 0, tokens, out);
+  bool right = true;
+  for (int row = 0; row < tokens; ++row) {
+    const bool sees = row >= bad && (shape.window == 0 || row - bad < shape.window);
+    for (int i = 0; i < problem.width; ++i) right = right && std::isnan(out[(size_t)row * problem.width + i]) == sees;
+  }
+  check(right, "%s %s: a NaN key, window %d, soft cap %g", kernels.name, type_name(shape.type), shape.window, shape.softcap);
+}
+
 // A prompt's end and decode steps behind a long context, KV before the window never written.
 void check_long(const Kernels& kernels, const Shape& shape, int start, int rows) {
   Rng rng{(uint64_t)start};
@@ -221,6 +239,8 @@ void check_level(const Kernels& kernels) {
     check_forms(kernels, {1, 1, 16, 250, 0.0f, type}, 520, 700);
     check_later_rows(kernels, {3, 1, 32, 0, 0.0f, type}, 70);
     check_later_rows(kernels, {1, 1, 16, 20, 0.0f, type}, 80);
+    for (float softcap : {0.0f, 20.0f})
+      for (int window : {0, 20}) check_nan_key(kernels, {2, 1, 32, window, softcap, type}, 150);
     check_long(kernels, {3, 1, 64, 0, 0.0f, type}, 2040, 12);
     check_long(kernels, {4, 1, 64, 512, 30.0f, type}, 2300, 40);
   }

@@ -195,6 +195,18 @@ void test_store_ends(const Kernels& kernels) {
   }
 }
 
+// Clamps inside must not turn a NaN into a number: a row of them must be seen to be wrong.
+void test_nan_stays(const Kernels& k) {
+  std::vector<float> x(33, NAN), ones(33, 1.0f), out(33);
+  k.softcap(x.data(), 33, 30.0f, out.data());
+  bool nan = std::all_of(out.begin(), out.end(), [](float a) { return std::isnan(a); });
+  for (int activation : {0, 1}) {
+    k.gated_act(x.data(), ones.data(), 33, activation, out.data());
+    nan = nan && std::all_of(out.begin(), out.end(), [](float a) { return std::isnan(a); });
+  }
+  check(nan, "%s: a NaN became a number", k.name);
+}
+
 void test_level(const Kernels& kernels) {
   Rng rng{1};
   for (int dim : kDims) {
@@ -203,6 +215,7 @@ void test_level(const Kernels& kernels) {
     for (float range : {0.01f, 3.0f, 20.0f}) test_gated_act(kernels, dim, range, rng);
   }
   test_activation_ends(kernels);
+  test_nan_stays(kernels);
   for (int k : {32, 64, 96, 160, 576, 1536})
     for (float range : {1e-20f, 1.0f, 1e20f}) test_quantize(kernels, k, range, rng);
   test_quantize_ends(kernels);

@@ -264,7 +264,7 @@ OCTAVO_INLINE F32x16 f32_scale2i(F32x16 p, F32x16 k) {
 // exp(x): Cody-Waite reduction and a degree-6 polynomial (Cephes expf, S. Moshier), about 1 ulp; 0 below -87.
 OCTAVO_INLINE F32x16 f32_exp(F32x16 x) {
   const F32x16 lo = f32_set(-87.33654f), hi = f32_set(88.02f);
-  const F32x16 c = f32_min(f32_max(x, lo), hi);
+  const F32x16 c = f32_min(hi, f32_max(lo, x));  // x second: both take the second operand when one is NaN, and a NaN must stay one
   const F32x16 k = f32_round(c * f32_set(1.44269504088896341f));
   F32x16 r = f32_fma(k, f32_set(-0.693359375f), c);
   r = f32_fma(k, f32_set(2.12194440e-4f), r);
@@ -280,7 +280,7 @@ OCTAVO_INLINE F32x16 f32_exp(F32x16 x) {
 
 // tanh(x) = 1 - 2 / (exp(2x) + 1); exp saturates well before float does, so the ends are exactly +-1.
 OCTAVO_INLINE F32x16 f32_tanh(F32x16 x) {
-  const F32x16 one = f32_set(1.0f), e = f32_exp(f32_min(f32_max(x, f32_set(-20.0f)), f32_set(20.0f)) * f32_set(2.0f));
+  const F32x16 one = f32_set(1.0f), e = f32_exp(f32_min(f32_set(20.0f), f32_max(f32_set(-20.0f), x)) * f32_set(2.0f));
   return one - f32_set(2.0f) / (e + one);
 }
 

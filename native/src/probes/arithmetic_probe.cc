@@ -32,9 +32,13 @@ constexpr int kChains = 10;
   }
 OCTAVO_CHAINS(dpbusd_512, "avx512f,avx512vnni", OCTAVO_DPBUSD_512)
 OCTAVO_CHAINS(dpbusd_256, "avx512f,avx512vl,avx512vnni", OCTAVO_DPBUSD_256)
+#if defined(OCTAVO_HAS_VEX_PREFIX)
 OCTAVO_CHAINS(dpbusd_vex, "avx2", OCTAVO_DPBUSD_VEX)
+#endif
 OCTAVO_CHAINS(maddubs, "avx2", OCTAVO_MADDUBS)
+#if defined(OCTAVO_HAS_BF16)
 OCTAVO_CHAINS(dpbf16_512, "avx512f,avx512bf16", OCTAVO_DPBF16)
+#endif
 OCTAVO_CHAINS(fma_512, "avx512f", OCTAVO_FMA_512)
 OCTAVO_CHAINS(fma_256, "avx2,fma", OCTAVO_FMA_256)
 
@@ -52,9 +56,13 @@ std::vector<PeakResult> probe_arithmetic(ThreadPool& pool, double budget_s) {
   const Variant variants[] = {
       {"int8", "vpdpbusd zmm", cpu_has_avx512(), dpbusd_512, 2 * 64},
       {"int8", "vpdpbusd ymm", cpu_has_avx512(), dpbusd_256, 2 * 32},
+#if defined(OCTAVO_HAS_VEX_PREFIX)
       {"int8", "vpdpbusd ymm (AVX-VNNI)", cpu_has_avx_vnni(), dpbusd_vex, 2 * 32},
+#endif
       {"int8", "vpmaddubsw + vpmaddwd + vpaddd ymm", cpu_has_avx2(), maddubs, 2 * 32},
-      {"bf16", "vdpbf16ps zmm", cpu_has_avx512() && cpu_has_avx512_bf16(), dpbf16_512, 2 * 32},
+#if defined(OCTAVO_HAS_BF16)
+      {"bf16", "vdpbf16ps zmm", cpu_has_avx512_bf16(), dpbf16_512, 2 * 32},
+#endif
       {"f32", "vfmadd231ps zmm", cpu_has_avx512(), fma_512, 2 * 16},
       {"f32", "vfmadd231ps ymm", cpu_has_avx2(), fma_256, 2 * 8},
   };

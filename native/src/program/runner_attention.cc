@@ -10,6 +10,7 @@ namespace octavo {
 namespace {
 
 constexpr int kRowsPerAttentionItem = 32;
+constexpr int kMostSharedSplits = 16;  // bounds the states that are kept of them; the rest is walked sequence by sequence
 constexpr int kSplitRows = 4;  // sequences with more rows than this have work enough without splits
 
 }  // namespace
@@ -95,7 +96,7 @@ void Runner::find_shared_prefixes(const StepInput& in) {
   for (int s = 1; s < in.num_seqs && kSplitTokens % kv_->block_size() == 0; ++s) {
     if (in.seq_rows[s - 1] != 1 || in.seq_rows[s] != 1) continue;
     const int32_t *a = in.tables + in.table_offset[s - 1], *b = in.tables + in.table_offset[s];
-    const int whole = (std::min(in.seq_start[s - 1], in.seq_start[s]) + 1) / kSplitTokens;
+    const int whole = std::min(kMostSharedSplits, (std::min(in.seq_start[s - 1], in.seq_start[s]) + 1) / kSplitTokens);
     int blocks = 0;
     while (blocks < whole * blocks_per_split && a[blocks] == b[blocks]) ++blocks;
     shared_splits_[(size_t)s] = blocks / blocks_per_split;
@@ -130,19 +131,20 @@ void Runner::attend_panel(const AttentionOp& op, Rows rows, const StepInput& in,
   }
 }
 
-// How many rows from the first on belong to sequences that begin in the same blocks. A window sees too little of its beginning to share.
+// How many rows from the first on belong to sequences that begin in the same blocks; a sequence that shares less begins a run of its own.
+// A window sees too little of its beginning to share.
 int Runner::rows_together(const AttentionOp& op, Rows rows, const StepInput& in) const {
   if (!most_shared_splits_ || op.params.window > 0 || in.seq_rows[places_[(size_t)rows.begin].seq] != 1) return 1;
+  const auto shared = [&](int row) { return shared_splits_[(size_t)places_[(size_t)row].seq]; };
   int row = rows.begin + 1;
-  while (row < rows.end && shared_splits_[(size_t)places_[(size_t)row].seq] > 0) ++row;
+  while (row < rows.end && shared(row) > 0 && shared(row) >= shared(rows.begin + 1)) ++row;
   return row - rows.begin;
 }
 
 // Rows of one sequence each. The splits that all of them share are walked once, then each goes on from its states.
 void Runner::attend_together(const AttentionOp& op, Rows rows, const StepInput& in, int thread) {
   const int first = places_[(size_t)rows.begin].seq, count = rows.end - rows.begin;
-  int splits = shared_splits_[(size_t)first + 1];
-  for (int i = 2; i < count; ++i) splits = std::min(splits, shared_splits_[(size_t)(first + i)]);
+  const int splits = shared_splits_[(size_t)first + 1];  // the others share as many at least
   AttentionSequence all = sequence_view(op, in, first);
   all.rows = count;
   all.start = splits * kSplitTokens - 1;

@@ -30,7 +30,12 @@ bool cpu_has_avx512() {
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
 }
 bool cpu_has_avx_vnni() { return cpu_has_avx2() && cpuid_7_1_eax(4); }
+#if defined(OCTAVO_HAS_BF16)
 bool cpu_has_avx512_bf16() { return cpu_has_avx512() && cpuid_7_1_eax(5); }
+#else  // the compiler could not make that level
+bool cpu_has_avx512_bf16() { return false; }
+const Kernels* kernels_avx512_bf16() { return nullptr; }
+#endif
 #else
 bool cpu_has_avx2() { return false; }
 bool cpu_has_avx512() { return false; }
