@@ -79,7 +79,7 @@ class EngineConfig:
         budget = s.max_num_batched_tokens
         _check(budget >= s.max_num_seqs, "max_num_batched_tokens", budget, f"at least max_num_seqs ({s.max_num_seqs})")
         itl = s.max_itl_ms
-        _check(itl is None or 0 < itl < math.inf, "max_itl_ms", itl, "above 0 milliseconds; leave it out for no bound")
+        _check(itl is None or 0 < itl < math.inf, "max_itl_ms", itl, "a finite number of milliseconds above 0; leave it out for no bound")
         _check(itl is None or s.enable_chunked_prefill, "max_itl_ms", itl, "it sizes pieces of prompts, and enable_chunked_prefill is off")
         _check(s.scheduling_policy == "fcfs", "scheduling_policy", s.scheduling_policy, "fcfs is the only policy of this version")
         _check(b.backend in ("cpu", "reference"), "backend", b.backend, "one of cpu, reference")

@@ -92,7 +92,7 @@ def test_open_loops_and_traces(octavo: Octavo, tmp_path: Path) -> None:
         record = last_record(octavo(*argv, "--trace", trace, "--rate", "100", "--max-concurrency", "2", "--num-requests", "3"))
         assert (record["num_prompt_tokens"], record["rate"], record["max_concurrency"]) == (11 + 12 + 13, 100.0, 2)
         record = last_record(octavo(*argv, "--rate", "50", "--burstiness", "inf", "--duration", "0.09", "--output-len", "2"))
-        assert record["num_completed"] == 4 and record["duration"] == 0.09
+        assert record["num_completed"] == 4 and record["duration"] == 0.09 and record["burstiness"] == "inf"  # JSON has no infinity
     ended = octavo(*argv, "--trace", trace, "--trace-start", "100")
     assert ended.code == 1 and "has no request left from --trace-start on" in ended.err
     trace.write_text("a,b\n")

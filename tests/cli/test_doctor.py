@@ -90,6 +90,12 @@ def test_bench_kernels(octavo: Octavo) -> None:
     assert octavo("bench", "kernels", "--format", "q1_0").code == 2
 
 
+@pytest.mark.parametrize("seconds", ["nan", "inf", "0"])
+def test_bench_kernels_takes_only_a_time(octavo: Octavo, seconds: str) -> None:
+    ended = octavo("bench", "kernels", "--seconds", seconds)
+    assert ended.code == 2 and "'--seconds'" in ended.err
+
+
 def test_bench_kernels_offers_every_format() -> None:
     from octavo.cli import bench
 

@@ -9,6 +9,8 @@ import pytest
 
 from octavo.config import ConfigError, SchedulerConfig
 from octavo.core.cost import StepShape
+from octavo.core.step import StepPlan
+from octavo.engine.itl_warnings import ItlWarnings
 from octavo.engine.llm import make_config
 from octavo.server.prometheus import exposition
 from tests.engine.timed import HOST_S, Law, TimedRun
@@ -213,7 +215,18 @@ def test_warnings_count_what_they_left_unsaid(caplog: pytest.LogCaptureFixture) 
         while run.clock.now() < 25.0:
             run.step()
     assert len(caplog.records) == 3
-    assert "more steps broke it since the last warning" in caplog.records[1].getMessage()
+    assert "more steps broke it since the last warning, the worst by a gap of " in caplog.records[1].getMessage()
+
+
+def test_the_worst_gap_that_was_left_unsaid_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    said = ItlWarnings(0.05)
+    plan = StepPlan(7)
+    with caplog.at_level(logging.WARNING, "octavo.engine"):
+        for now_s, gap_s in ((0.0, 0.051), (1.0, 0.073), (2.0, 0.06), (11.0, 0.052), (22.0, 0.055)):
+            said.broken(plan, 0.05, gap_s, now_s)
+    first, second, third = (record.getMessage() for record in caplog.records)
+    assert "worst" not in first and "worst" not in third
+    assert second.endswith("; 2 more steps broke it since the last warning, the worst by a gap of 73.0 ms")
 
 
 def test_without_a_bound_nothing_is_counted() -> None:
@@ -228,7 +241,7 @@ def test_without_a_bound_nothing_is_counted() -> None:
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
 def test_values_outside_the_limits(value: float) -> None:
-    with pytest.raises(ConfigError, match="^max_itl_ms: .* is not allowed; above 0 milliseconds"):
+    with pytest.raises(ConfigError, match="^max_itl_ms: .* is not allowed; a finite number of milliseconds above 0"):
         make_config("m", max_itl_ms=value)
 
 

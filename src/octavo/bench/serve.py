@@ -118,7 +118,8 @@ async def _warm_up(run: LoadRun, case: ServeCase) -> None:
     await run.closed(others.requests(), case.num_warmup)
     for record in run.records:
         if record.error_kind is not None:
-            raise RuntimeError(f"warming up failed: {record.error_kind}: {record.error_message}")
+            hint = "; --prompt-len, --output-len, --trace-max-len and --token-ids say what is sent, --warmup 0 leaves this out"
+            raise RuntimeError(f"warming up failed: {record.error_kind}: {record.error_message}{hint}")
 
 
 @contextlib.asynccontextmanager

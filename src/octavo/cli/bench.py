@@ -77,6 +77,8 @@ def kernels(
     """
     from octavo.bench.kernels import KernelCases, run_kernels
 
+    if not seconds < 3600:  # NaN as well
+        raise click.BadParameter(f"{seconds} is not in the range 0.001 to 3600", param_hint="'--seconds'")
     every = KernelCases()
     cases = KernelCases(formats or every.formats, rows or every.rows, kv_dtypes or every.kv_dtypes)
     run_kernels(cases, threads, seconds, click.echo, as_json)

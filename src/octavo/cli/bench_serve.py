@@ -170,6 +170,8 @@ def _workload(options: dict[str, Any], given: set[str], tokens: TokenRange) -> t
     names = ["rate", "burstiness"] if options["rate"] is not None else []
     names += ["trace", *_WITH_TRACE] if trace is not None else []
     described |= {name: options[name] for name in [*names, "max_concurrency"]}
+    if described.get("burstiness") == math.inf:
+        described["burstiness"] = "inf"  # JSON has no infinity
     described["concurrency"] = getattr(arrivals, "concurrency", None)
     return load, described | ({"num_left_out": trace.num_left_out} if trace is not None else {})
 
