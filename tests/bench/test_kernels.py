@@ -94,6 +94,7 @@ def test_attention_is_bound_by_reading_or_the_best_peak_of_its_type() -> None:
 
 
 def test_the_record_and_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OCTAVO_ISA", raising=False)
     monkeypatch.setattr(kernels, "measure_limits", lambda threads, budget_s: limits("int8", "f32", threads=threads))
     cases = KernelCases(("q8_0", "f32"), (1, 16), ("f16",), (32,))
     printed: list[str] = []
