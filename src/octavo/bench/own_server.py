@@ -47,14 +47,7 @@ class OwnServer:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         process = self._process
         if process is not None:
-            process.terminate()
-            try:
-                process.wait(STOP_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            assert process.stdout is not None
-            process.stdout.close()
+            stop_process(process)
         self._errors.close()
         signal.signal(signal.SIGTERM, self._old_handler)
 
@@ -68,6 +61,18 @@ class OwnServer:
         self._errors.seek(0)
         lines = self._errors.read().decode("utf-8", "replace").strip().splitlines()
         return lines[-1].removeprefix("octavo: ") if lines else "it said nothing"
+
+
+def stop_process(process: subprocess.Popen[str]) -> None:
+    """End a server that has nothing left to do, within ``STOP_S`` seconds or by force, and close what was read of it."""
+    process.terminate()
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
 
 
 def _terminated(number: int, frame: FrameType | None) -> NoReturn:

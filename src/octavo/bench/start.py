@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from octavo.bench.own_server import STOP_S, stop_process
+
 TIMEOUT_S = 600.0  # for a start; a large model on a cold disk takes minutes
-STOP_S = 30.0
 _READY = "is ready at "
 
 
@@ -66,7 +67,7 @@ def start_once(argv: Sequence[str]) -> Start:
             ready_s = time.perf_counter() - started_s
             return Start(ready_s, *(_status_bytes(process.pid, key) for key in ("VmHWM", "RssAnon", "RssFile")))
         finally:
-            _stop(process)
+            stop_process(process)
 
 
 def _wait_until_ready(output: IO[str]) -> str | None:
@@ -84,17 +85,6 @@ def _status_bytes(pid: int, key: str) -> int | None:
     except OSError:
         return None
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:")), None)
-
-
-def _stop(process: subprocess.Popen[str]) -> None:
-    process.terminate()
-    try:
-        process.wait(STOP_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    if process.stdout is not None:
-        process.stdout.close()
 
 
 def _record(model: str, serve_args: list[str], starts: Sequence[Start]) -> dict:
