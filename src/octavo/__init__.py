@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from octavo.config import EngineConfig
     from octavo.core.request import ParameterError, SamplingParams
+    from octavo.engine.beam_search import BeamSearchParams
     from octavo.engine.llm import LLM
     from octavo.engine.outputs import CompletionOutput, GenerationError, OutputEvent, RequestOutput
 
@@ -20,6 +21,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "LLM": "octavo.engine.llm",
     "SamplingParams": "octavo.core.request",
+    "BeamSearchParams": "octavo.engine.beam_search",
     "ParameterError": "octavo.core.request",
     "EngineConfig": "octavo.config",
     "RequestOutput": "octavo.engine.outputs",
@@ -29,6 +31,7 @@ _HOMES = {
 }
 __all__ = [
     "LLM",
+    "BeamSearchParams",
     "CompletionOutput",
     "EngineConfig",
     "GenerationError",

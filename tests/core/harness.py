@@ -9,6 +9,7 @@ from octavo.core.cost import StepShape
 from octavo.core.request import FinishReason, Request, SamplingParams
 from octavo.core.scheduler import Scheduler
 from octavo.core.step import StepPlan, StepResult, TokenEvent
+from tests.core.beam_twin import plain_beams
 from tests.core.kv_memory import EOS, KVMemoryBackend, Text, plain_run, text_stop
 
 
@@ -52,6 +53,7 @@ class Harness:
         self.requests: dict[str, Request] = {}
         self.texts: dict[tuple[str, int], Text] = {}
         self.num_cached: dict[tuple[str, int], int] = {}
+        self.sums: dict[tuple[str, int], float] = {}  # of hypotheses
         self.pending: StepResult | None = None
         self.plans: list[StepPlan] = []
 
@@ -112,6 +114,8 @@ class Harness:
             self.check_text(*key)
 
     def check_text(self, request_id: str, choice: int) -> None:
+        if self.requests[request_id].params.beam is not None:
+            return self.check_beam(request_id, choice)
         got = self.texts[request_id, choice]
         want = plain_run(self.requests[request_id], choice, self.scheduler.limits.max_total_tokens)
         if got.finish_reason is FinishReason.ABORT or got.finish_reason is FinishReason.ERROR or got.finish_reason is None:
@@ -119,6 +123,17 @@ class Harness:
             assert got.logprobs == want.logprobs[: len(got.logprobs)]
         else:
             assert got == want, f"{request_id} choice {choice}"
+
+    def check_beam(self, request_id: str, choice: int) -> None:
+        """A hypothesis comes whole or not at all."""
+        got, request = self.texts[request_id, choice], self.requests[request_id]
+        if got.finish_reason in (FinishReason.ABORT, FinishReason.ERROR, None):
+            assert got.token_ids == []
+            return
+        want = plain_beams(request, self.scheduler.limits.max_output_tokens(request))[choice]
+        assert (got.token_ids, got.finish_reason, got.stop_reason) == (want.token_ids, want.reason, want.stop_reason)
+        assert self.sums[request_id, choice] == want.sum_logprob
+        assert request.params.logprobs is None or sum(got.logprobs) == want.sum_logprob
 
     def check_idle(self) -> None:
         """Nothing runs: every block is free or offered by the cache, every slot closed or about to be."""
@@ -151,4 +166,6 @@ class Harness:
                 assert [entry.token_id for entry in event.prompt_logprobs] == self.requests[event.request_id].prompt_token_ids[1:]
                 text.prompt_logprobs = [entry.logprob for entry in event.prompt_logprobs]
             text.finish_reason, text.stop_reason = event.finish_reason, event.stop_reason
+            if event.cumulative_logprob is not None:
+                self.sums[event.request_id, event.choice] = event.cumulative_logprob
             self.num_cached[event.request_id, event.choice] = event.num_cached_tokens

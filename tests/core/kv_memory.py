@@ -40,6 +40,7 @@ class SlotState:
     seed: int
     prompt: list[int]
     output: list[int] = field(default_factory=list)
+    beams: bool = False  # rows name the best tokens of the whole vocabulary
 
 
 class KVMemoryBackend:
@@ -61,7 +62,8 @@ class KVMemoryBackend:
             self.slots.pop(slot, None)
         for opened in opens:
             assert opened.slot not in self.slots, f"slot {opened.slot} is opened twice"
-            self.slots[opened.slot] = SlotState(opened.seed, list(opened.prompt_token_ids), list(opened.output_token_ids))
+            beams = opened.params.beam is not None
+            self.slots[opened.slot] = SlotState(opened.seed, list(opened.prompt_token_ids), list(opened.output_token_ids), beams)
 
     def execute(self, plan: StepPlan) -> StepResult:
         self._move_slots(plan.slot_closes, plan.slot_opens)
@@ -97,7 +99,9 @@ class KVMemoryBackend:
             token, value = draw(read, state.seed, state.output)
             state.output.append(token)
             result.token_ids.append(token)
-            if piece.logprobs is not None:
+            if piece.logprobs is not None and state.beams:
+                result.logprobs = [*(result.logprobs or []), best_tokens(read, piece.logprobs)]
+            elif piece.logprobs is not None:
                 result.logprobs = [*(result.logprobs or []), logprobs_of(token, value)]
         return result
 
@@ -108,6 +112,13 @@ def prompt_value(read: list[int]) -> float:
 
 def logprobs_of(token: int, value: float) -> TokenLogprobs:
     return TokenLogprobs(token, value, 1, [token], [value])
+
+
+def best_tokens(read: list[int], k: int) -> TokenLogprobs:
+    """The k best of all tokens, by values that depend on everything read."""
+    values = [-(digest(token, read) % 30 + 1) / 8 for token in range(VOCAB)]  # few values, exact in binary: many ties
+    order = sorted(range(VOCAB), key=lambda token: (-values[token], token))[:k]
+    return TokenLogprobs(order[0], values[order[0]], 1, order, [values[token] for token in order])
 
 
 @dataclass

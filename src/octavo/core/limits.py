@@ -48,8 +48,17 @@ class LengthLimits:
 
     def max_output_tokens(self, request: Request) -> int:
         """Output tokens that ``request`` may make: what is left of the context and the pool, or max_tokens when that is less."""
-        left = self.max_total_tokens - len(request.prompt_token_ids)
+        left = self._max_total_tokens(request) - len(request.prompt_token_ids)
         return left if request.params.max_tokens is None else min(request.params.max_tokens, left)
+
+    def _max_total_tokens(self, request: Request) -> int:
+        """Beams share the full blocks of the prompt for certain; all others each may need for itself. A first token needs no room."""
+        if request.params.beam is None:
+            return self.max_total_tokens
+        num_prompt = len(request.prompt_token_ids)
+        num_shared = num_prompt // self.block_size
+        num_own = (self.num_blocks - num_shared) // request.params.beam.width
+        return min(self.max_total_tokens, max((num_shared + num_own) * self.block_size, num_prompt) + 1)
 
     def clamped_max_tokens(self, request: Request) -> int | None:
         """The number that an explicit max_tokens is reduced to, or None when it stands as asked."""

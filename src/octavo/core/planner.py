@@ -59,6 +59,10 @@ class Planner:
             seq = running[i]
             i += 1
             num_tokens = len(seq.token_ids) - seq.num_computed
+            if seq.request.params.beam is not None and not self._beams_fit(seq):
+                continue
+            if num_tokens == 0:  # a beam that waits for the others
+                continue
             if num_tokens > 1:
                 if shares is not None:
                     num_tokens = shares.get(seq.seq_id, 0)
@@ -77,16 +81,33 @@ class Planner:
         while True:
             victim = policy.choose_victim(self._state.running)
             self._preempt(victim)
-            if victim is seq:
+            if seq.status is not SequenceStatus.RUNNING:
                 return False
             if self._state.kv.grow(seq, num_tokens, draft.plan.block_copies):
                 return True
 
+    def _beams_fit(self, seq: Sequence) -> bool:
+        """All beams of a request go into a step, or none: at the first one, preempt from the back until all have their blocks. False when
+        they came to be victims themselves."""
+        state = self._state
+        owner = state.requests[seq.request.request_id]
+        if owner.beams is None or len(owner.sequences) == 1 or seq is not owner.sequences[0]:
+            return True
+        while owner.beams.num_missing(state.kv, owner.sequences) > state.kv.pool.num_available:
+            self._preempt(policy.choose_victim(state.running))
+            if seq.status is not SequenceStatus.RUNNING:
+                return False
+        return True
+
     def _preempt(self, seq: Sequence) -> None:
         state = self._state
-        state.running.remove(seq)
-        state.slots.give_back(seq)
-        state.kv.release(seq, forget=False)
+        owner = state.requests[seq.request.request_id]
+        if owner.beams is not None and len(seq.token_ids) > seq.num_prompt_tokens and not owner.beams.collapsed:
+            seq = owner.beams.collapse(state, owner)
+        else:
+            state.running.remove(seq)
+            state.slots.give_back(seq)
+            state.kv.release(seq, forget=False)
         seq.num_computed = 0
         seq.num_preemptions += 1
         seq.status = SequenceStatus.WAITING
@@ -111,7 +132,7 @@ class Planner:
         state = self._state
         num_decoding = _num_decoding(state.running, 0)
         for seq in state.running:
-            if len(seq.token_ids) - seq.num_computed == 1 or self._adopt_prefix(draft, seq, self._find_prefix(seq)):
+            if len(seq.token_ids) - seq.num_computed <= 1 or self._adopt_prefix(draft, seq, self._find_prefix(seq)):
                 continue
             gap = len(seq.token_ids) - seq.num_computed
             if policy.runs_alone(gap, draft.budget, num_decoding):
@@ -135,8 +156,18 @@ class Planner:
         state = self._state
         if seq.num_choices > state.config.max_num_seqs - state.num_running:
             return False
-        num_promised = sum(state.kv.num_missing(other) - draft.num_pending.get(other.seq_id, 0) for other in state.running)
+        num_promised = sum(self._num_promised(other) - draft.num_pending.get(other.seq_id, 0) for other in state.running)
+        num_promised += self._num_promised(seq) - state.kv.num_missing(seq)
         return state.kv.can_admit(seq, match, num_promised + policy.admission_headroom(len(state.running)))
+
+    def _num_promised(self, seq: Sequence) -> int:
+        """Blocks that ``seq`` lacks for its known tokens; for a trunk of beams, what these lack."""
+        state = self._state
+        if seq.request.params.beam is not None:
+            owner = state.requests[seq.request.request_id]
+            if owner.beams is not None and owner.beams.collapsed:
+                return owner.beams.num_missing(state.kv, owner.sequences)
+        return state.kv.num_missing(seq)
 
     def _admit(self, draft: Draft, match: PrefixMatch, num_tokens: int, now: float) -> None:
         """Let the head of the queue run: ``num_tokens`` of it are computed now, unless it has to wait for blocks of another."""
@@ -180,6 +211,8 @@ class Planner:
         state, max_itl_ms = self._state, self._state.config.max_itl_ms
         shape, has_stream, prompts = StepShape(), False, dict[int, Prompt]()
         for seq in state.running:
+            if seq.num_computed == len(seq.token_ids):  # a beam that waits for the others
+                continue
             if len(seq.token_ids) - seq.num_computed == 1:
                 shape.add(seq.num_computed, 1, 1)
                 has_stream = has_stream or len(seq.token_ids) > seq.num_prompt_tokens
@@ -222,12 +255,13 @@ class Planner:
         piece = SequenceSlice(seq.seq_id, start, tokens[start:end], seq.block_table)
         if start + 1 < len(tokens) and self._state.gap_cost is None:  # in a paced step it was claimed before the shares were
             self._state.kv.claim(seq)
-        if end == len(tokens) and params.max_tokens != 0:
+        beams = None if params.beam is None else self._state.requests[seq.request.request_id].beams
+        if end == len(tokens) and params.max_tokens != 0 and not (beams is not None and beams.collapsed):
             if seq.slot < 0:
                 self._open_slots(draft.plan, seq)
-            piece.num_samples = seq.num_choices
-            piece.sample_slots = [seq.slot] if seq.num_choices == 1 else self._state.slots.slots_of(seq)
-            piece.logprobs = params.logprobs
+            piece.num_samples = seq.num_choices if beams is None else 1  # of a beam only the log-probabilities count
+            piece.sample_slots = [seq.slot] if piece.num_samples == 1 else self._state.slots.slots_of(seq)
+            piece.logprobs = params.logprobs if beams is None else beams.search.num_candidates
         if params.prompt_logprobs is not None and wants_prompt_logprobs(seq):
             piece.prompt_logprobs = params.prompt_logprobs
             piece.next_token_ids = tokens[start + 1 : end + 1]

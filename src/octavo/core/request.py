@@ -49,6 +49,33 @@ class FinishReason(str, Enum):
 
 MAX_LOGPROBS = 20  # as OpenAI's chat API; top entries a row may ask for
 MAX_N = 64
+MAX_LENGTH_PENALTY = 10.0  # either way: length ** penalty stays a finite number
+
+
+@dataclass(frozen=True, slots=True)
+class BeamParams:
+    """Beam search in place of drawing: ``width`` hypotheses are followed at a time. The rule is in ``core.beam``.
+
+    ``length_penalty``: a hypothesis counts as its sum of log-probabilities / length ** length_penalty. ``early_stopping``: the search ends
+    when ``width`` hypotheses are finished and (True) at once; (False) no running one would be better if it ended now; ("never") no
+    running one can become better.
+    """
+
+    width: int
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
+
+    def validate(self) -> None:
+        """Raise ParameterError for the first field outside its limits."""
+        _int_range("beam_width", self.width, 1, MAX_LOGPROBS // 2)
+        _float_range("length_penalty", self.length_penalty, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
+        if type(self.early_stopping) is not bool and self.early_stopping != "never":
+            raise ParameterError("early_stopping", self.early_stopping, 'True, False or "never"')
+
+    def num_candidates(self, num_ends: int) -> int:
+        """Best tokens that a row has to name when ``num_ends`` of them may end or be barred: enough for twice ``width`` whatever these are,
+        and for ``width`` that go on."""
+        return max(2 * self.width, self.width + num_ends)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +110,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    beam: BeamParams | None = None  # ``n`` is then how many of the best hypotheses are wanted
 
     def __post_init__(self) -> None:
         # Accept lists from callers, and None for nothing; what the record holds does not change with theirs.
@@ -101,6 +129,8 @@ class SamplingParams:
 
     def validate(self, vocab_size: int) -> None:
         """Raise ParameterError for the first field outside its limits. NaN fails every range."""
+        if self.beam is not None:
+            self.beam.validate()
         _int_range("n", self.n, 1, MAX_N)
         _float_range("temperature", self.temperature, 0.0, 100.0)
         if type(self.top_k) is not int or self.top_k < -1:
@@ -130,6 +160,21 @@ class SamplingParams:
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
             if type(getattr(self, name)) is not bool:
                 raise ParameterError(name, getattr(self, name), "True or False")
+        if self.beam is not None:
+            self._validate_beam(self.beam)
+
+    def _validate_beam(self, beam: BeamParams) -> None:
+        """Beam search goes by the model's own probabilities: what would change a draw is refused."""
+        if self.n > beam.width:
+            raise ParameterError("n", self.n, f"at most the beam width ({beam.width})")
+        if self.max_tokens == 0:
+            raise ParameterError("max_tokens", 0, "at least 1 with beam search")
+        for name in _NOT_WITH_BEAMS:
+            value = getattr(self, name)
+            if value != _field_default(name) and not (name == "top_k" and value == -1):
+                raise ParameterError(name, value, "it is not available with beam search, which follows the model's own probabilities")
+        if self.temperature not in (0.0, 1.0):
+            raise ParameterError("temperature", self.temperature, "0 or 1 with beam search, which draws nothing")
 
     def _validate_tokens(self, vocab_size: int) -> None:
         """The fields that name tokens."""
@@ -155,6 +200,16 @@ class SamplingParams:
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0 or self.top_p == 0.0
+
+
+_NOT_WITH_BEAMS = (
+    "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "allowed_token_ids",
+    "bad_words", "bad_words_token_ids", "stop", "prompt_logprobs",
+)  # fmt: skip
+
+
+def _field_default(name: str) -> object:
+    return getattr(SamplingParams(), name)
 
 
 def _is_number(value: object) -> bool:
@@ -185,6 +240,11 @@ def _int_range(name: str, value: object, low: int, high: int) -> None:
 def _token_id(name: str, value: object, vocab_size: int) -> None:
     if type(value) is not int or not 0 <= value < vocab_size:
         raise ParameterError(name, value, f"token ids are integers from 0 to {vocab_size - 1}")
+
+
+def num_places(params: SamplingParams) -> int:
+    """Sequences that a request runs side by side."""
+    return params.n if params.beam is None else params.beam.width
 
 
 @dataclass(slots=True)

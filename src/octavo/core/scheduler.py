@@ -12,12 +12,14 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from octavo.config import CacheConfig, SchedulerConfig
+from octavo.core.beam import BeamSearch
+from octavo.core.beam_group import BeamGroup
 from octavo.core.cost import GapCost
 from octavo.core.limits import LengthLimits, StopEnd, StopRule
 from octavo.core.planner import Planner
-from octavo.core.request import FinishReason, ParameterError, Request, Sequence, SequenceStatus
+from octavo.core.request import FinishReason, ParameterError, Request, Sequence, SequenceStatus, num_places
 from octavo.core.state import Draft, RequestState, SchedulerState, SchedulerStats
-from octavo.core.step import SequenceSlice, SliceResult, StepPlan, StepResult, TokenEvent, TokenLogprobs
+from octavo.core.step import NO_TOKEN_ALLOWED, SequenceSlice, SliceResult, StepPlan, StepResult, TokenEvent, TokenLogprobs
 
 TextStops = Mapping[tuple[str, int], tuple[int, str]]
 """(request_id, choice) -> (this step's tokens to keep, the stop string that ends the sequence)."""
@@ -54,23 +56,27 @@ class Scheduler:
         self._state.gap_cost = gap_cost
         self._planner = Planner(self._state)
         self._in_flight: Draft | None = None
-        self._num_sequences = 0
         self._num_plans = 0
 
     # --- requests -----------------------------------------------------------------------------------------------------------------------
 
     def add(self, request: Request) -> None:
         """Queue a request. ParameterError when it can never run: empty or too long prompt, n above max_num_seqs, an id in use."""
-        state, n = self._state, request.params.n
+        state, n = self._state, num_places(request.params)
         if request.request_id in state.requests:
             raise ParameterError("request_id", request.request_id, "a request with this id is not finished yet")
         state.limits.check_prompt(request)
         if n > state.config.max_num_seqs:
-            raise ParameterError("n", n, f"at most max_num_seqs ({state.config.max_num_seqs}), since all choices run together")
+            name = "n" if request.params.beam is None else "beam_width"
+            raise ParameterError(name, n, f"at most max_num_seqs ({state.config.max_num_seqs}), since all of them run together")
         tokens = list(request.prompt_token_ids)
-        seq = Sequence(self._next_seq_id(), request, num_choices=n, token_ids=tokens, num_prompt_tokens=len(tokens))
+        seq = Sequence(state.next_seq_id(), request, num_choices=n, token_ids=tokens, num_prompt_tokens=len(tokens))
         rule = StopRule.of(request, state.limits.max_output_tokens(request))
-        state.requests[request.request_id] = RequestState(request, state.stats.num_requests, rule, [seq])
+        owner = RequestState(request, state.stats.num_requests, rule, [seq])
+        if request.params.beam is not None:
+            seq.num_choices = request.params.beam.width
+            owner.beams = BeamGroup(BeamSearch.of(request, rule))
+        state.requests[request.request_id] = owner
         state.waiting.append(seq)
         state.stats.num_requests += 1
 
@@ -116,7 +122,7 @@ class Scheduler:
     def _drop(self, owner: RequestState, reason: FinishReason, error: str | None = None, code: str | None = None) -> list[TokenEvent]:
         events = []
         for seq in owner.sequences:
-            for choice in range(seq.choice, seq.choice + seq.num_choices):
+            for choice in owner.choices_of(seq):
                 event = TokenEvent(owner.request.request_id, choice, [], finish_reason=reason, error=error, error_code=code)
                 event.num_cached_tokens = seq.num_cached
                 events.append(event)
@@ -220,8 +226,15 @@ class Scheduler:
                 continue
             if outcome.prompt_logprobs:
                 owner.prompt_logprobs += outcome.prompt_logprobs
-            if piece.num_samples:
+            if piece.num_samples and owner.beams is not None:
+                assert outcome.logprobs is not None
+                owner.beams.take_row(state, owner, seq, outcome.logprobs[0])
+                events += self._finish_beams(owner, owner.beams.search)
+            elif piece.num_samples:
                 self._take_samples(owner, seq, outcome, text_stops, events)
+            elif owner.beams is not None:
+                if seq.num_computed == len(seq.token_ids):
+                    owner.beams.expand(state, owner)
             elif seq.num_computed == len(seq.token_ids):  # max_tokens 0: computed is done
                 events += [self._event(owner, choice, [], None, (FinishReason.LENGTH, None)) for choice in self._fork(owner, seq)]
         state.stats.num_steps += 1
@@ -256,10 +269,8 @@ class Scheduler:
         """Split a sequence whose prompt is computed into its choices, which share all its blocks and follow it in the running order."""
         choices = [seq]
         for i, slot in enumerate(self._state.slots.split(seq), 1):
-            child = Sequence(self._next_seq_id(), seq.request, choice=seq.choice + i, token_ids=seq.token_ids[:], slot=slot)
-            child.num_prompt_tokens, child.num_computed, child.num_cached = seq.num_prompt_tokens, seq.num_computed, seq.num_cached
-            child.num_preemptions, child.status = seq.num_preemptions, SequenceStatus.RUNNING
-            self._state.kv.fork(seq, child)
+            child = self._state.fork(seq)
+            child.choice, child.slot = seq.choice + i, slot
             choices.append(child)
         seq.num_choices = 1
         place = self._state.running.index(seq)
@@ -275,9 +286,28 @@ class Scheduler:
         if not owner.sequences:
             del self._state.requests[owner.request.request_id]
 
-    def _next_seq_id(self) -> int:
-        self._num_sequences += 1
-        return self._num_sequences - 1
+    def _finish_beams(self, owner: RequestState, search: BeamSearch) -> list[TokenEvent]:
+        """When the search is over: one event per choice with all of its hypothesis, the best first, and the end of the request."""
+        request_id, n, stats = owner.request.request_id, owner.request.params.n, self._state.stats
+        if not search.done:
+            return []
+        if len(search.hypotheses) < n:
+            found = f"beam search found {len(search.hypotheses)} hypotheses where {n} are wanted"
+            why = f"{found}; min_tokens and stop tokens forbid all others"
+            return self._fail(owner, SliceResult(error=why, error_code=NO_TOKEN_ALLOWED))
+        events = []
+        for choice, best in enumerate(search.hypotheses[:n]):
+            event = TokenEvent(request_id, choice, best.token_ids, best.entries or None, num_cached_tokens=owner.sequences[0].num_cached)
+            event.finish_reason, event.stop_reason = best.end
+            event.cumulative_logprob = best.sum_logprob
+            stats.num_output_tokens += len(best.token_ids)
+            events.append(event)
+        for seq in owner.sequences:
+            seq.status, seq.finish_reason = SequenceStatus.FINISHED, FinishReason.STOP
+            self._state.release(seq)
+        stats.num_finished += n
+        del self._state.requests[request_id]
+        return events
 
     def check_invariants(self) -> None:
         """AssertionError unless queues, requests, slots and the KV books agree. For tests and idle debug runs: slow."""

@@ -5,6 +5,9 @@ Slots are taken in the plan that first draws from a sequence and given back when
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+
 from octavo.core.request import Sequence
 
 
@@ -36,6 +39,17 @@ class SlotTable:
     def split(self, seq: Sequence) -> list[int]:
         """Hand over the slots of choices 1.. to the sequences that carry them on; -1 each when none were taken."""
         return self._extra.pop(seq.seq_id, [-1] * (seq.num_choices - 1))
+
+    def hand_over(self, old: Iterable[Sequence], new: Seq[Sequence]) -> None:
+        """All slots of ``old`` go to ``new``, one each; what is left over, to the first."""
+        slots = [slot for seq in old for slot in self.slots_of(seq)]
+        for seq in old:
+            self._extra.pop(seq.seq_id, None)
+            seq.slot = -1
+        for seq, slot in zip(new, slots, strict=False):
+            seq.slot = slot
+        if len(slots) > len(new):
+            self._extra[new[0].seq_id] = slots[len(new) :]
 
     def give_back(self, seq: Sequence) -> None:
         """All slots of ``seq`` are free again; the next plan closes them."""

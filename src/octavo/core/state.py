@@ -13,6 +13,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from octavo.config import CacheConfig, SchedulerConfig
+from octavo.core.beam_group import BeamGroup
 from octavo.core.cost import GapCost
 from octavo.core.kv_manager import KVManager
 from octavo.core.limits import LengthLimits, StopRule
@@ -49,6 +50,13 @@ class RequestState:
     sequences: list[Sequence] = field(default_factory=list)
     started: bool = False
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # collected chunk by chunk until the first event
+    beams: BeamGroup | None = None  # with beam search
+
+    def choices_of(self, seq: Sequence) -> range:
+        """The choices whose last event ``seq`` owes. Beams are no choices: the request's first sequence stands for all of these."""
+        if self.beams is None:
+            return range(seq.choice, seq.choice + seq.num_choices)
+        return range(self.request.params.n if seq is self.sequences[0] else 0)
 
 
 @dataclass(slots=True)
@@ -74,6 +82,19 @@ class SchedulerState:
         self.requests: dict[str, RequestState] = {}
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
+        self._num_sequences = 0
+
+    def next_seq_id(self) -> int:
+        self._num_sequences += 1
+        return self._num_sequences - 1
+
+    def fork(self, seq: Sequence) -> Sequence:
+        """A new running sequence of equal tokens that shares all blocks of ``seq``; it has no slot and is in no queue yet."""
+        child = Sequence(self.next_seq_id(), seq.request, choice=seq.choice, token_ids=seq.token_ids[:])
+        child.num_prompt_tokens, child.num_computed, child.num_cached = seq.num_prompt_tokens, seq.num_computed, seq.num_cached
+        child.num_preemptions, child.status = seq.num_preemptions, SequenceStatus.RUNNING
+        self.kv.fork(seq, child)
+        return child
 
     @property
     def num_running(self) -> int:
@@ -97,10 +118,14 @@ class SchedulerState:
             assert order == sorted(order), "a queue is out of arrival order"
         for seq in self.running:
             assert seq.status is SequenceStatus.RUNNING and seq.finish_reason is None
-            assert seq.num_computed < len(seq.token_ids), f"sequence {seq.seq_id} has nothing left to compute"
+            waits = self.requests[seq.request.request_id].beams is not None and seq.num_computed == len(seq.token_ids)
+            assert waits or seq.num_computed < len(seq.token_ids), f"sequence {seq.seq_id} has nothing left to compute"
             assert (seq.num_scheduled > 0) == any(seq is other for other in in_flight)
         for seq in self.waiting:
             assert seq.status is SequenceStatus.WAITING and seq.slot < 0 and not seq.block_table and seq.num_computed == 0
+        for owner in self.requests.values():
+            if owner.beams is not None:
+                owner.beams.check_invariants(owner.sequences)
         assert self.num_running <= self.config.max_num_seqs, "more choices run than max_num_seqs"
         slots = [slot for seq in (*self.running, *dropped) for slot in self.slots.slots_of(seq)]
         assert len(slots) == len(set(slots)) == self.slots.num_open, "slots are lost or shared"

@@ -138,3 +138,4 @@ class TokenEvent:
     num_cached_tokens: int = 0
     error: str | None = None
     error_code: str | None = None
+    cumulative_logprob: float | None = None  # of a beam search's hypothesis, which comes whole in one event

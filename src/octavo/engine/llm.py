@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.config import BackendConfig, CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from octavo.core.request import ParameterError, SamplingParams
+from octavo.engine.beam_search import BeamSearchParams
 from octavo.engine.engine import Engine
 from octavo.engine.interrupts import interrupts_deferred
 from octavo.engine.outputs import GenerationError, OutputEvent, RequestOutput
@@ -100,6 +101,13 @@ class LLM:
         """
         batch = _as_batch(prompts)
         return self._run([self._prompt(p) for p in batch], _params_for(sampling_params, len(batch)), use_progress_bar)
+
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, use_progress_bar: bool | None = None
+    ) -> list[RequestOutput]:
+        """The likeliest continuations of each prompt: ``outputs`` are the ``n`` best hypotheses, best first, with their
+        ``cumulative_logprob``. Prompts and errors as for ``generate``."""
+        return self.generate(prompts, params.sampling_params(), use_progress_bar)
 
     def chat(
         self,

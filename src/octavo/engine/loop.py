@@ -98,6 +98,8 @@ class EngineLoop:
         stops: dict[Key, tuple[int, str]] = {}
         shown: dict[Key, str] = {}
         for seq, drawn in zip(self.scheduler.in_flight_sequences, result.slices, strict=False):
+            if seq.request.params.beam is not None:  # its text is made when the search has ended
+                continue
             if drawn.token_ids and seq.status is not SequenceStatus.FINISHED:  # finished: aborted since the plan was made
                 self._read_slice(seq, drawn.token_ids, stops, shown)
         return self._with_text(self.scheduler.apply(result, stops), stops, shown)
@@ -125,6 +127,9 @@ class EngineLoop:
         for event in events:
             key = (event.request_id, event.choice)
             text = shown.get(key, "")
+            if event.token_ids and key not in shown:  # a whole hypothesis of a beam search
+                running = self._running[event.request_id]
+                text, _ = _read_tokens(running, running.texts[event.choice], event.token_ids)
             if event.finish_reason is not None:
                 running = self._running[event.request_id]
                 if key not in stops:

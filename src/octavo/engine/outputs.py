@@ -40,6 +40,7 @@ class OutputEvent:
     num_cached_tokens: int = 0
     error: str | None = None
     error_code: str | None = None  # as in TokenEvent
+    cumulative_logprob: float | None = None  # of a whole hypothesis (beam search)
 
     @classmethod
     def of(cls, event: TokenEvent, text: str) -> OutputEvent:
@@ -55,12 +56,14 @@ class OutputEvent:
             event.num_cached_tokens,
             event.error,
             event.error_code,
+            event.cumulative_logprob,
         )
 
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One continuation. ``logprobs`` has an entry per token when asked; ``cumulative_logprob`` is their sum (None when not asked).
+    """One continuation. ``logprobs`` has an entry per token when asked; ``cumulative_logprob`` is their sum (None when not asked; a
+    hypothesis of a beam search always has it).
 
     ``text`` leaves out the end-of-sequence token and the stop string, ``token_ids`` has every token.
     """
@@ -114,6 +117,8 @@ class RequestOutput:
                 output.logprobs = []
             output.logprobs += event.logprobs
             output.cumulative_logprob = sum((entry.logprob for entry in event.logprobs), output.cumulative_logprob or 0.0)
+        if event.cumulative_logprob is not None:
+            output.cumulative_logprob = event.cumulative_logprob
         self.apply_to_prompt(event)
         if event.finish_reason is not None:
             output.finish_reason = event.finish_reason.value

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from octavo.core.limits import LengthLimits
-from octavo.core.request import ParameterError, Request, SamplingParams
+from octavo.core.request import MAX_LOGPROBS, BeamParams, ParameterError, Request, SamplingParams, num_places
 
 if TYPE_CHECKING:
     from octavo.models.tokenizer import Tokenizer
@@ -49,13 +49,27 @@ class RequestPreparer:
             if ids is not None and len(ids) > self.vocab_size:
                 raise ParameterError(name, f"{len(ids)} entries", f"at most as many as there are tokens ({self.vocab_size})")
         params.validate(self.vocab_size)
-        if params.n > self.max_n:
-            raise ParameterError("n", params.n, f"at most max_num_seqs ({self.max_n}), since all choices run together")
+        if num_places(params) > self.max_n:
+            name = "n" if params.beam is None else "beam_width"
+            raise ParameterError(name, num_places(params), f"at most max_num_seqs ({self.max_n}), since all of them run together")
+        if params.beam is not None:
+            self._check_beam(params, params.beam)
+            params = replace(params, temperature=0.0)
         _check_texts("stop", params.stop, MAX_STOPS, MAX_STOP_CHARS)
         _check_texts("bad_words", params.bad_words, MAX_BAD_WORDS, MAX_BAD_WORD_CHARS)
         bad_words = params.bad_words_token_ids + bad_words_token_ids(params.bad_words, self.tokenizer)
         top_k = params.top_k if params.top_k < self.vocab_size else 0
         return replace(params, top_k=top_k, bad_words=(), bad_words_token_ids=bad_words)
+
+    def _check_beam(self, params: SamplingParams, beam: BeamParams) -> None:
+        """Enough tokens for so many different hypotheses, and rows that can name as many as the search has to see."""
+        if 2 * beam.width > self.vocab_size:
+            raise ParameterError("beam_width", beam.width, f"at most half of the vocabulary ({self.vocab_size // 2})")
+        ends = self.eos_token_ids | frozenset(params.stop_token_ids)
+        if beam.num_candidates(len(ends)) > MAX_LOGPROBS:
+            most = MAX_LOGPROBS - beam.width
+            limit = f"with a beam width of {beam.width}, at most {most} tokens may end a text, end-of-sequence tokens included"
+            raise ParameterError("stop_token_ids", f"{len(ends)} tokens", limit)
 
     def prepare(self, request: Request) -> PreparedRequest:
         """Check the prompt of ``request``, whose params come from ``check``, and fit them to it. Raises ParameterError.
@@ -68,8 +82,8 @@ class RequestPreparer:
         max_tokens = self.limits.max_output_tokens(request)
         warnings: list[str] = []
         if self.limits.clamped_max_tokens(request) is not None:
-            what = "context" if self.limits.max_model_len <= self.limits.num_pool_tokens else "KV cache"
             num_prompt = len(request.prompt_token_ids)
+            what = "context" if num_prompt + max_tokens == self.limits.max_model_len else "KV cache"
             reason = f"all that the {what} leaves after {num_prompt} prompt tokens"
             warnings.append(f"max_tokens: {params.max_tokens} was reduced to {max_tokens}, {reason}")
         if params.min_tokens > max_tokens:

@@ -1,0 +1,140 @@
+"""The beams of a request as sequences that share KV blocks: forked where hypotheses part, released where they are dropped.
+
+    trunk ──its last row──▶ beams ──a row of each──▶ search.advance ──▶ beams (forked, kept, released) ──▶ ... ──▶ hypotheses
+      ▲                       │
+      └──────preempt──────────┘   (one waiting sequence of the tokens that all share)
+
+All beams of a request take a step together, and are preempted together: selection needs a row of each, so one that waits for blocks which
+the others hold would wait for ever. After a preemption the *trunk*, what all have in common, is computed once and forked; each beam then
+computes its own rest. Who is done earlier keeps its row and waits (nothing left to compute) for the others.
+
+Owns which sequence carries which beam, and the places and slots that a request of ``width`` beams keeps even while it has fewer. The
+rule of selection is in ``beam``; who gives way, in ``planner``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from octavo.core.beam import BeamSearch
+from octavo.core.request import Sequence, SequenceStatus
+from octavo.core.step import TokenLogprobs
+
+if TYPE_CHECKING:
+    from octavo.core.kv_manager import KVManager
+    from octavo.core.state import RequestState, SchedulerState
+
+
+@dataclass(slots=True)
+class BeamGroup:
+    """``RequestState.sequences`` carry ``search.beams``, in their order; or there is one *collapsed* trunk, which ends before they part.
+
+    Before the prompt's end there is one sequence and one beam without tokens. ``rows``: of the beams that have their row in this round.
+    """
+
+    search: BeamSearch
+    collapsed: bool = False
+    rows: dict[int, TokenLogprobs] = field(default_factory=dict)  # by seq_id
+
+    def take_row(self, state: SchedulerState, owner: RequestState, seq: Sequence, row: TokenLogprobs) -> None:
+        """The best tokens after ``seq``. The last row of a round has the search go on, and the sequences with it, unless it is over."""
+        self.rows[seq.seq_id] = row
+        if len(self.rows) < len(owner.sequences):
+            return
+        rows = [self.rows.pop(seq.seq_id) for seq in owner.sequences]
+        parents = self.search.advance(rows)
+        if not self.search.done:
+            self._follow(state, owner, parents)
+
+    def _follow(self, state: SchedulerState, owner: RequestState, parents: list[int]) -> None:
+        """A beam's first continuation takes its sequence over, others are forked off; who has none is released."""
+        old, new = owner.sequences, list[Sequence]()
+        for parent, is_first in zip(parents, _firsts(parents), strict=True):
+            new.append(old[parent] if is_first else state.fork(old[parent]))
+        self._replace(state, owner, new)
+        kept = set(parents)
+        for i, seq in enumerate(old):
+            if i not in kept:
+                seq.status = SequenceStatus.FINISHED
+                state.release(seq)
+        for seq, beam in zip(new, self.search.beams, strict=True):
+            seq.token_ids.append(beam.token_ids[-1])
+
+    def expand(self, state: SchedulerState, owner: RequestState) -> None:
+        """The trunk is computed: it becomes the first beam, and the others are forked off."""
+        (trunk,) = owner.sequences
+        new = [trunk, *(state.fork(trunk) for _ in self.search.beams[1:])]
+        for seq, beam in zip(new, self.search.beams, strict=True):
+            seq.token_ids += beam.token_ids[seq.num_output_tokens :]
+        self._replace(state, owner, new)
+        self.collapsed = False
+
+    def collapse(self, state: SchedulerState, owner: RequestState) -> Sequence:
+        """Running beams give back all that they hold; one trunk, which is neither running nor waiting yet, takes their place."""
+        for seq in owner.sequences:
+            assert seq.num_scheduled == 0, f"sequence {seq.seq_id} is in the plan that preempts it"
+            state.running.remove(seq)
+            state.release(seq)
+            seq.status = SequenceStatus.FINISHED
+        first, num_shared = owner.sequences[0], self._num_shared()
+        trunk = Sequence(state.next_seq_id(), first.request, num_choices=self.search.params.width)
+        trunk.num_prompt_tokens, trunk.num_cached, trunk.num_preemptions = first.num_prompt_tokens, first.num_cached, first.num_preemptions
+        trunk.token_ids = first.token_ids[: first.num_prompt_tokens + num_shared]
+        owner.sequences[:] = [trunk]
+        self.rows.clear()
+        self.collapsed = True
+        return trunk
+
+    def num_missing(self, kv: KVManager, sequences: list[Sequence]) -> int:
+        """Blocks that ``sequences``, the beams or the trunk, lack together to compute all their known tokens (also those that are only
+        known to the beams behind a trunk). Of a part-filled block that several will write, all but the last writer take a copy."""
+        size = kv.block_size
+        if self.collapsed:
+            (trunk,) = sequences
+            shared = len(trunk.token_ids) // size
+            ends = (kv.blocks_for(trunk.num_prompt_tokens + len(beam.token_ids)) for beam in self.search.beams)
+            return shared + sum(end - shared for end in ends) - len(trunk.block_table)
+        num_new, writers = 0, Counter[int]()
+        for seq in sequences:
+            if seq.num_computed < len(seq.token_ids):
+                num_new += kv.num_missing(seq)
+                if seq.num_computed % size:
+                    writers[seq.block_table[seq.num_computed // size]] += 1
+        return num_new + sum(count - (kv.pool.ref_counts[block] == count) for block, count in writers.items())
+
+    def _num_shared(self) -> int:
+        """Output tokens that all beams begin with; each has at least one more."""
+        first, last = min(beam.token_ids for beam in self.search.beams), max(beam.token_ids for beam in self.search.beams)
+        pairs = enumerate(zip(first[:-1], last[:-1], strict=True))
+        return next((i for i, (a, b) in pairs if a != b), len(first) - 1)
+
+    def _replace(self, state: SchedulerState, owner: RequestState, new: list[Sequence]) -> None:
+        """``new`` run in the place of the request's sequences and take over their slots. The first one keeps the places that are spare."""
+        old = owner.sequences
+        state.slots.hand_over(old, new)
+        place = state.running.index(old[0])
+        state.running[place : place + len(old)] = new
+        for i, seq in enumerate(new):
+            seq.choice, seq.num_choices = i, 1
+        new[0].num_choices += self.search.params.width - len(new)
+        owner.sequences = new
+
+    def check_invariants(self, sequences: list[Sequence]) -> None:
+        """AssertionError unless sequences and beams agree. For tests."""
+        assert sum(seq.num_choices for seq in sequences) == self.search.params.width, "places of beams are lost"
+        assert not self.search.done and self.rows.keys() < {seq.seq_id for seq in sequences}
+        if self.collapsed:
+            (trunk,) = sequences
+            output = list(trunk.output_token_ids)
+            assert all(beam.token_ids[: len(output)] == output and len(beam.token_ids) > len(output) for beam in self.search.beams)
+            return
+        assert [list(seq.output_token_ids) for seq in sequences] == [beam.token_ids for beam in self.search.beams]
+        for seq in sequences:
+            assert (seq.num_computed == len(seq.token_ids)) == (seq.seq_id in self.rows), f"sequence {seq.seq_id} waits without a row"
+
+
+def _firsts(parents: list[int]) -> list[bool]:
+    """Of each entry, whether it is the first of its value."""
+    return [parent not in parents[:i] for i, parent in enumerate(parents)]
