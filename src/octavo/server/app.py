@@ -26,6 +26,7 @@ from octavo.server import asgi
 from octavo.server.asgi import App, BodyReader, ClientLeft, Header, KeyCheck, Receive, Scope, Send
 from octavo.server.calls import Answer, Call, CallIdentity, ChoiceFormat, Wanted, open_call
 from octavo.server.chat import ChatFormat, chat_prompt
+from octavo.server.choices import num_shown
 from octavo.server.completions import CompletionFormat, completion_prompts
 from octavo.server.errors import APIError, invalid
 from octavo.server.openai_types import (
@@ -39,7 +40,7 @@ from octavo.server.openai_types import (
 )
 from octavo.server.options import ServerOptions
 from octavo.server.prometheus import exposition
-from octavo.server.prompts import PromptReader, run_aside
+from octavo.server.prompts import Prompt, PromptReader, run_aside
 
 OPEN_PATHS = frozenset({"/health", "/health/live"})  # the only ones that need no key
 
@@ -71,24 +72,31 @@ class Service:
         request = await run_aside(len(exchange.body) // 16, parse_body, exchange.body, CompletionRequest)
         self._check_model(request.model)
         prompts = await completion_prompts(request, len(exchange.body), self.reader)
-        wanted = await self._wanted(exchange, request, DEFAULT_COMPLETION_TOKENS)
-        call = await open_call(self.engine, CallIdentity("cmpl", self.model_name, self.fingerprint), prompts, wanted)
+        call = await self._open(exchange, request, "cmpl", prompts, DEFAULT_COMPLETION_TOKENS)
         await self._answer(exchange, request, call, CompletionFormat(request, self.model.tokenizer))
 
     async def chat_completions(self, exchange: Exchange) -> None:
         request = await run_aside(len(exchange.body) // 16, parse_body, exchange.body, ChatRequest)
         self._check_model(request.model)
         prompt = await chat_prompt(request, len(exchange.body), self.model, self.reader)
-        wanted = await self._wanted(exchange, request, None)
-        try:
-            call = await open_call(self.engine, CallIdentity("chatcmpl", self.model_name, self.fingerprint), [prompt], wanted)
-        except ParameterError as error:
-            raise ParameterError(request.name_of(error.param), error.value, error.limit, error.code) from None
+        call = await self._open(exchange, request, "chatcmpl", [prompt], None)
         await self._answer(exchange, request, call, ChatFormat(request, self.model.tokenizer))
 
-    async def _wanted(self, exchange: Exchange, request: CompletionRequest | ChatRequest, default_max_tokens: int | None) -> Wanted:
+    async def _open(
+        self,
+        exchange: Exchange,
+        request: CompletionRequest | ChatRequest,
+        id_prefix: str,
+        prompts: list[Prompt],
+        default_max_tokens: int | None,
+    ) -> Call:
         params = await run_aside(len(exchange.body) // 16, request.params)
-        return Wanted(params, default_max_tokens, request.cache_salt or None, request.checked_request_id(), request.warnings)
+        request_id, salt = request.checked_request_id(), request.cache_salt or None
+        wanted = Wanted(params, num_shown(request), default_max_tokens, salt, request_id, request.warnings)
+        try:
+            return await open_call(self.engine, CallIdentity(id_prefix, self.model_name, self.fingerprint), prompts, wanted)
+        except ParameterError as error:
+            raise ParameterError(request.name_of(error.param), error.value, error.limit, error.code) from None
 
     async def _answer(self, exchange: Exchange, request: SamplingFields, call: Call, choice_format: ChoiceFormat) -> None:
         include_usage = request.check_stream_options()

@@ -18,6 +18,7 @@ from octavo.engine.async_engine import AsyncEngine, EngineUnavailable, StreamOve
 from octavo.engine.outputs import CompletionOutput, GenerationError, OutputEvent, RequestOutput
 from octavo.engine.params import PreparedRequest
 from octavo.server.asgi import Header, Scope, Send, drop_connection, send_json
+from octavo.server.choices import best_choices
 from octavo.server.errors import as_api_error
 from octavo.server.prompts import Prompt, run_aside
 from octavo.server.streaming import DONE, EVENT_STREAM_HEADERS, Frames, error_event
@@ -38,9 +39,11 @@ class CallIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a call asks for besides its prompts. ``default_max_tokens`` holds where ``params`` has none, within the context."""
+    """What a call asks for besides its prompts. ``default_max_tokens`` holds where ``params`` has none, within the context. ``num_shown``:
+    choices of the answer; ``params.n`` may be more (best_of)."""
 
     params: SamplingParams
+    num_shown: int
     default_max_tokens: int | None
     cache_salt: str | None
     request_id: str | None  # the client's name for the answer; None: a new one
@@ -72,7 +75,8 @@ class ChoiceFormat(Protocol):
 
 @dataclass(slots=True)
 class Call:
-    """``outputs`` are by prompt; choice c of prompt p has index p * n + c in the answer."""
+    """``outputs`` are by prompt, with all choices that are made; of these the best ``n`` are shown. Choice c of prompt p has index
+    p * n + c in the answer."""
 
     response_id: str
     model: str
@@ -80,12 +84,9 @@ class Call:
     prepared: list[PreparedRequest]
     outputs: list[RequestOutput]
     warnings: list[str]
+    n: int
     num_output_tokens: int = 0
     created: int = field(default_factory=lambda: int(time.time()))
-
-    @property
-    def n(self) -> int:
-        return self.prepared[0].request.params.n
 
     def shared_fields(self, object_name: str) -> dict[str, Any]:
         return {
@@ -128,7 +129,7 @@ def _checked_call(engine: AsyncEngine, identity: CallIdentity, prompts: Sequence
         prepared.append(engine.engine.prepare_checked(prompt.token_ids, params, f"{unique}-{i}", wanted.cache_salt))
     outputs = [RequestOutput.start(one.request, prompt.text, one.warnings) for one, prompt in zip(prepared, prompts, strict=True)]
     warnings = list(dict.fromkeys([*wanted.warnings, *(w for one in prepared for w in one.warnings)]))
-    return Call(response_id, identity.model, identity.fingerprint, prepared, outputs, warnings)
+    return Call(response_id, identity.model, identity.fingerprint, prepared, outputs, warnings, wanted.num_shown)
 
 
 class Answer:
@@ -157,7 +158,8 @@ class Answer:
         finally:
             self._engine.abort(stream)
         content = call.shared_fields(self._format.whole_object)
-        content["choices"] = [self._format.whole(p * call.n + c.index, o, c) for p, o in enumerate(call.outputs) for c in o.outputs]
+        shown = [(output, choice) for output in call.outputs for choice in best_choices(output.outputs, call.n)]
+        content["choices"] = [self._format.whole(index, output, choice) for index, (output, choice) in enumerate(shown)]
         content["usage"] = call.usage()
         content |= self._format.whole_fields(call.outputs)
         if call.warnings:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from octavo.core.request import SamplingParams
+from octavo.server.choices import choice_params
 from octavo.server.errors import APIError, invalid
 
 DEFAULT_COMPLETION_TOKENS = 16  # as OpenAI's and vLLM's
@@ -35,6 +36,10 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = None
+    best_of: int | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | str | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
     temperature: float | None = None
@@ -61,13 +66,20 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     request_id: str | None = None
     warnings: list[str] = []  # filled by parse_body, never read from the body
 
-    def sampling_params(self, **resolved: Any) -> SamplingParams:
+    def sampling_params(self, logprobs: int | None, **resolved: Any) -> SamplingParams:
         """SamplingParams with defaults for what is absent and ``resolved`` as it is; ranges are checked later, by the engine."""
+        resolved |= choice_params(self, logprobs)
         given = {name: value for name in _SAMPLING_NAMES if (value := getattr(self, name)) is not None}
         for name in ("stop", "stop_token_ids", "bad_words", "allowed_token_ids"):
             if isinstance(given.get(name), list):
                 given[name] = tuple(given[name])
         return SamplingParams(**given, **resolved, logit_bias=_logit_bias(self.logit_bias or {}))
+
+    def name_of(self, param: str) -> str:
+        """The field of this request behind a parameter of the engine, for errors."""
+        if param in ("n", "beam_width"):
+            return "n" if self.best_of is None else "best_of"
+        return param
 
     def checked_request_id(self) -> str | None:
         """The client's name for the answer. It comes back in ``id`` and is written to the log."""
@@ -87,7 +99,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
 
 
 _SAMPLING_NAMES = (
-    "n", "min_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+    "min_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
     "allowed_token_ids", "bad_words", "seed", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "skip_special_tokens",
 )  # fmt: skip
 
@@ -121,6 +133,8 @@ class CompletionRequest(SamplingFields, kw_only=True):
     def params(self) -> SamplingParams:
         prompt_logprobs = self.prompt_logprobs
         if self.echo and self.logprobs is not None:
+            if self.use_beam_search:
+                raise invalid("echo: with logprobs it is not available when use_beam_search is true", "echo")
             prompt_logprobs = max(self.logprobs, prompt_logprobs or 0)
         return self.sampling_params(max_tokens=self.max_tokens, logprobs=self.logprobs, prompt_logprobs=prompt_logprobs)
 
@@ -146,10 +160,9 @@ class ChatRequest(SamplingFields, kw_only=True):
         return self.sampling_params(max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=self.prompt_logprobs)
 
     def name_of(self, param: str) -> str:
-        """The field of this request behind a parameter of the engine, for errors."""
         if param == "max_tokens" and self.max_completion_tokens is not None:
             return "max_completion_tokens"
-        return {"prompt": "messages", "logprobs": "top_logprobs"}.get(param, param)
+        return {"prompt": "messages", "logprobs": "top_logprobs"}.get(param) or super().name_of(param)
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
@@ -190,10 +203,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "web_search_options": (None,),
     "store": _OFF,
     "suffix": (None, ""),
-    "best_of": (None, 1),
-    "use_beam_search": _OFF,
-    "length_penalty": (None, 1, 1.0),
-    "early_stopping": _OFF,
     "truncate_prompt_tokens": (None,),
     "spaces_between_special_tokens": (None, True),
     "guided_json": (None,),
