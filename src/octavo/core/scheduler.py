@@ -170,6 +170,11 @@ class Scheduler:
         return self._state.kv.pool.num_used
 
     @property
+    def num_table_blocks(self) -> int:
+        """Blocks in the tables of running sequences, a shared one once for each table: what these would take without sharing."""
+        return sum(len(seq.block_table) for seq in self._state.running)
+
+    @property
     def num_cached_blocks(self) -> int:
         """Blocks that nobody references but the prefix cache offers; evicted when room is needed."""
         return self._state.kv.pool.num_cached
