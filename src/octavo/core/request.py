@@ -13,6 +13,10 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from octavo.core.speculative_params import SpeculativeParams
 
 
 class ParameterError(ValueError):
@@ -203,6 +207,7 @@ class Request:
     eos_token_ids: frozenset[int] = frozenset()
     arrival_s: float = 0.0
     cache_salt: str | None = None
+    speculative: SpeculativeParams | None = None  # None: as the engine is configured
 
 
 @dataclass(slots=True, eq=False)
