@@ -41,12 +41,12 @@ def shown(hypotheses: list[Hypothesis]) -> list[Found]:
 
 
 def random_row(seed: int, vocab_size: int, exact: bool) -> Row:
-    """A table that depends on all tokens. ``exact``: few values, so that there are many ties; -inf among them."""
+    """A table that depends on all tokens. ``exact``: few values, so that there are many ties."""
 
     def row(tokens: tuple[int, ...]) -> dict[int, float]:
         rng = random.Random(f"{seed}:{tokens}")
         if exact:
-            return {t: -rng.choice([0.0, 0.5, 0.5, 1.0, 2.0, math.inf]) for t in range(vocab_size)}
+            return {t: -rng.choice([0.0, 0.5, 0.5, 1.0, 2.0, 40.0]) for t in range(vocab_size)}
         weights = [rng.expovariate(1.0) + 1e-6 for _ in range(vocab_size)]
         return {t: math.log(w / sum(weights)) for t, w in enumerate(weights)}
 
@@ -127,6 +127,13 @@ def test_entries_are_of_the_tokens_taken() -> None:
             want = top(row(tuple(h.token_ids[:i])), 6)
             assert entry.rank == want.top_ids.index(entry.token_id) + 1
             assert (entry.top_ids, entry.top_logprobs) == (want.top_ids[:2], want.top_logprobs[:2])
+
+
+def test_what_cannot_be_comes_last() -> None:
+    """Probability 0 is no error: such hypotheses fill the width when there are no others."""
+    values = {0: -math.inf, 1: -1.0, 2: -math.inf, 3: -math.inf}
+    hypotheses = search(lambda _: values, BeamParams(3), Ends(frozenset([0]), max_tokens=2))
+    assert [(h.token_ids, h.score) for h in hypotheses] == [([1, 1], -1.0), ([0], -math.inf), ([1, 0], -math.inf)]
 
 
 def test_every_token_barred_ends_the_search_with_nothing() -> None:

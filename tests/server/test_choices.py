@@ -20,7 +20,7 @@ CHAT = "/v1/chat/completions"
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
-    """After "x" or a chat's prompt, s (0.55) begins a text of 3 tokens and l (0.45) one of 9; after "y" come p (0.6) and q (0.4), for ever."""
+    """After "x" or a chat's prompt, s (0.55) begins a text of 3 tokens and l (0.45) one of 9; after "y" come p (0.6) and q (0.4)."""
     tokenizer = byte_tokenizer()
     engine = bigram_engine(tokenizer, chat_template=ChatTemplate(CHAT_TEMPLATE, tokenizer.bos_token, tokenizer.eos_token))
     backend = engine.backend

@@ -5,7 +5,7 @@ The rule (that of transformers, with vLLM's length):
 - Each step ranks all continuations of the running hypotheses by (sum of log-probabilities descending, token ids lexicographically). Sums
   are of the raw log-softmax, added in the order of the tokens.
 - A continuation that ends (end of text, a stop token) becomes a finished hypothesis if it is among the best ``width``, else it is dropped.
-  Of those that do not end the best ``width`` run on. So 2 * width candidates are looked at when one token can end a text.
+  Of those that do not end the best ``width`` run on. So of each hypothesis the best 2 * width tokens are looked at (``num_candidates``).
 - The ``width`` best finished ones are kept, by (score descending, token ids). score = sum / length ** length_penalty. **The token that ends
   a hypothesis counts in the sum and not in the length** (as in vLLM; a length of 0 counts as 1); the prompt counts in neither.
 - The search is over when ``width`` are finished and ``early_stopping`` is True; or False, and no running one would score above the worst

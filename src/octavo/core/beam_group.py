@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from octavo.core.beam import BeamSearch
 from octavo.core.request import Sequence, SequenceStatus
-from octavo.core.step import TokenLogprobs
+from octavo.core.step import TokenEvent, TokenLogprobs
 
 if TYPE_CHECKING:
     from octavo.core.kv_manager import KVManager
@@ -86,6 +86,29 @@ class BeamGroup:
         self.rows.clear()
         self.collapsed = True
         return trunk
+
+    def finish(self, state: SchedulerState, owner: RequestState) -> list[TokenEvent]:
+        """The search is over: one event per choice with all of its hypothesis, the best first, and the end of the request. No events, and
+        no end, when there are fewer hypotheses than are wanted."""
+        request, events = owner.request, list[TokenEvent]()
+        if len(self.search.hypotheses) < request.params.n:
+            return []
+        for choice, best in enumerate(self.search.hypotheses[: request.params.n]):
+            event = TokenEvent(request.request_id, choice, best.token_ids, best.entries or None)
+            event.num_cached_tokens, event.cumulative_logprob = owner.sequences[0].num_cached, best.sum_logprob
+            event.finish_reason, event.stop_reason = best.end
+            state.stats.num_output_tokens += len(best.token_ids)
+            events.append(event)
+        for seq in owner.sequences:
+            seq.status = SequenceStatus.FINISHED
+            state.release(seq)
+        state.stats.num_finished += len(events)
+        del state.requests[request.request_id]
+        return events
+
+    def shortage(self, owner: RequestState) -> str:
+        found = f"beam search found {len(self.search.hypotheses)} hypotheses where {owner.request.params.n} are wanted"
+        return f"{found}; min_tokens and stop tokens forbid all others"
 
     def num_missing(self, kv: KVManager, sequences: list[Sequence]) -> int:
         """Blocks that ``sequences``, the beams or the trunk, lack together to compute all their known tokens (also those that are only
