@@ -14,7 +14,6 @@ from octavo.core.step import StepPlan, StepResult, TokenEvent
 from tests.core.beam_twin import plain_beams
 from tests.core.kv_memory import EOS, VOCAB, KVMemoryBackend, Text, plain_run, text_stop
 
-
 Guess = Callable[[Sequence], list[int]]
 
 

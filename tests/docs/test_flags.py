@@ -17,6 +17,7 @@ from tests.docs.pages import ROOT, own_part, page, rows_by_name, section
 
 PAGE = page("docs/flags.md")
 OFFLINE = bench.commands["offline"]
+SHARING = bench.commands["sharing"]
 START = bench.commands["start"]
 BENCH_SERVE = bench.commands["serve"]
 
@@ -34,6 +35,7 @@ SECTIONS = {
     "bench start": (START, set(options_of(START))),
     "bench serve": (BENCH_SERVE, set(options_of(BENCH_SERVE)) - SHARED),
     "bench kernels": (bench.commands["kernels"], set(options_of(bench.commands["kernels"]))),
+    "bench sharing": (SHARING, set(options_of(SHARING)) - SHARED),
     "bench scheduler": (bench.commands["scheduler"], set(options_of(bench.commands["scheduler"]))),
     "doctor": (doctor, set(options_of(doctor))),
     "Model and engine": (serve, SHARED),
@@ -46,7 +48,7 @@ def test_every_flag_is_documented_and_no_other(title: str) -> None:
     assert set(rows_by_name(own_part(PAGE, title))) == names
 
 
-@pytest.mark.parametrize("command", [run, chat, serve, OFFLINE, BENCH_SERVE], ids=["run", "chat", "serve", "bench offline", "bench serve"])
+@pytest.mark.parametrize("command", [run, chat, serve, OFFLINE, SHARING, BENCH_SERVE], ids=lambda command: command.name)
 def test_the_engine_flags_are_the_same_for_all(command: click.Command) -> None:
     options, of_serve = options_of(command), options_of(serve)
     assert {name: options[name].default for name in SHARED} == {name: of_serve[name].default for name in SHARED}

@@ -40,6 +40,16 @@ def test_uniform_has_every_length_as_often() -> None:
     assert all(abs(count - N / 10) < ERRORS * error for count in counts.values())
 
 
+def test_quantiles_are_those_of_the_draws() -> None:
+    lengths = LogNormal(100, 0.8, 10, 400)
+    sample = draws(lengths)
+    for share in (0.001, 0.1, 0.5, 0.9, 0.999):
+        error = ERRORS * math.sqrt(N * share * (1 - share))
+        length = lengths.quantile(share)
+        assert sum(x < length for x in sample) <= N * share + error and sum(x <= length for x in sample) >= N * share - error
+    assert lengths.quantile(0.5) == round(100 / math.exp(0.32)) and (lengths.quantile(1e-9), lengths.quantile(1 - 1e-9)) == (10, 400)
+
+
 @pytest.mark.parametrize(("mean", "sigma"), [(20_000, 0.5), (50_000, 1.0), (3_000, 0.0)])
 def test_logarithms_are_normal(mean: float, sigma: float) -> None:
     logs = [math.log(x) for x in draws(LogNormal(mean, sigma, 1, 1 << 24))]

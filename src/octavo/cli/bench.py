@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import IO, Any
 
 import click
 
@@ -97,6 +97,41 @@ def scheduler(num_seqs: int, num_prompt: int, steps: int, as_json: bool) -> None
     from octavo.bench.scheduler import run_scheduler
 
     run_scheduler(num_seqs, num_prompt, steps, click.echo, as_json)
+
+
+_DATASETS = ("alpaca", "sharegpt")
+_DATASET_HELP = "Lengths as in this data set; may be given more than once (default: both)."
+_WIDTH_HELP = "Samples or beams of each request; may be given more than once (default: 2, 4, 6)."
+
+
+@bench.command(short_help="KV blocks saved by sharing: n samples and beam search.")
+@model_options
+@click.option("--dataset", "datasets", type=click.Choice(_DATASETS), multiple=True, help=_DATASET_HELP)
+@click.option("--width", "widths", type=click.IntRange(1, 10), multiple=True, help=_WIDTH_HELP)
+@click.option("--requests", "num_requests", type=click.IntRange(1), default=32, show_default=True, help="Requests, all at once.")
+@click.option("--text", "text_file", type=click.File(encoding="utf-8"), help="Take prompts from this text (default: one of the package's).")
+@click.option("--seed", type=int, default=0, show_default=True, help="The same seed pairs prompts and outputs in the same way.")
+@click.option("--json", "as_json", is_flag=True, help="Print only the JSON record.")
+@engine_options
+def sharing(
+    datasets: tuple[str, ...],
+    widths: tuple[int, ...],
+    num_requests: int,
+    text_file: IO[str] | None,
+    seed: int,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """KV blocks saved by sharing within requests, beside the figures of the PagedAttention paper.
+
+    Parallel samples and beam search on passages of a real text. The last line printed is a JSON record.
+    """
+    config = engine_config(options)
+    from octavo.bench.sharing import DATASETS, SharingCase, run_sharing
+
+    text = None if text_file is None else text_file.read()
+    case = SharingCase(datasets or tuple(DATASETS), widths or (2, 4, 6), num_requests, text, seed)
+    run_sharing(fetched(config), case, click.echo, as_json)
 
 
 bench.add_command(serve)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Protocol
 
 MAX_TOKENS = 1 << 24  # above any context; a larger length is a slip of the keyboard
@@ -79,7 +80,13 @@ class LogNormal:
         _check("high", self.high, self.low, MAX_TOKENS)
 
     def draw(self, rng: random.Random) -> int:
-        value = rng.lognormvariate(math.log(self.mean) - self.sigma**2 / 2, self.sigma)
+        return self._within(rng.lognormvariate(math.log(self.mean) - self.sigma**2 / 2, self.sigma))
+
+    def quantile(self, share: float) -> int:
+        """The length that a ``share`` (between 0 and 1) of all draws stays below."""
+        return self._within(math.exp(math.log(self.mean) - self.sigma**2 / 2 + self.sigma * NormalDist().inv_cdf(share)))
+
+    def _within(self, value: float) -> int:
         return round(min(max(value, self.low), self.high))
 
     def __str__(self) -> str:
