@@ -24,8 +24,10 @@ from octavo.engine.loop import EngineLoop
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.outputs import OutputEvent
 from octavo.engine.params import PreparedRequest, RequestPreparer
+from octavo.speculative.speculator import create_speculator
 
 if TYPE_CHECKING:
+    from octavo.core.speculative_params import SpeculativeParams
     from octavo.models.loaded import LoadedModel
 
 logger = logging.getLogger("octavo.engine")
@@ -56,7 +58,8 @@ class Engine:
         self.scheduler = Scheduler(
             config.scheduler, config.cache, self.num_kv_blocks, self.max_model_len, fingerprint, gap_cost=self.gap_model
         )
-        self.loop = EngineLoop(self.scheduler, backend.vocab_size, model.tokenizer, self.gap_model)
+        self.speculator = create_speculator(config.speculative, self.scheduler.limits.max_total_tokens, self.clock)
+        self.loop = EngineLoop(self.scheduler, backend.vocab_size, model.tokenizer, self.gap_model, self.speculator)
         max_n = config.scheduler.max_num_seqs
         self._preparer = RequestPreparer(backend.vocab_size, self.scheduler.limits, max_n, model.eos_token_ids, model.tokenizer)
         self._request_numbers = itertools.count()
@@ -91,22 +94,34 @@ class Engine:
         return f"request-{next(self._request_numbers)}"
 
     def prepare(
-        self, prompt_token_ids: list[int], params: SamplingParams, request_id: str | None = None, cache_salt: str | None = None
+        self,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        request_id: str | None = None,
+        cache_salt: str | None = None,
+        speculative: SpeculativeParams | None = None,
     ) -> PreparedRequest:
         """Check a request and resolve its parameters; raises ParameterError. Queues nothing, and may be called from any thread."""
-        return self.prepare_checked(prompt_token_ids, self.check_params(params), request_id, cache_salt)
+        return self.prepare_checked(prompt_token_ids, self.check_params(params), request_id, cache_salt, speculative)
 
     def check_params(self, params: SamplingParams) -> SamplingParams:
         """The half of ``prepare`` that needs no prompt; raises ParameterError."""
         return self._preparer.check(params)
 
     def prepare_checked(
-        self, prompt_token_ids: list[int], params: SamplingParams, request_id: str | None = None, cache_salt: str | None = None
+        self,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        request_id: str | None = None,
+        cache_salt: str | None = None,
+        speculative: SpeculativeParams | None = None,
     ) -> PreparedRequest:
         """The other half: ``params`` come from ``check_params``, and may since have got a ``max_tokens``."""
         request_id = request_id or self.new_request_id()
-        arrival_s = self.clock.now()
-        return self._preparer.prepare(Request(request_id, prompt_token_ids, params, seed=0, cache_salt=cache_salt, arrival_s=arrival_s))
+        if speculative is not None:
+            speculative.validate(self.speculator.methods)
+        request = Request(request_id, prompt_token_ids, params, seed=0, arrival_s=self.clock.now(), cache_salt=cache_salt, speculative=speculative)
+        return self._preparer.prepare(request)
 
     def room(self, num_prompt_tokens: int) -> int:
         """Output tokens that a prompt of this length leaves room for; 0 or less: none."""
