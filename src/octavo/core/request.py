@@ -215,7 +215,8 @@ class Sequence:
     """One continuation of a request.
 
     ``token_ids`` are known tokens: prompt, then output. ``num_computed`` of them have their KV in the cache.
-    ``num_scheduled`` is what the plan in flight computes (0 between steps). ``block_table`` is owned by KVManager.
+    ``num_scheduled`` is what the plan in flight computes of them, and ``num_drafts`` how many drafts beyond (both 0 between steps).
+    ``block_table`` is owned by KVManager.
     Until the prompt is computed a request with n > 1 has one sequence with ``num_choices`` = n, ``choice`` = 0;
     then KVManager forks it. ``slot`` is the backend's sampling-state slot (-1: none).
     """
@@ -228,6 +229,7 @@ class Sequence:
     num_prompt_tokens: int = 0
     num_computed: int = 0
     num_scheduled: int = 0
+    num_drafts: int = 0
     num_cached: int = 0  # prompt tokens found in the prefix cache before the first output token
     num_preemptions: int = 0
     status: SequenceStatus = SequenceStatus.WAITING
