@@ -9,61 +9,69 @@ Three things keep it from losing:
 
 - **A price list that is measured** (``StepSeconds``). Row counts not seen yet are tried in stages, when good drafts are at hand.
 - **A purse.** Every drafting step is compared with the estimate of plain decoding: gains and losses go into an account that starts with the
-  time of a few steps, earns a small share of all time, and is capped. An empty purse buys no drafts. So whatever is wrong with the
-  estimates, the loss is at most the start plus that share.
+  time of a few steps and earns a small share of all time. A step drafts no more than the purse could pay for if every draft were wrong.
+  So whatever is wrong with prices and chances, all drafting together loses at most the start plus that share.
 - **Plain steps now and then**, so that what plain decoding takes stays known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_right
 from collections.abc import Sequence as Seq
 
 from octavo.speculative.step_seconds import StepSeconds
 
-_MARGIN = 1.02  # the predicted rate has to be so much better than plain
-_FIRST_STEPS = 8.0  # plain steps whose time the purse starts with, and the most that it holds
-_ALLOWANCE = 0.004  # share of all decoding time that may be lost in trying
+_MARGIN = 1.05  # the predicted rate has to be so much better than plain
+_FIRST_STEPS = 4.0  # plain steps whose time the purse starts with
+_MOST_STEPS = 64.0  # and the most that it holds: what was gained may be lost again, within limits
+_ALLOWANCE = 0.005  # share of all decoding time that may be lost in trying
 _MAX_AGE = 512  # steps after which a price is to be seen again
+_HOPE = 0.5
 _PROBE_CHANCE = 0.3  # drafts below it are not worth a trial of a new number of rows
 
 Chances = list[float]
 """[drafts] of one sequence: the chance that the first j are all accepted. Never rises."""
 
 
-def best_rate(gains: Seq[float], num_tokens: float, seconds: Callable[[int], float]) -> tuple[int, float]:
+def best_rate(gains: Seq[float], num_tokens: float, prices: Seq[float]) -> tuple[int, float]:
     """(number of drafts, tokens per second) where the rate is best; of equal rates the one with fewer drafts.
 
-    ``gains``: chances of the drafts on offer, best first. ``num_tokens``: what comes without drafts. ``seconds(x)``: a step with x drafts.
+    ``gains``: chances of the drafts on offer, best first. ``num_tokens``: what comes without drafts. ``prices[x]``: seconds with x drafts.
     """
-    best, best_value = 0, num_tokens / seconds(0)
+    best, best_value = 0, num_tokens / prices[0]
     kept = num_tokens
     for x, gain in enumerate(gains, 1):
         kept += gain
-        value = kept / seconds(x)
+        value = kept / prices[x]
         if value > best_value:
             best, best_value = x, value
     return best, best_value
 
 
-def best_worth(gains: Seq[float], token_s: float, seconds: Callable[[int], float]) -> int:
+def best_worth(gains: Seq[float], token_s: float, prices: Seq[float]) -> int:
     """The number of drafts that gains most time when a token is worth ``token_s`` seconds. Arguments else as for ``best_rate``."""
     best, best_value = 0, 0.0
-    base_s, kept = seconds(0), 0.0
+    base_s, kept = prices[0], 0.0
     for x, gain in enumerate(gains, 1):
         kept += gain
-        value = kept * token_s - (seconds(x) - base_s)
+        value = kept * token_s - (prices[x] - base_s)
         if value > best_value:
             best, best_value = x, value
     return best
 
 
-def share_out(chances: Seq[Chances], num_drafts: int) -> list[int]:
-    """The best ``num_drafts`` drafts of all sequences, as a length for each. Of equal chances the earlier sequence's come first."""
-    ranked = sorted((-chance, i) for i, row in enumerate(chances) for chance in row)
-    lengths = [0] * len(chances)
-    for _, i in ranked[:num_drafts]:
-        lengths[i] += 1
+def share_out(chances: Seq[Chances], gains: Seq[float], num_drafts: int) -> list[int]:
+    """The best ``num_drafts`` drafts, as a length for each sequence; ``gains`` are all chances, best first.
+
+    Of equal chances those of earlier sequences come first.
+    """
+    least = gains[num_drafts - 1]
+    lengths = [sum(1 for chance in row if chance > least) for row in chances]
+    num_left = num_drafts - sum(lengths)
+    for i, row in enumerate(chances):
+        while num_left and lengths[i] < len(row) and row[lengths[i]] == least:
+            lengths[i] += 1
+            num_left -= 1
     return lengths
 
 
@@ -94,45 +102,40 @@ class DraftControl:
             return none
         if num_other_rows == 0 and not self.cost.knows(num_decoding, _MAX_AGE):
             return none
-        seconds = self._price(num_decoding, num_context, draft_s)
-        best, rate = best_rate(gains, num_decoding, seconds)
-        plain_rate = num_decoding / seconds(0)
+        prices = self._prices(num_decoding, len(gains), num_context, draft_s)
+        affordable = bisect_right(prices, prices[0] + self._purse_s) - 1  # if all of them were wrong
+        best, rate = best_rate(gains[:affordable], num_decoding, prices)
+        plain_rate = num_decoding / prices[0]
         if rate < _MARGIN * plain_rate:
             best, rate = 0, plain_rate
         if num_other_rows:
-            best = best_worth(gains, 1.0 / (_MARGIN * rate), self._price(num_decoding + num_other_rows, num_context, draft_s))
+            prices = self._prices(num_decoding + num_other_rows, affordable, num_context, draft_s)
+            best = best_worth(gains[:affordable], 1.0 / (_MARGIN * rate), prices)
         else:
-            best = max(best, self._probe(gains, num_decoding, rate, seconds))
-        return share_out(chances, best) if best else none
+            best = max(best, self._probe(gains, num_decoding, rate, prices))
+        return share_out(chances, gains, best) if best else none
 
-    def _price(self, first_rows: int, num_context: int, draft_s: float) -> Callable[[int], float]:
-        """seconds(x) of a step with x drafts beside ``first_rows`` rows."""
-        cost, known = self.cost, dict[int, float]()
+    def _prices(self, first_rows: int, num_drafts: int, num_context: int, draft_s: float) -> list[float]:
+        """[num_drafts + 1] seconds of a step with x drafts beside ``first_rows`` rows."""
+        prices = self.cost.prices(first_rows, num_drafts, num_context)
+        return [price + x * draft_s for x, price in enumerate(prices)] if draft_s else prices
 
-        def seconds(x: int) -> float:
-            found = known.get(x)
-            if found is None:
-                found = known[x] = cost.seconds(first_rows + x, num_context) + x * draft_s
-            return found
-
-        return seconds
-
-    def _probe(self, gains: Seq[float], num_decoding: int, rate: float, seconds: Callable[[int], float]) -> int:
+    def _probe(self, gains: Seq[float], num_decoding: int, rate: float, prices: Seq[float]) -> int:
         """Drafts of a step that shows what the next stage of rows costs; 0 when that is known, too dear, or could not be a better rate."""
-        num_good = sum(1 for gain in gains if gain >= _PROBE_CHANCE)
+        num_good = next((x for x, gain in enumerate(gains) if gain < _PROBE_CHANCE), len(gains))
         last = num_decoding
         while True:
-            stage = last + max(1, (last + 1) // 2)
+            stage = last + max(1, last // 2)
             if stage > num_decoding + num_good:
                 return 0
             if not self.cost.knows(stage, _MAX_AGE):
                 break
             last = stage
-        num_drafts = stage - num_decoding
-        hoped = (num_decoding + sum(gains[:num_drafts])) / seconds(last - num_decoding)  # if the next rows were free
-        if hoped < _MARGIN * rate or seconds(num_drafts) - seconds(0) > self._purse_s:
-            return 0
-        return num_drafts
+        known, wanted = last - num_decoding, stage - num_decoding
+        # The hope: rows from here on cost half of what they did so far, nothing if it is the first stage.
+        row_s = (prices[known] - prices[0]) / known if known else 0.0
+        hoped = (num_decoding + sum(gains[:wanted])) / (prices[known] + _HOPE * row_s * (wanted - known))
+        return wanted if hoped >= _MARGIN * rate and prices[wanted] - prices[0] <= self._purse_s else 0
 
     def observe(self, num_rows: int, num_decoding: int, num_kept: int, num_context: int, seconds: float, host_s: float) -> float:
         """Learn from a step of decoding sequences alone: ``num_rows`` with drafts, ``num_kept`` tokens. Returns the seconds it saved.
@@ -147,8 +150,14 @@ class DraftControl:
         return saved_s
 
     def settle(self, num_decoding: int, num_context: int, seconds: float, saved_s: float) -> None:
-        """Book a step in the purse: what it earned by taking ``seconds``, and what its drafts, made for ``lengths``, saved or lost."""
-        limit_s = _FIRST_STEPS * self.cost.seconds(num_decoding, num_context)
+        """Book a step in the purse: what it earned by taking ``seconds``, and what drafts chosen by ``lengths`` saved or lost."""
+        plain_s = self.cost.seconds(num_decoding, num_context)
         if self._is_new:
-            self._is_new, self._purse_s = False, limit_s
-        self._purse_s = min(limit_s, self._purse_s + _ALLOWANCE * seconds + saved_s)
+            self._is_new, self._purse_s = False, _FIRST_STEPS * plain_s
+        self._purse_s = min(_MOST_STEPS * plain_s, self._purse_s + _ALLOWANCE * seconds + saved_s)
+
+    def saved_beside_prompts(self, num_rows: int, num_drafts: int, num_decoding: int, num_kept: int, num_context: int) -> float:
+        """Estimated seconds that drafts saved in a step that also held prompt rows: of these the price is not known, only that of rows."""
+        token_s = self.cost.seconds(num_decoding, num_context) / num_decoding
+        price_s = self.cost.seconds(num_rows, num_context) - self.cost.seconds(num_rows - num_drafts, num_context)
+        return (num_kept - num_decoding) * token_s - price_s

@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence as Seq
 
+from octavo.core.request import Request
 from octavo.speculative.proposer import NO_TOKEN
 
 _TOKEN_BITS = 32  # an n-gram's key is its tokens side by side in one integer, the last one lowest
@@ -76,6 +77,7 @@ class NgramProposer:
     """
 
     name = "ngram"
+    looks_up = True
 
     def __init__(self, min_n: int = 2, max_n: int = 4) -> None:
         if not 1 <= min_n <= max_n:
@@ -84,7 +86,7 @@ class NgramProposer:
         self._num_sizes = max_n - min_n + 1
         self._texts: dict[int, _Text] = {}
 
-    def begin(self, seq_id: int, token_ids: Seq[int]) -> None:
+    def begin(self, seq_id: int, token_ids: Seq[int], request: Request | None = None, choice: int = 0) -> None:
         self._texts[seq_id] = _Text(self._num_sizes)
         self.extend(seq_id, token_ids)
 

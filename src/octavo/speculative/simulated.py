@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from octavo.core.request import derive_seed
+from octavo.core.request import Request, derive_seed
 
 PREDICTABLE = 0  # the token that is always proposed
 SURPRISE = 1
@@ -37,11 +37,12 @@ class SimulatedProposer:
     """A Proposer of placeholder tokens: PREDICTABLE, as many as are wanted."""
 
     name = "simulated"
+    looks_up = True
 
     def __init__(self) -> None:
         self._begun: set[int] = set()
 
-    def begin(self, seq_id: int, token_ids: Seq[int]) -> None:
+    def begin(self, seq_id: int, token_ids: Seq[int], request: Request | None = None, choice: int = 0) -> None:
         self._begun.add(seq_id)
 
     def extend(self, seq_id: int, token_ids: Seq[int]) -> None:

@@ -1,7 +1,7 @@
 """Seconds of steps that only decode and verify, by their rows: a curve, learned online, since no straight line has its shape.
 
-Reading the weights costs the same for one row as for a few; from some number of rows on arithmetic counts, and kernels go in tiles. That
-curve is what decides whether a draft pays, so it is measured rather than assumed: a mean per bucket of rows, made monotone and interpolated.
+Reading the weights costs the same for one row as for a few; from some number of rows on arithmetic counts, and kernels go in tiles.
+That curve decides whether a draft pays, so it is measured rather than assumed: a mean per bucket of rows, made monotone and interpolated.
 
     seconds(rows, context) = pace * (curve(rows) + slope * context)
 
@@ -15,6 +15,7 @@ Owns the curve; reads no clock and decides nothing.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ _MIN_RATE = 1.0 / 32  # of a bucket's newest step
 _PACE_RATE = 0.125
 _CUT = 2.0
 _SLOPE_MEMORY = 0.998
-_REFRESH_STEPS = 8  # between two looks at the buckets
+_REFRESH_STEPS = 16  # between two looks at the buckets
 
 
 def bucket_of(num_rows: int) -> int:
@@ -34,6 +35,30 @@ def bucket_of(num_rows: int) -> int:
         return num_rows
     shift = num_rows.bit_length() - 4  # the four highest bits tell the bucket
     return 8 * shift + (num_rows >> shift)
+
+
+@dataclass(slots=True)
+class _SlopeData:
+    """Sums over steps of their distances from the means of their buckets: context x, seconds y. Old steps fade."""
+
+    count: float = 0.0
+    xx: float = 0.0
+    xy: float = 0.0
+    yy: float = 0.0
+
+    def add(self, x: float, y: float, weight: float) -> None:
+        self.count = _SLOPE_MEMORY * self.count + 1.0
+        self.xx = _SLOPE_MEMORY * self.xx + weight * x * x
+        self.xy = _SLOPE_MEMORY * self.xy + weight * x * y
+        self.yy = _SLOPE_MEMORY * self.yy + weight * y * y
+
+    def least_slope(self) -> float:
+        """The slope less twice its standard error, at least 0: steps that scatter tell little of it while their contexts are much alike."""
+        if self.xx <= 0.0 or self.count < 8.0:
+            return 0.0
+        slope = self.xy / self.xx
+        variance = max(0.0, self.yy - slope * self.xy) / self.count
+        return max(0.0, slope - 2.0 * math.sqrt(variance / self.xx))
 
 
 @dataclass(slots=True)
@@ -55,9 +80,10 @@ class StepSeconds:
         self._buckets: dict[int, _Bucket] = {}
         self._pace = 1.0
         self._slope = 0.0
-        self._sum_xx = self._sum_xy = 0.0
-        self._rows: list[float] = []  # the monotone curve at pace 1, context taken out
+        self._slope_data = _SlopeData()
+        self._rows: list[float] = []  # the monotone curve at pace 1, context taken out: its buckets
         self._seconds: list[float] = []
+        self._table: list[float] = []  # and its values, by rows
         self._refresh_at = 0
 
     def observe(self, num_rows: int, num_context: int, seconds: float) -> None:
@@ -88,8 +114,7 @@ class StepSeconds:
             self._refresh_at = 0
             return
         rate = max(1.0 / bucket.num_steps, _MIN_RATE)
-        self._sum_xx = _SLOPE_MEMORY * self._sum_xx + (1.0 - rate) * dx * dx
-        self._sum_xy = _SLOPE_MEMORY * self._sum_xy + (1.0 - rate) * dx * dy
+        self._slope_data.add(dx, dy, 1.0 - rate)
         bucket.rows += rate * (num_rows - bucket.rows)
         bucket.context += rate * dx
         bucket.seconds += rate * dy
@@ -100,31 +125,43 @@ class StepSeconds:
         return bucket is not None and bucket.num_steps >= _FEW and self.num_steps - bucket.last_step < max_age
 
     def seconds(self, num_rows: int, num_context: int) -> float:
-        """Beyond the largest bucket every row costs its average there: the most that more rows can cost."""
-        rows, curve = self._curve()
+        """Seconds of a step. Beyond the largest bucket every row costs its average there."""
+        self._refresh()
+        return self._pace * (self._value(num_rows) + self._slope * num_context)
+
+    def prices(self, first_rows: int, num_more: int, num_context: int) -> list[float]:
+        """[num_more + 1] ``seconds`` of first_rows, first_rows + 1, ... rows."""
+        self._refresh()
+        table, end = self._table, first_rows + num_more + 1
+        for num_rows in range(len(table), end):
+            table.append(self._value(num_rows))
+        pace, rest = self._pace, self._slope * num_context
+        return [pace * (value + rest) for value in table[first_rows:end]]
+
+    def _value(self, num_rows: int) -> float:
+        """The curve at pace 1, without context."""
+        rows, curve = self._rows, self._seconds
         if not rows:
             return 0.0
         i = bisect_left(rows, num_rows)
         if i == len(rows):
-            value = curve[-1] * num_rows / rows[-1]
-        elif i == 0 or rows[i] == num_rows:
-            value = curve[i]
-        else:
-            share = (num_rows - rows[i - 1]) / (rows[i] - rows[i - 1])
-            value = curve[i - 1] + share * (curve[i] - curve[i - 1])
-        return self._pace * (value + self._slope * num_context)
+            return curve[-1] * num_rows / rows[-1]
+        if i == 0 or rows[i] == num_rows:
+            return curve[i]
+        share = (num_rows - rows[i - 1]) / (rows[i] - rows[i - 1])
+        return curve[i - 1] + share * (curve[i] - curve[i - 1])
 
-    def _curve(self) -> tuple[list[float], list[float]]:
-        if self.num_steps >= self._refresh_at:
-            self._refresh_at = self.num_steps + _REFRESH_STEPS
-            if self._sum_xx > 0.0:
-                self._slope = max(0.0, self._sum_xy / self._sum_xx)
-            buckets = [self._buckets[key] for key in sorted(self._buckets)]
-            # The slope is kept below what would leave nothing for the rows.
-            self._slope = min([self._slope, *(0.9 * b.seconds / b.context for b in buckets if b.context > 0.0)])
-            self._rows = [b.rows for b in buckets]
-            self._seconds = monotone((b.seconds - self._slope * b.context, min(b.num_steps, 32)) for b in buckets)
-        return self._rows, self._seconds
+    def _refresh(self) -> None:
+        """Look at the buckets again, now and then: the curve moves slowly, and the pace is not part of it."""
+        if self.num_steps < self._refresh_at:
+            return
+        self._refresh_at = self.num_steps + _REFRESH_STEPS
+        self._table.clear()
+        buckets = [self._buckets[key] for key in sorted(self._buckets)]
+        # The slope is kept below what would leave nothing for the rows.
+        self._slope = min([self._slope_data.least_slope(), *(0.9 * b.seconds / b.context for b in buckets if b.context > 0.0)])
+        self._rows = [b.rows for b in buckets]
+        self._seconds = monotone((b.seconds - self._slope * b.context, min(b.num_steps, 32)) for b in buckets)
 
 
 def monotone(values: Iterable[tuple[float, float]]) -> list[float]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence as Seq
 
+from octavo.core.request import Request
 from octavo.speculative.proposer import NO_TOKEN
 
 MAX_LINKS = 16
@@ -27,7 +28,9 @@ class SuffixAutomaton:
     ones, and the most recent unless that one lay in a match whose suffix links led here only after ``max_links`` others.
     """
 
-    __slots__ = ("_end", "_first_state", "_first_token", "_last", "_length", "_link", "_max_links", "_more", "match_end", "match_length", "text")
+    __slots__ = (
+        "_end", "_first_state", "_first_token", "_last", "_length", "_link", "_max_links", "_more", "match_end", "match_length", "text",
+    )  # fmt: skip
 
     def __init__(self, max_links: int = MAX_LINKS) -> None:
         self.text = array("i")
@@ -132,13 +135,14 @@ class SuffixProposer:
     """A Proposer over one automaton per sequence. Matches shorter than ``min_match`` tokens propose nothing."""
 
     name = "suffix"
+    looks_up = True
 
     def __init__(self, min_match: int = 2, max_links: int = MAX_LINKS) -> None:
         self._min_match = min_match
         self._max_links = max_links
         self._texts: dict[int, SuffixAutomaton] = {}
 
-    def begin(self, seq_id: int, token_ids: Seq[int]) -> None:
+    def begin(self, seq_id: int, token_ids: Seq[int], request: Request | None = None, choice: int = 0) -> None:
         self._texts[seq_id] = SuffixAutomaton(self._max_links)
         self.extend(seq_id, token_ids)
 
