@@ -68,6 +68,7 @@ class DraftModel:
     """A Proposer. ``backend`` has its KV pool of ``num_blocks`` allocated; ``vocab_size`` is the target's, ``max_len`` the draft's context."""
 
     name = "draft"
+    looks_up = False
 
     def __init__(self, backend: Backend, num_blocks: int, block_size: int, vocab_size: int, max_len: int) -> None:
         self._backend = backend
