@@ -65,7 +65,8 @@ class Engine:
         self.scheduler = Scheduler(
             config.scheduler, config.cache, self.num_kv_blocks, self.max_model_len, fingerprint, gap_cost=self.gap_model
         )
-        self.speculator = create_speculator(config.speculative, self.scheduler.limits.max_total_tokens, self.clock)
+        others = {one.name: one for one in (draft_model, self_draft) if one is not None}
+        self.speculator = create_speculator(config.speculative, self.scheduler.limits.max_total_tokens, self.clock, others)
         self.loop = EngineLoop(self.scheduler, backend.vocab_size, model.tokenizer, self.gap_model, self.speculator)
         max_n = config.scheduler.max_num_seqs
         self._preparer = RequestPreparer(backend.vocab_size, self.scheduler.limits, max_n, model.eos_token_ids, model.tokenizer)

@@ -7,31 +7,51 @@ writes again. Drafts are drawn by the target's rule with the target's noise, as 
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
+
 from octavo.backends.base import Backend
-from octavo.core.request import Sequence, derive_seed
+from octavo.core.request import Request, Sequence, derive_seed
 from octavo.core.step import SequenceSlice, SlotOpen, StepPlan
+from octavo.speculative.proposer import NO_TOKEN
 
 
 class SelfDraft:
-    """``backend``: the first layers of the one that verifies."""
+    """A Proposer whose drafts are places to be filled. ``backend``: the first layers of the one that verifies."""
 
     name = "self"
+    looks_up = False
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._num_steps = 0
         self._closes: list[int] = []
 
-    def fill(self, plan: StepPlan, sequences: list[Sequence]) -> None:
+    def begin(self, seq_id: int, token_ids: Seq[int], request: Request, choice: int) -> None:
+        """Nothing is kept of a sequence but its KV, which is the target's."""
+
+    def extend(self, seq_id: int, token_ids: Seq[int]) -> None:
+        """As ``begin``."""
+
+    def end(self, seq_id: int) -> None:
+        """As ``begin``."""
+
+    def peek(self, seq_id: int) -> tuple[int, int]:
+        return 1, NO_TOKEN
+
+    def propose(self, requests: Seq[tuple[int, int]]) -> list[list[int]]:
+        """Places for drafts: token 0 in each, until ``fill``."""
+        return [[0] * most for _, most in requests]
+
+    def fill(self, plan: StepPlan, sequences: list[Sequence]) -> int:
         """Draft the last ``num_drafts`` tokens of each slice of ``plan`` that belongs to one of ``sequences``.
 
         Nothing in a plan that moves blocks first: the pages are then not yet what they will be. Such drafts stay as they are, and will
-        not come true.
+        hardly come true. Returns the number of drafts made.
         """
         wanted = {seq.seq_id: seq for seq in sequences}
         drafting = [piece for piece in plan.slices if piece.num_drafts and piece.seq_id in wanted]
         if plan.block_copies or not drafting:
-            return
+            return 0
         slots = {piece.seq_id: slot for slot, piece in enumerate(drafting)}
         opens = [_slot_open(slots[piece.seq_id], wanted[piece.seq_id]) for piece in drafting]
         for i in range(max(piece.num_drafts for piece in drafting)):
@@ -44,6 +64,7 @@ class SelfDraft:
                 if outcome.error is None:
                     piece.token_ids[_first_draft(piece) + i] = outcome.token_ids[0]
         self._closes = list(slots.values())
+        return sum(piece.num_drafts for piece in drafting)
 
     def close(self) -> None:
         self._backend.close()
