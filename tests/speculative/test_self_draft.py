@@ -36,14 +36,16 @@ def sequence(params: SamplingParams, prompt: list[int] = PROMPT) -> Sequence:
 
 def step_of(seq: Sequence, num_drafts: int, table: list[int], **more: object) -> StepPlan:
     tokens = [*seq.token_ids[seq.num_computed :], *[0] * num_drafts]
-    return StepPlan(0, [SequenceSlice(seq.seq_id, seq.num_computed, tokens, array("i", table), 1 + num_drafts, [0], num_drafts=num_drafts)], **more)  # type: ignore[arg-type]
+    piece = SequenceSlice(seq.seq_id, seq.num_computed, tokens, array("i", table), 1 + num_drafts, [0], num_drafts=num_drafts)
+    return StepPlan(0, [piece], **more)  # type: ignore[arg-type]
 
 
 def drawn(model: LoadedModel, seq: Sequence, num_tokens: int) -> list[int]:
     """What a model of just the first layer draws behind the sequence."""
     program = model.program.first_layers(1)
     short = make_cpu(replace(model, program=program, weights={name: model.weights[name] for name in program.weights}), "fast", num_blocks=8)
-    opened = SlotOpen(0, seq.request.params, seq.request.seed, seq.request.prompt_token_ids, list(seq.output_token_ids), seq.request.eos_token_ids)
+    request = seq.request
+    opened = SlotOpen(0, request.params, request.seed, request.prompt_token_ids, list(seq.output_token_ids), request.eos_token_ids)
     tokens, out, start, opens = list(seq.token_ids), [], 0, [opened]
     for _ in range(num_tokens):
         piece = SequenceSlice(0, start, tokens[start:], array("i", range(6)), 1, [0])

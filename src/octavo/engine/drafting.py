@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 
 class DraftModels:
-    """Opened before the KV pool is sized, started after. Raises ConfigError for a draft model of other tokens, ModelFileError, BackendError."""
+    """Opened before the KV pool is sized, started after.
+
+    Raises ConfigError for a draft model of other tokens, ModelFileError, BackendError.
+    """
 
     def __init__(self, config: EngineConfig, target: LoadedModel) -> None:
         self._config = config

@@ -128,7 +128,8 @@ class Engine:
         request_id = request_id or self.new_request_id()
         if speculative is not None:
             speculative.validate(self.speculator.methods)
-        request = Request(request_id, prompt_token_ids, params, seed=0, arrival_s=self.clock.now(), cache_salt=cache_salt, speculative=speculative)
+        request = Request(request_id, prompt_token_ids, params, seed=0, arrival_s=self.clock.now())
+        request.cache_salt, request.speculative = cache_salt, speculative
         return self._preparer.prepare(request)
 
     def room(self, num_prompt_tokens: int) -> int:
