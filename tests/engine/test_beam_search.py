@@ -33,7 +33,7 @@ def test_scores_order_the_hypotheses_whatever_the_prompt_s_length(llm: LLM, pena
     prompt = "z" * num_before + "x"
     (alone,) = llm.beam_search(prompt, params)
     assert [o.text for o in alone.outputs] == texts
-    assert [o.index for o in alone.outputs] == [0, 1] and all(o.finish_reason == "stop" and o.token_ids[-1] == EOS_ID for o in alone.outputs)
+    assert [(o.index, o.finish_reason, o.token_ids[-1]) for o in alone.outputs] == [(0, "stop", EOS_ID), (1, "stop", EOS_ID)]
     sums = {"sab": math.log(0.55), "lcdefghij": math.log(0.45)}
     assert [o.cumulative_logprob for o in alone.outputs] == pytest.approx([sums[text] for text in texts], abs=1e-5)
     assert alone.outputs[0].logprobs is None

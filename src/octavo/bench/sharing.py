@@ -7,7 +7,8 @@ is meant: every prompt begins at another place of the text, so no two have a blo
 
 Lengths follow log-normal distributions with the means that the paper gives for its two data sets (section 6.1, figure 11); the spread is
 an assumption. They are taken at evenly spaced quantiles, and paired by the golden section, as evenly as points on a plane can be: so a
-few requests have means and products like many. The share that n samples save depends on lengths alone; the share of beams also on where the model's hypotheses part.
+few requests have means and products like many. The share that n samples save depends on lengths alone; the share of beams also on where
+the model's hypotheses part.
 """
 
 from __future__ import annotations
@@ -168,11 +169,11 @@ def _mean(values: Iterator[int]) -> float:
 
 
 def _table(runs: list[dict[str, Any]]) -> str:
-    head = ["lengths", "mean tokens", "method", "width", "saved", "paper", "blocks in use", "without sharing"]
+    head = ["lengths", "mean tokens", "method", "width", "saved", "by steps", "paper", "blocks in use", "without sharing"]
     rows = [head]
     for run in runs:
         tokens = f"{run['mean_prompt']:.0f} + {run['mean_output']:.0f}"
-        saved, paper = f"{100 * run['saved']:.2f} %", f"{run['paper_percent']} %"
+        saved = [f"{100 * run['saved']:.2f} %", f"{100 * run['saved_by_step']:.2f} %", f"{run['paper_percent']} %"]
         peaks = [str(run["peak_used"]), str(run["peak_held"])]
-        rows.append([run["dataset"], tokens, run["method"], str(run["width"]), saved, paper, *peaks])
-    return table(rows, "    >  >>")
+        rows.append([run["dataset"], tokens, run["method"], str(run["width"]), *saved, *peaks])
+    return table(rows, "   >>> >>")

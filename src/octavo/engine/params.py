@@ -86,6 +86,8 @@ class RequestPreparer:
             what = "context" if num_prompt + max_tokens == self.limits.max_model_len else "KV cache"
             reason = f"all that the {what} leaves after {num_prompt} prompt tokens"
             warnings.append(f"max_tokens: {params.max_tokens} was reduced to {max_tokens}, {reason}")
+        if params.beam is not None and request.speculative is not None and request.speculative.enabled:
+            warnings.append("speculative: nothing was drafted, since beam search draws nothing")
         if params.min_tokens > max_tokens:
             warnings.append(f"min_tokens: {params.min_tokens} was reduced to {max_tokens}, as max_tokens")
         resolved = replace(params, max_tokens=max_tokens, min_tokens=min(params.min_tokens, max_tokens))

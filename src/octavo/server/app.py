@@ -21,6 +21,7 @@ from starlette.routing import Route
 
 import octavo
 from octavo.core.request import ParameterError
+from octavo.core.speculative_params import SpeculativeParams
 from octavo.engine.async_engine import AsyncEngine
 from octavo.server import asgi
 from octavo.server.asgi import App, BodyReader, ClientLeft, Header, KeyCheck, Receive, Scope, Send
@@ -91,8 +92,9 @@ class Service:
         default_max_tokens: int | None,
     ) -> Call:
         params = await run_aside(len(exchange.body) // 16, request.params)
+        speculative = SpeculativeParams.of(request.speculative)
         request_id, salt = request.checked_request_id(), request.cache_salt or None
-        wanted = Wanted(params, num_shown(request), default_max_tokens, salt, request_id, request.warnings)
+        wanted = Wanted(params, num_shown(request), default_max_tokens, salt, request_id, request.warnings, speculative)
         try:
             return await open_call(self.engine, CallIdentity(id_prefix, self.model_name, self.fingerprint), prompts, wanted)
         except ParameterError as error:
