@@ -97,7 +97,8 @@ class Planner:
 
     def _max_drafts(self, seq: Sequence) -> int:
         """One token less than the sequence may still make: the step draws one more than it accepts."""
-        if seq.num_choices > 1 or seq.request.params.beam is not None or seq.request.params.prompt_logprobs is not None and wants_prompt_logprobs(seq):
+        params = seq.request.params
+        if seq.num_choices > 1 or params.beam is not None or (params.prompt_logprobs is not None and wants_prompt_logprobs(seq)):
             return 0
         return self._state.requests[seq.request.request_id].stop_rule.max_tokens - seq.num_output_tokens - 1
 

@@ -173,9 +173,10 @@ class SamplingParams:
             raise ParameterError("n", self.n, f"at most the beam width ({beam.width})")
         if self.max_tokens == 0:
             raise ParameterError("max_tokens", 0, "at least 1 with beam search")
+        neutral = SamplingParams()
         for name in _NOT_WITH_BEAMS:
             value = getattr(self, name)
-            if value != _field_default(name) and not (name == "top_k" and value == -1):
+            if value != getattr(neutral, name) and not (name == "top_k" and value == -1):
                 raise ParameterError(name, value, "it is not available with beam search, which follows the model's own probabilities")
         if self.temperature not in (0.0, 1.0):
             raise ParameterError("temperature", self.temperature, "0 or 1 with beam search, which draws nothing")
@@ -210,10 +211,6 @@ _NOT_WITH_BEAMS = (
     "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "allowed_token_ids",
     "bad_words", "bad_words_token_ids", "stop", "prompt_logprobs",
 )  # fmt: skip
-
-
-def _field_default(name: str) -> object:
-    return getattr(SamplingParams(), name)
 
 
 def _is_number(value: object) -> bool:
