@@ -83,7 +83,7 @@ def test_drafts_leave_every_sequence_its_row() -> None:
 
 
 def test_who_is_not_drafted_for() -> None:
-    """A prompt that is still computed, a prompt's end with several choices or with log-probabilities to come; a text that matches nothing."""
+    """A prompt still being computed, a prompt's end with several choices or with log-probabilities to come; a text that matches nothing."""
     prompt = decoding(1)
     prompt.num_computed -= 1
     choices = decoding(2, num_prompt=len(RING))
@@ -132,16 +132,18 @@ def test_each_method_and_each_flag_counts() -> None:
 
 
 def test_settings_outside_their_limits_are_refused() -> None:
-    for field, value in [("num_drafts", "some"), ("num_drafts", 17), ("num_drafts", -1), ("num_drafts", True), ("max_drafts", 0),
-                         ("ngram_min", 0), ("ngram_max", 1), ("suffix_min", 0)]:  # fmt: skip
+    refused = [("num_drafts", k) for k in ("some", 17, -1, True)]
+    refused += [("max_drafts", 0), ("ngram_min", 0), ("ngram_max", 1), ("suffix_min", 0)]
+    for field, value in refused:
         with pytest.raises(ConfigError, match=f"^{field}: .*{value!r}"):
             EngineConfig(speculative=SpeculativeConfig(**{field: value})).validate()  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="method: 'dream' .* auto, ngram, suffix"):
         create(method="dream")
-    for params, field in [(SpeculativeParams(17), "num_drafts"), (SpeculativeParams("K"), "num_drafts"), (SpeculativeParams(2, "draft"), "method"),
-                          (SpeculativeParams(2.0), "num_drafts")]:  # fmt: skip
-        with pytest.raises(ParameterError, match=f"speculative.{field}"):
-            params.validate(create().methods)
+    for num_drafts in (17, "K", 2.0):
+        with pytest.raises(ParameterError, match="speculative.num_drafts"):
+            SpeculativeParams(num_drafts).validate(create().methods)  # type: ignore[arg-type]
+    with pytest.raises(ParameterError, match="speculative.method"):
+        SpeculativeParams(2, "draft").validate(create().methods)
     for params in (SpeculativeParams(), SpeculativeParams(16, "ngram"), SpeculativeParams("off")):
         params.validate(create().methods)
 
@@ -246,7 +248,9 @@ KINDS = {
 }
 
 
-def replayed(law: str, kind: str, batch: int, num_drafts: int | str = "auto", noise: float = 0.05, texts: int = 6, **device: object) -> Outcome:
+def replayed(
+    law: str, kind: str, batch: int, num_drafts: int | str = "auto", noise: float = 0.05, texts: int = 6, **device: object
+) -> Outcome:
     rng = random.Random(11)
     items = [KINDS[kind](rng) for _ in range(texts * (1 if batch == 1 else batch // 2))]
     return Replay(make_speculator(num_drafts), Device(LAWS[law], noise=noise, **device), items, batch).run()  # type: ignore[arg-type]
@@ -305,9 +309,8 @@ def test_steps_that_are_held_up_do_not_stop_drafting() -> None:
 
 def test_a_machine_that_changes_pace() -> None:
     """Three times slower from one step to the next, and back: drafting goes on, and plain text does not lose."""
-    outcome = Replay(
-        make_speculator(), Device(LAWS["measured"], pace=lambda step: 3.0 if 300 < step < 600 else 1.0), [copied(random.Random(1), 400) for _ in range(8)]
-    ).run()
+    device = Device(LAWS["measured"], pace=lambda step: 3.0 if 300 < step < 600 else 1.0)
+    outcome = Replay(make_speculator(), device, [copied(random.Random(1), 400) for _ in range(8)]).run()
     assert sum(outcome.drafts[-50:]) > 200
     for kind in ("novel", "deceptive"):
         rng = random.Random(3)

@@ -9,6 +9,7 @@ splits a request into its choices, and ends sequences. It never touches text, cl
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 from types import MappingProxyType
 
 from octavo.config import CacheConfig, SchedulerConfig
@@ -176,6 +177,11 @@ class Scheduler:
     def in_flight_sequences(self) -> list[Sequence]:
         """Sequences of the plan in flight, in the order of its slices (none between steps). FINISHED ones were aborted meanwhile."""
         return [] if self._in_flight is None else self._in_flight.sequences
+
+    @property
+    def running_sequences(self) -> Seq[Sequence]:
+        """Admitted sequences in the order of planning: the scheduler's own list, to be read between steps."""
+        return self._state.running
 
     @property
     def decoding_sequences(self) -> list[Sequence]:
