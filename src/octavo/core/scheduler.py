@@ -9,7 +9,6 @@ splits a request into its choices, and ends sequences. It never touches text, cl
 from __future__ import annotations
 
 from collections.abc import Mapping
-from collections.abc import Sequence as Seq
 from types import MappingProxyType
 
 from octavo.config import CacheConfig, SchedulerConfig
@@ -179,8 +178,22 @@ class Scheduler:
         return [] if self._in_flight is None else self._in_flight.sequences
 
     @property
-    def running_sequences(self) -> Seq[Sequence]:
-        """Admitted sequences in the order of planning: the scheduler's own list, to be read between steps."""
+    def max_num_batched_tokens(self) -> int:
+        return self._state.config.max_num_batched_tokens
+
+    @property
+    def num_admissible_tokens(self) -> int:
+        """Known tokens of the head of the queue if there are places and blocks for it, else 0: prompt rows that the next step may hold."""
+        state = self._state
+        if not state.waiting:
+            return 0
+        seq = state.waiting[0]
+        has_place = seq.num_choices <= state.config.max_num_seqs - state.num_running
+        return len(seq.token_ids) if has_place and state.kv.num_missing(seq) <= state.kv.pool.num_available else 0
+
+    @property
+    def running_sequences(self) -> list[Sequence]:
+        """In the order of planning; not to be changed."""
         return self._state.running
 
     @property

@@ -21,6 +21,7 @@ from octavo.speculative.control import DraftControl
 from octavo.speculative.drafted import DraftedSequence
 from octavo.speculative.ngram import NgramProposer
 from octavo.speculative.proposer import Proposer
+from octavo.speculative.self_draft import SelfDraft
 from octavo.speculative.suffix import SuffixProposer
 
 _MAX_INDEXED = 512  # tokens per step: 1 ms or less; a prompt that was found in the cache takes several steps
@@ -79,7 +80,7 @@ class Speculator:
         self.stats = SpeculationStats()
         self.control = DraftControl()
         self._proposers = dict(proposers)
-        self._default = default
+        self.default = default
         self._max_total_tokens = max_total_tokens
         self._clock = clock
         self._max_drafts = max_drafts
@@ -111,7 +112,7 @@ class Speculator:
         most r - 1 drafts, and none after one that would end it. Called once per step, before the plan.
         """
         self._host_s, self._has_fixed = 0.0, False
-        if not self._default.enabled and not self._sequences and all(seq.request.speculative is None for seq in running):
+        if not self.default.enabled and not self._sequences and all(seq.request.speculative is None for seq in running):
             return {}
         started_s = self._clock.now()
         batch = _Batch(num_prompt_tokens=num_queued_tokens)
@@ -132,7 +133,7 @@ class Speculator:
 
     def _begin(self, seq: Sequence) -> DraftedSequence | None:
         """Start to follow a sequence; None when nothing is to be drafted for it."""
-        params = seq.request.speculative or self._default
+        params = seq.request.speculative or self.default
         if not params.enabled:
             return None
         name = self._auto_method if params.method == "auto" else params.method
@@ -184,17 +185,38 @@ class Speculator:
             found = self._proposers[method].propose([(drafted.seq.seq_id, k) for drafted, k in entries])
             elapsed_s = self._clock.now() - started_s
             num_found = sum(map(len, found))
-            if num_found:
-                last_s = self._draft_s[method]
-                # The first drafts of a sequence may have to read its prompt: what they take beyond a multiple is not the price of a draft.
-                draft_s = elapsed_s / num_found
-                self._draft_s[method] = draft_s if last_s == 0.0 else last_s + _DRAFT_RATE * (min(draft_s, _DRAFT_CUT * last_s) - last_s)
+            if num_found and not isinstance(self._proposers[method], SelfDraft):  # whose drafts are made when the plan is
+                self._price(method, elapsed_s / num_found)
             for (drafted, _), tokens in zip(entries, found, strict=True):
-                tokens = drafted.usable(tokens)
+                tokens = tokens if isinstance(drafted.proposer, SelfDraft) else drafted.usable(tokens)
                 if tokens:
                     drafted.offer(tokens)
                     offered[drafted.seq.seq_id] = tokens
         return offered
+
+    def fill(self, plan: StepPlan) -> None:
+        """Put the drafts into a plan that holds a place for each: those of proposers that need the plan's blocks to make them."""
+        filling = {i: drafted for i, drafted in self._sequences.items() if isinstance(drafted.proposer, SelfDraft)}
+        if not filling:
+            return
+        started_s = self._clock.now()
+        shallow = next(iter(filling.values())).proposer
+        assert isinstance(shallow, SelfDraft)
+        num_drafts = shallow.fill(plan, [drafted.seq for drafted in filling.values()])
+        for piece in plan.slices:
+            drafted = filling.get(piece.seq_id)
+            if drafted is not None:
+                drafted.offer(piece.token_ids[piece.num_tokens - piece.num_drafts :] if piece.num_drafts else [])
+        elapsed_s = max(0.0, self._clock.now() - started_s)
+        self._host_s += elapsed_s
+        self.stats.propose_s += elapsed_s
+        if num_drafts:
+            self._price(shallow.name, elapsed_s / num_drafts)
+
+    def _price(self, method: str, draft_s: float) -> None:
+        """The first drafts of a sequence may have to read its prompt: what they take beyond a multiple is not the price of a draft."""
+        last_s = self._draft_s[method]
+        self._draft_s[method] = draft_s if last_s == 0.0 else last_s + _DRAFT_RATE * (min(draft_s, _DRAFT_CUT * last_s) - last_s)
 
     # --- after the step -----------------------------------------------------------------------------------------------------------------
 
@@ -273,7 +295,7 @@ def create_speculator(
         "suffix": SuffixProposer(config.suffix_min),
     }
     proposers = lookups | dict(others or {})
-    if config.method != "auto" and config.method not in proposers:
-        raise ConfigError(f"method: {config.method!r} is not allowed; one of {', '.join(['auto', *sorted(proposers)])}")
-    default = SpeculativeParams(config.num_drafts, config.method)
-    return Speculator(proposers, default, max_total_tokens, clock, config.max_drafts)
+    if config.spec_method != "auto" and config.spec_method not in proposers:
+        raise ConfigError(f"spec_method: {config.spec_method!r} is not allowed; one of {', '.join(['auto', *sorted(proposers)])}")
+    default = SpeculativeParams(config.spec, config.spec_method)
+    return Speculator(proposers, default, max_total_tokens, clock, config.max_drafts, "draft" if "draft" in proposers else "suffix")
