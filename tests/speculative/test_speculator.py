@@ -103,7 +103,7 @@ def create(**config: object) -> Speculator:
 
 
 def test_requests_decide_for_themselves() -> None:
-    speculator = create(num_drafts=2)
+    speculator = create(spec=2)
     off, five, zero = SpeculativeParams("off"), SpeculativeParams(5), SpeculativeParams(0)
     running = [decoding(0), decoding(1, speculative=off), decoding(2, speculative=five), decoding(3, speculative=zero)]
     assert {i: len(tokens) for i, tokens in speculator.drafts(running, 512).items()} == {0: 2, 2: 5}
@@ -127,18 +127,18 @@ def test_each_method_and_each_flag_counts() -> None:
     assert first(create(ngram_max=2), "ngram") == 2
     assert first(create(ngram_min=5, ngram_max=6), "ngram") is None
     assert first(create(suffix_min=4)) == 3 and first(create(suffix_min=5)) is None
-    assert first(create(method="ngram", ngram_max=2), "suffix") == 3
-    assert create(method="ngram", num_drafts=1).drafts([decoding()], 512) != {}
+    assert first(create(spec_method="ngram", ngram_max=2), "suffix") == 3
+    assert create(spec_method="ngram", spec=1).drafts([decoding()], 512) != {}
 
 
 def test_settings_outside_their_limits_are_refused() -> None:
-    refused = [("num_drafts", k) for k in ("some", 17, -1, True)]
+    refused = [("spec", k) for k in ("some", 17, -1, True)]
     refused += [("max_drafts", 0), ("ngram_min", 0), ("ngram_max", 1), ("suffix_min", 0)]
     for field, value in refused:
         with pytest.raises(ConfigError, match=f"^{field}: .*{value!r}"):
             EngineConfig(speculative=SpeculativeConfig(**{field: value})).validate()  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="method: 'dream' .* auto, ngram, suffix"):
-        create(method="dream")
+    with pytest.raises(ConfigError, match="spec_method: 'dream' .* auto, ngram, suffix"):
+        create(spec_method="dream")
     for num_drafts in (17, "K", 2.0):
         with pytest.raises(ParameterError, match="speculative.num_drafts"):
             SpeculativeParams(num_drafts).validate(create().methods)  # type: ignore[arg-type]
