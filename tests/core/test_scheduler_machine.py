@@ -24,8 +24,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         chunked=st.sampled_from([True, True, False]),
         caching=st.sampled_from([True, True, False]),
         max_itl_ms=st.sampled_from([None, 0.5, 6.5]),
+        policy=st.sampled_from(["fcfs", "fcfs", "static"]),
     )
-    def start(self, max_itl_ms: float | None, **sizes: int) -> None:
+    def start(self, max_itl_ms: float | None, **sizes: Any) -> None:
         self.harness = Harness(max_itl_ms=max_itl_ms if sizes["chunked"] else None, **sizes)
         self.num_requests = 0
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from octavo.config import KV_DTYPES, BackendConfig, CacheConfig, ConfigError, EngineConfig, ModelConfig, SchedulerConfig
+from octavo.config import KV_DTYPES, KV_RESERVATIONS, SCHEDULING_POLICIES, BackendConfig, CacheConfig, ConfigError, EngineConfig, ModelConfig, SchedulerConfig
 
 Section = TypeVar("Section", ModelConfig, CacheConfig, SchedulerConfig, BackendConfig)
 
@@ -66,6 +66,8 @@ def engine_options(function: Callable) -> Callable:
     dtype_help = "Type of keys and values. auto: bf16, or f32 with --compute f32."
     cache, scheduler, backend = _DEFAULTS.cache, _DEFAULTS.scheduler, _DEFAULTS.backend
     itl_help = "Bound on the gaps between a running answer's tokens, in milliseconds: prompts are computed in pieces that keep it."
+    policy_help = "fcfs: whoever has room joins with the next step. static: a batch runs to its end before the next begins; for comparison."
+    reservation_help = "paged: blocks as they are needed. Others reserve a contiguous chunk for a sequence's whole life; for comparison."
     pool_help = "Memory of the KV pool, such as 2GiB (default: a quarter of the free memory, at most 4GiB)."
     return _add(
         [
@@ -78,6 +80,8 @@ def engine_options(function: Callable) -> Callable:
             _shown("--kv-cache-dtype", cache.kv_cache_dtype, click.Choice(["auto", *KV_DTYPES]), dtype_help),
             click.option("--no-enable-prefix-caching", is_flag=True, help="Compute every prompt from its first token."),
             click.option("--no-enable-chunked-prefill", is_flag=True, help="Compute each prompt in one step, never in pieces."),
+            _shown("--scheduling-policy", scheduler.scheduling_policy, click.Choice(SCHEDULING_POLICIES), policy_help),
+            _shown("--kv-reservation", cache.kv_reservation, click.Choice(KV_RESERVATIONS), reservation_help),
             _shown("--backend", backend.backend, click.Choice(["cpu", "reference"]), backend_help),
             _shown("--compute", backend.compute, click.Choice(["fast", "f32"]), compute_help),
             click.option("--threads", type=int, help="Compute threads (default: one per core this process may use)."),
@@ -89,8 +93,8 @@ def engine_options(function: Callable) -> Callable:
 def engine_config(options: dict[str, Any]) -> EngineConfig:
     """EngineConfig of the options' values; missing ones keep their defaults. Raises BadParameter that names the flag."""
     d = _DEFAULTS
-    cache = _replaced(d.cache, options, "block_size", "num_kv_blocks", "kv_cache_memory", "kv_cache_dtype")
-    scheduler = _replaced(d.scheduler, options, "max_num_seqs", "max_num_batched_tokens", "max_itl_ms")
+    cache = _replaced(d.cache, options, "block_size", "num_kv_blocks", "kv_cache_memory", "kv_cache_dtype", "kv_reservation")
+    scheduler = _replaced(d.scheduler, options, "max_num_seqs", "max_num_batched_tokens", "max_itl_ms", "scheduling_policy")
     config = EngineConfig(
         model=_replaced(d.model, options, "model", "served_model_name", "max_model_len"),
         cache=replace(cache, enable_prefix_caching=not options.get("no_enable_prefix_caching", False)),
