@@ -85,7 +85,8 @@ class EngineConfig:
         itl = s.max_itl_ms
         _check(itl is None or 0 < itl < math.inf, "max_itl_ms", itl, "a finite number of milliseconds above 0; leave it out for no bound")
         _check(itl is None or s.enable_chunked_prefill, "max_itl_ms", itl, "it sizes pieces of prompts, and enable_chunked_prefill is off")
-        _check(s.scheduling_policy in SCHEDULING_POLICIES, "scheduling_policy", s.scheduling_policy, f"one of {', '.join(SCHEDULING_POLICIES)}")
+        policy = s.scheduling_policy
+        _check(policy in SCHEDULING_POLICIES, "scheduling_policy", policy, f"one of {', '.join(SCHEDULING_POLICIES)}")
         _check(b.backend in ("cpu", "reference"), "backend", b.backend, "one of cpu, reference")
         _check(b.compute in ("fast", "f32"), "compute", b.compute, "one of fast, f32")
         _check(b.threads is None or 1 <= b.threads <= 1024, "threads", b.threads, "from 1 to 1024")

@@ -165,7 +165,7 @@ class Planner:
                 state.stats.prefix_query_tokens += seq.num_prompt_tokens
         return seq
 
-    # --- paced steps and batches --------------------------------------------------------------------------------------------------------------------
+    # --- paced steps and batches --------------------------------------------------------------------------------------------------------
 
     def _admit_all(self, draft: Draft, now: float) -> None:
         """Let all run that have room, in arrival order: each then gets its share of the steps.

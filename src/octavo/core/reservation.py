@@ -1,7 +1,7 @@
 """KV memory as engines before paging kept it: a sequence gets one contiguous chunk for its whole life when it is admitted.
 
-The baselines of the PagedAttention paper (Kwon et al., SOSP 2023, section 6.1), after Orca (Yu et al., OSDI 2022), with a buddy allocator over
-the same pool. What a sequence reserves, in tokens:
+The baselines of the PagedAttention paper (Kwon et al., SOSP 2023, section 6.1), after Orca (Yu et al., OSDI 2022), with a buddy allocator
+over the same pool. What a sequence reserves, in tokens:
 
     max      the longest sequence there can be (max_model_len)
     pow2     its prompt, and its output length rounded up to a power of two (25 -> 32)
@@ -11,8 +11,9 @@ The output length is taken from ``max_tokens``: in a benchmark that ignores the 
 are assumed to know; of a live request it is an upper bound, so a reservation is never outgrown and nobody is ever preempted for blocks.
 The last token of a sequence needs no KV, so oracle reserves one slot less than there are tokens.
 
-``ReservedLimits`` says what fits, ``ReservedKV`` stands in for ``KVManager``: the same block tables for the same kernels, whose ids now come
-from the sequence's own chunk. Nothing is shared: there is no prefix cache, and each choice of a request has a chunk and a copy of the prompt.
+``ReservedLimits`` says what fits, ``ReservedKV`` stands in for ``KVManager``: the same block tables for the same kernels, whose ids now
+come from the sequence's own chunk. Nothing is shared: there is no prefix cache, and each choice of a request has a chunk of its own and
+a copy of the prompt in it.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ class ReservedLimits(LengthLimits):
         if reservation == "max" and max_model_len > limits.num_pool_tokens:
             chunk = f"{limits.num_pool_tokens} tokens ({limits.num_blocks} of {num_pool_blocks} blocks of {block_size})"
             raise ConfigError(
-                f"kv_reservation: 'max' is not allowed; every sequence would reserve max_model_len ({max_model_len}) tokens, and the largest "
-                f"chunk of the KV pool, a power of two, holds {chunk}"
+                f"kv_reservation: 'max' is not allowed; every sequence would reserve max_model_len ({max_model_len}) tokens, and the "
+                f"largest chunk of the KV pool, a power of two, holds {chunk}"
             )
         return limits
 
