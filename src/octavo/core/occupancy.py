@@ -53,9 +53,8 @@ def count_paged(block_size: int, num_used: int, num_cached: int, num_free: int, 
         for i in range(num_written // block_size, len(table)):
             start = max(num_written, i * block_size)
             num_empty = (i + 1) * block_size - start
-            num_to_come = min(max(num_final - start, 0), num_empty)
-            known = empty.get(table[i], (num_empty, num_to_come))
-            empty[table[i]] = (min(known[0], num_empty), min(max(known[1], num_to_come), num_empty))
+            num_to_come = min(num_final - start, num_empty)
+            empty[table[i]] = num_empty, num_to_come  # equal for all who share it: only choices of a request share a part-filled block
     num_empty, num_to_come = (sum(pair[k] for pair in empty.values()) for k in (0, 1))
     found = KVOccupancy((num_used + num_cached + num_free) * block_size)
     found.num_token_states = num_used * block_size - num_empty
