@@ -15,7 +15,7 @@ from octavo.core.limits import LengthLimits
 from octavo.core.request import ParameterError
 from octavo.core.reservation import ReservedKV, ReservedLimits
 from octavo.core.scheduler import Scheduler
-from tests.core.harness import Harness, make_request
+from tests.core.harness import Harness, Oracle, make_request
 from tests.core.test_scheduler_machine import SchedulerMachine
 
 RESERVATIONS = ("max", "pow2", "oracle")
@@ -44,12 +44,18 @@ class ReservedMachine(SchedulerMachine):
         max_itl_ms=st.sampled_from([None, 0.5, 6.5]),
         policy=st.sampled_from(["fcfs", "fcfs", "static"]),
         reservation=st.sampled_from(RESERVATIONS),
+        guessing=st.sampled_from([None, None, (4, 1.0), (5, 0.8), (3, 0.3)]),
+        seed=st.integers(0, 3),
     )
-    def start(self, max_itl_ms: float | None, reservation: str, **sizes: Any) -> None:
+    def start(
+        self, max_itl_ms: float | None, reservation: str, guessing: tuple[int, float] | None, seed: int, **sizes: Any
+    ) -> None:
         largest = sizes["block_size"] << (sizes["num_blocks"].bit_length() - 1)
         if reservation == "max":
             sizes["max_model_len"] = min(sizes["max_model_len"], largest)
         self.harness = Harness(max_itl_ms=max_itl_ms if sizes["chunked"] else None, caching=False, reservation=reservation, **sizes)
+        if guessing is not None:
+            self.harness.guess = Oracle(self.harness, *guessing, seed)
         self.num_requests = 0
 
     def add_one(self, prompt: list[int], max_tokens: int | None, min_tokens: int, n: int = 1, **rest: Any) -> None:

@@ -104,6 +104,10 @@ class ReservedKV(KVManager):
         table.extend(range(chunk.first + len(table), chunk.first + num_blocks))
         return True
 
+    def truncate(self, seq: Sequence) -> None:
+        """Blocks behind the computed tokens leave the table and stay reserved."""
+        del seq.block_table[self.blocks_for(seq.num_computed) :]
+
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """``child`` gets the next of the parent's chunks, and with the next plan a copy of the parent's blocks in it."""
         chunk = self._chunks[parent.seq_id].pop(1)
