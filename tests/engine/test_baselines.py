@@ -27,6 +27,8 @@ BASELINES: dict[str, dict[str, Any]] = {
     "pow2": {"kv_reservation": "pow2", **RESERVED},
     "oracle": {"kv_reservation": "oracle", **RESERVED},
     "oracle, whole prompts": {"kv_reservation": "oracle", **RESERVED, "enable_chunked_prefill": False},
+    "pow2, drafts": {"kv_reservation": "pow2", **RESERVED, "spec": 4, "spec_method": "ngram"},
+    "static, drafts": {"scheduling_policy": "static", "max_num_seqs": 5, "num_kv_blocks": 24, "spec": 4, "spec_method": "ngram"},
     "FasterTransformer-like": {"scheduling_policy": "static", "kv_reservation": "max", **RESERVED, "num_kv_blocks": 60},
     "whole prompts": {"enable_chunked_prefill": False},
     "no prefix caching": {"enable_prefix_caching": False},
@@ -58,8 +60,10 @@ def test_every_mode_gives_the_tokens_of_the_plain_run(path: Path, plain: LLM, na
     with LLM(str(path), **{"max_num_batched_tokens": 64, **BASELINES[name]}) as llm:
         outputs = llm.generate(prompts, params)
         llm.engine.scheduler.check_invariants()
+        stats = llm.engine.scheduler.stats
         assert llm.engine.scheduler.num_used_blocks == 0
-        assert llm.engine.scheduler.stats.num_preemptions == 0 or "kv_reservation" not in BASELINES[name]
+        assert stats.num_preemptions == 0 or "kv_reservation" not in BASELINES[name]
+        assert (stats.num_draft_tokens > 0) == ("spec" in BASELINES[name])
     assert [output.outputs for output in outputs] == [output.outputs for output in expected]
 
 
