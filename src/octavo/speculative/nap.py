@@ -1,7 +1,8 @@
 """Steps in which nothing is looked for: where drafts do not pay, looking for them must not cost either.
 
-With many sequences a step has little room for drafts and much to look through. After a look that found nothing worth drafting, the next steps
-are slept through, as many as keep the time of looking below a share of all. A look that found something, or another set of sequences, ends it.
+With many sequences a step has little room for drafts and much to look through. After a look that found nothing worth drafting, the next
+steps are slept through, as many as keep the time of looking below a share of all. A look that found something, or another set of
+sequences, ends it.
 """
 
 from __future__ import annotations
