@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from octavo.config import CacheConfig, SchedulerConfig
 from octavo.core.request import BeamParams, FinishReason, ParameterError, Request
+from octavo.core.scheduler import Scheduler
 from tests.core.harness import Harness, make_request
 from tests.core.kv_memory import EOS
 
@@ -178,3 +180,11 @@ def test_nothing_to_take_is_an_error_of_the_request() -> None:
 def test_more_beams_than_places_are_refused() -> None:
     with pytest.raises(ParameterError, match="beam_width: 5 .* at most max_num_seqs"):
         Harness(max_num_seqs=4).scheduler.add(beam_request("r", [0], 5, 1, max_tokens=3))
+
+
+@pytest.mark.parametrize("reservation", ["max", "pow2", "oracle"])
+def test_reserved_memory_takes_no_beams(reservation: str) -> None:
+    cache = CacheConfig(block_size=4, enable_prefix_caching=False, kv_reservation=reservation)
+    scheduler = Scheduler(SchedulerConfig(8, 16), cache, num_blocks=64, max_model_len=32)
+    with pytest.raises(ParameterError, match="beam_width: 2 .* beam search needs kv_reservation paged"):
+        scheduler.add(beam_request("r", [0], 2, max_tokens=3))

@@ -51,6 +51,10 @@ class LengthLimits:
         left = self._max_total_tokens(request) - len(request.prompt_token_ids)
         return left if request.params.max_tokens is None else min(request.params.max_tokens, left)
 
+    def final_tokens(self, request: Request) -> int:
+        """Tokens of a choice whose KV is written if it runs to ``max_tokens``: all but the last one."""
+        return len(request.prompt_token_ids) + max(self.max_output_tokens(request) - 1, 0)
+
     def _max_total_tokens(self, request: Request) -> int:
         """Beams share the full blocks of the prompt for certain; all others each may need for itself. A first token needs no room."""
         if request.params.beam is None:

@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from octavo.config import CacheConfig, SchedulerConfig
+from octavo.config import SCHEDULING_POLICIES, CacheConfig, SchedulerConfig
 from octavo.core.beam import BeamSearch
 from octavo.core.beam_group import BeamGroup
 from octavo.core.cost import GapCost
 from octavo.core.limits import LengthLimits, StopEnd, StopRule
+from octavo.core.occupancy import KVOccupancy
 from octavo.core.planner import Planner
 from octavo.core.request import FinishReason, ParameterError, Request, Sequence, SequenceStatus, num_places
 from octavo.core.state import NO_GUESSES, Draft, Guesses, RequestState, SchedulerState, SchedulerStats
@@ -48,8 +49,8 @@ class Scheduler:
         fingerprint: str = "",
         gap_cost: GapCost | None = None,
     ) -> None:
-        if config.scheduling_policy != "fcfs":
-            raise ValueError(f"scheduling_policy: {config.scheduling_policy!r} is not allowed; fcfs is the only policy of this version")
+        if config.scheduling_policy not in SCHEDULING_POLICIES:
+            raise ValueError(f"scheduling_policy: {config.scheduling_policy!r} is not allowed; one of {', '.join(SCHEDULING_POLICIES)}")
         if (config.max_itl_ms is None) != (gap_cost is None):
             raise ValueError(f"gap_cost: {gap_cost!r} is not allowed with max_itl_ms {config.max_itl_ms}; both are needed, or neither")
         self._state = SchedulerState(config, cache, num_blocks, max_model_len, fingerprint)
@@ -182,6 +183,11 @@ class Scheduler:
     @property
     def num_free_blocks(self) -> int:
         return self._state.kv.pool.num_free
+
+    def kv_occupancy(self) -> KVOccupancy:
+        """What the slots of the KV pool are used for once the step in flight is done. O(running sequences)."""
+        limits, dropped = self._state.limits, [seq for seq in self.in_flight_sequences if seq.status is SequenceStatus.FINISHED]
+        return self._state.kv.occupancy((seq, limits.final_tokens(seq.request)) for seq in (*self._state.running, *dropped))
 
     @property
     def in_flight_sequences(self) -> list[Sequence]:
