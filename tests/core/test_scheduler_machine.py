@@ -24,9 +24,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         chunked=st.sampled_from([True, True, False]),
         caching=st.sampled_from([True, True, False]),
         max_itl_ms=st.sampled_from([None, 0.5, 6.5]),
+        granularity=st.sampled_from(["block", "token", "token"]),
     )
-    def start(self, max_itl_ms: float | None, **sizes: int) -> None:
-        self.harness = Harness(max_itl_ms=max_itl_ms if sizes["chunked"] else None, **sizes)
+    def start(self, max_itl_ms: float | None, granularity: str, **sizes: int) -> None:
+        granularity = granularity if sizes["caching"] else "block"
+        self.harness = Harness(max_itl_ms=max_itl_ms if sizes["chunked"] else None, granularity=granularity, **sizes)
         self.num_requests = 0
 
     @rule(
@@ -47,7 +49,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     def add(self, data: st.DataObject, prompt: list[int], copies: int, **rest: Any) -> None:
         if self.num_requests and data.draw(st.booleans(), label="repeat an earlier prompt"):
             earlier = data.draw(st.sampled_from(sorted(self.harness.requests)), label="which")
-            prompt = self.harness.requests[earlier].prompt_token_ids + prompt[: len(prompt) // 4]
+            made = self.harness.requests[earlier].prompt_token_ids + self.harness.texts[earlier, 0].token_ids
+            kept = data.draw(st.integers(0, len(made)), label="how much of it and of its answer")
+            prompt = made[:kept] + prompt[: len(prompt) // 4 + (kept == 0)]
         for _ in range(copies):
             self.add_one(prompt, **rest)
 

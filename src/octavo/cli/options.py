@@ -9,7 +9,16 @@ from typing import Any, TypeVar
 
 import click
 
-from octavo.config import KV_DTYPES, BackendConfig, CacheConfig, ConfigError, EngineConfig, ModelConfig, SchedulerConfig
+from octavo.config import (
+    KV_DTYPES,
+    PREFIX_GRANULARITIES,
+    BackendConfig,
+    CacheConfig,
+    ConfigError,
+    EngineConfig,
+    ModelConfig,
+    SchedulerConfig,
+)
 
 Section = TypeVar("Section", ModelConfig, CacheConfig, SchedulerConfig, BackendConfig)
 
@@ -63,6 +72,7 @@ def engine_options(function: Callable) -> Callable:
     """Options of cache, scheduler and backend."""
     backend_help = "cpu: packed weights, native kernels. reference: NumPy, slow and obvious."
     compute_help = "f32: all weights and KV in float32, slower; for checking the fast mode."
+    grain_help = "token: a cached block that begins as the prompt goes on is used too, by copying it. block: only whole blocks are."
     dtype_help = "Type of keys and values. auto: bf16, or f32 with --compute f32."
     cache, scheduler, backend = _DEFAULTS.cache, _DEFAULTS.scheduler, _DEFAULTS.backend
     itl_help = "Bound on the gaps between a running answer's tokens, in milliseconds: prompts are computed in pieces that keep it."
@@ -77,6 +87,7 @@ def engine_options(function: Callable) -> Callable:
             click.option("--kv-cache-memory", type=ByteSize(), help=pool_help),
             _shown("--kv-cache-dtype", cache.kv_cache_dtype, click.Choice(["auto", *KV_DTYPES]), dtype_help),
             click.option("--no-enable-prefix-caching", is_flag=True, help="Compute every prompt from its first token."),
+            _shown("--prefix-granularity", cache.prefix_granularity, click.Choice(PREFIX_GRANULARITIES), grain_help),
             click.option("--no-enable-chunked-prefill", is_flag=True, help="Compute each prompt in one step, never in pieces."),
             _shown("--backend", backend.backend, click.Choice(["cpu", "reference"]), backend_help),
             _shown("--compute", backend.compute, click.Choice(["fast", "f32"]), compute_help),
@@ -89,7 +100,7 @@ def engine_options(function: Callable) -> Callable:
 def engine_config(options: dict[str, Any]) -> EngineConfig:
     """EngineConfig of the options' values; missing ones keep their defaults. Raises BadParameter that names the flag."""
     d = _DEFAULTS
-    cache = _replaced(d.cache, options, "block_size", "num_kv_blocks", "kv_cache_memory", "kv_cache_dtype")
+    cache = _replaced(d.cache, options, "block_size", "num_kv_blocks", "kv_cache_memory", "kv_cache_dtype", "prefix_granularity")
     scheduler = _replaced(d.scheduler, options, "max_num_seqs", "max_num_batched_tokens", "max_itl_ms")
     config = EngineConfig(
         model=_replaced(d.model, options, "model", "served_model_name", "max_model_len"),

@@ -14,6 +14,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 
+from octavo.core.match_report import MatchReport
+
 
 class ParameterError(ValueError):
     """A request field is outside its limits. ``param`` names the field as the user wrote it."""
@@ -224,6 +226,7 @@ class Sequence:
     num_computed: int = 0
     num_scheduled: int = 0
     num_cached: int = 0  # prompt tokens found in the prefix cache before the first output token
+    match_report: MatchReport | None = None  # of the prefix cache, until the first event takes it along
     num_preemptions: int = 0
     status: SequenceStatus = SequenceStatus.WAITING
     finish_reason: FinishReason | None = None

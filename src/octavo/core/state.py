@@ -37,6 +37,8 @@ class SchedulerStats:
     num_preemptions: int = 0
     prefix_query_tokens: int = 0  # prompt tokens of started requests that were looked up in the prefix cache
     prefix_hit_tokens: int = 0  # of these, found there before the first output token; what is found after a preemption does not count
+    prefix_tail_tokens: int = 0  # of these, found in a block that matched in part and was copied
+    num_tail_copies: int = 0  # copies of such blocks, after preemptions too
 
 
 @dataclass(slots=True)
@@ -68,7 +70,8 @@ class SchedulerState:
         self.config = config
         self.gap_cost: GapCost | None = None  # there when config.max_itl_ms is
         self.limits = LengthLimits(max_model_len, num_blocks, cache.block_size)
-        self.kv = KVManager(num_blocks, cache.block_size, cache.enable_prefix_caching, fingerprint)
+        token_granular = cache.prefix_granularity == "token"
+        self.kv = KVManager(num_blocks, cache.block_size, cache.enable_prefix_caching, fingerprint, token_granular)
         self.slots = SlotTable(config.max_num_seqs)
         self.stats = SchedulerStats()
         self.requests: dict[str, RequestState] = {}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from octavo.core.limits import StopRule
 from octavo.core.request import FinishReason, Request, Sequence, SequenceStatus
 from octavo.core.step import StepPlan, StepResult, TokenEvent
-from octavo.engine.outputs import OutputEvent
+from octavo.engine.outputs import CacheMatch, OutputEvent
 from octavo.engine.text_output import TextOutput
 
 if TYPE_CHECKING:
@@ -134,6 +134,8 @@ class EngineLoop:
                     del self._running[event.request_id]
                     self._num_masked -= running.mask is not None
             out.append(OutputEvent.of(event, text))
+            if event.match_report is not None:
+                out[-1].cache_match = CacheMatch.of(event.match_report, self._tokenizer)
         return out
 
 
