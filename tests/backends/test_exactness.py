@@ -118,12 +118,10 @@ class TestTinyGemma3:
         prompts = random_prompts(LENGTHS + LONG, model.program.vocab_size)
         assert_same(plain, prefix_hit(model, prompts, Setup(prefix_caching=True, block_size=block_size)), list(prompts))
 
-    @pytest.mark.parametrize("block_size", [16, 32])
-    def test_partial_hit(self, model: LoadedModel, plain: Run, block_size: int) -> None:
+    @pytest.mark.parametrize("setup", [Setup(), Setup(block_size=32, max_num_seqs=16, chunk=24)], ids=["alone", "batch-blocks-of-32"])
+    def test_partial_hit(self, model: LoadedModel, plain: Run, setup: Setup) -> None:
         prompts = random_prompts(LENGTHS + LONG, model.program.vocab_size)
-        setups = Setup(block_size=block_size), Setup(block_size=block_size, max_num_seqs=16, chunk=24)
-        for setup in setups:
-            assert_same(plain, partial_hit(model, prompts, setup), list(prompts))
+        assert_same(plain, partial_hit(model, prompts, setup), list(prompts))
 
     @pytest.mark.parametrize("kv_dtype", ["f16", "int8", "f32"])
     def test_other_kv_types(self, model: LoadedModel, isa: str, kv_dtype: str) -> None:
