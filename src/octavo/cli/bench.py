@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from octavo.cli.bench_prefix import prefix
 from octavo.cli.bench_serve import serve
 from octavo.cli.options import engine_config, engine_options, model_options
 from octavo.cli.progress import fetched
@@ -99,4 +100,5 @@ def scheduler(num_seqs: int, num_prompt: int, steps: int, as_json: bool) -> None
     run_scheduler(num_seqs, num_prompt, steps, click.echo, as_json)
 
 
+bench.add_command(prefix)
 bench.add_command(serve)
