@@ -114,10 +114,11 @@ def test_chunks_and_neighbours_change_nothing(path: Path, plain: LLM) -> None:
             assert [ids_of(o) for o in llm.generate(prompts, GREEDY)] == expected
 
 
-def test_turns_of_a_conversation_by_the_token(path: Path, plain: LLM) -> None:
+@pytest.mark.parametrize("spec", ["off", 4])
+def test_turns_of_a_conversation_by_the_token(path: Path, plain: LLM, spec: object) -> None:
     """Each turn goes on from the part-filled block that the last answer left; several users begin alike, at an odd length."""
     params = SamplingParams(temperature=0.8, seed=5, max_tokens=9, ignore_eos=True, logprobs=2)
-    with open_llm(path, prefix_granularity="token", max_num_batched_tokens=64) as llm:
+    with open_llm(path, prefix_granularity="token", max_num_batched_tokens=64, spec=spec, spec_method="ngram") as llm:
         texts = [prompt_of(21) + prompt_of(1 + user, salt=40 + user) for user in range(3)]
         for turn in range(4):
             outputs = llm.generate(texts, params)

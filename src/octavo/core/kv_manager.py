@@ -87,8 +87,8 @@ class KVManager:
         return -(-num_tokens // self.block_size)
 
     def num_missing(self, seq: Sequence) -> int:
-        """Blocks that ``seq`` lacks to compute all its known tokens."""
-        return self.blocks_for(len(seq.token_ids)) - len(seq.block_table)
+        """Blocks that ``seq`` lacks to compute all its known tokens; 0 when it holds more, for drafts."""
+        return max(0, self.blocks_for(len(seq.token_ids)) - len(seq.block_table))
 
     # --- prefix cache -------------------------------------------------------------------------------------------------------------------
 

@@ -19,13 +19,16 @@ from octavo.core.request import Request, SamplingParams
 from octavo.core.scheduler import Scheduler
 from octavo.core.step import StepPlan
 from octavo.costs.gap import GapModel
+from octavo.engine.drafting import DraftModels
 from octavo.engine.itl_warnings import ItlWarnings
 from octavo.engine.loop import EngineLoop
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.outputs import OutputEvent
 from octavo.engine.params import PreparedRequest, RequestPreparer
+from octavo.speculative.speculator import create_speculator
 
 if TYPE_CHECKING:
+    from octavo.core.speculative_params import SpeculativeParams
     from octavo.models.loaded import LoadedModel
 
 logger = logging.getLogger("octavo.engine")
@@ -50,13 +53,21 @@ class Engine:
         self._itl_warnings = ItlWarnings(max_itl_s)
         self.num_failures_in_a_row = 0
         self.max_model_len = resolve_max_model_len(config, model.program.context)
-        self.num_kv_blocks = resolve_num_kv_blocks(config, backend, self.max_model_len)
-        backend.allocate_kv(self.num_kv_blocks)
+        self._drafting = DraftModels(config, model)
+        try:
+            self.num_kv_blocks = resolve_num_kv_blocks(config, backend, self.max_model_len, self._drafting.kv_bytes_per_block)
+            backend.allocate_kv(self.num_kv_blocks)
+            draft_model, self_draft = self._drafting.start(backend, self.num_kv_blocks)
+        except BaseException:
+            self._drafting.close()
+            raise
         fingerprint = f"{model.fingerprint}/{backend.fingerprint()}"
         self.scheduler = Scheduler(
             config.scheduler, config.cache, self.num_kv_blocks, self.max_model_len, fingerprint, gap_cost=self.gap_model
         )
-        self.loop = EngineLoop(self.scheduler, backend.vocab_size, model.tokenizer, self.gap_model)
+        others = {one.name: one for one in (draft_model, self_draft) if one is not None}
+        self.speculator = create_speculator(config.speculative, self.scheduler.limits.max_total_tokens, self.clock, others)
+        self.loop = EngineLoop(self.scheduler, backend.vocab_size, model.tokenizer, self.gap_model, self.speculator)
         max_n = config.scheduler.max_num_seqs
         self._preparer = RequestPreparer(backend.vocab_size, self.scheduler.limits, max_n, model.eos_token_ids, model.tokenizer)
         self._request_numbers = itertools.count()
@@ -91,22 +102,35 @@ class Engine:
         return f"request-{next(self._request_numbers)}"
 
     def prepare(
-        self, prompt_token_ids: list[int], params: SamplingParams, request_id: str | None = None, cache_salt: str | None = None
+        self,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        request_id: str | None = None,
+        cache_salt: str | None = None,
+        speculative: SpeculativeParams | None = None,
     ) -> PreparedRequest:
         """Check a request and resolve its parameters; raises ParameterError. Queues nothing, and may be called from any thread."""
-        return self.prepare_checked(prompt_token_ids, self.check_params(params), request_id, cache_salt)
+        return self.prepare_checked(prompt_token_ids, self.check_params(params), request_id, cache_salt, speculative)
 
     def check_params(self, params: SamplingParams) -> SamplingParams:
         """The half of ``prepare`` that needs no prompt; raises ParameterError."""
         return self._preparer.check(params)
 
     def prepare_checked(
-        self, prompt_token_ids: list[int], params: SamplingParams, request_id: str | None = None, cache_salt: str | None = None
+        self,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        request_id: str | None = None,
+        cache_salt: str | None = None,
+        speculative: SpeculativeParams | None = None,
     ) -> PreparedRequest:
         """The other half: ``params`` come from ``check_params``, and may since have got a ``max_tokens``."""
         request_id = request_id or self.new_request_id()
-        arrival_s = self.clock.now()
-        return self._preparer.prepare(Request(request_id, prompt_token_ids, params, seed=0, cache_salt=cache_salt, arrival_s=arrival_s))
+        if speculative is not None:
+            speculative.validate(self.speculator.methods)
+        request = Request(request_id, prompt_token_ids, params, seed=0, arrival_s=self.clock.now())
+        request.cache_salt, request.speculative = cache_salt, speculative
+        return self._preparer.prepare(request)
 
     def room(self, num_prompt_tokens: int) -> int:
         """Output tokens that a prompt of this length leaves room for; 0 or less: none."""
@@ -149,6 +173,7 @@ class Engine:
         return events
 
     def close(self) -> None:
+        self._drafting.close()
         self.backend.close()
 
     def _made(self, events: list[OutputEvent]) -> list[OutputEvent]:
@@ -171,8 +196,8 @@ def resolve_max_model_len(config: EngineConfig, trained_context: int) -> int:
     return asked if asked is not None else trained_context
 
 
-def resolve_num_kv_blocks(config: EngineConfig, backend: Backend, max_model_len: int) -> int:
-    """Blocks of the KV pool.
+def resolve_num_kv_blocks(config: EngineConfig, backend: Backend, max_model_len: int, draft_bytes_per_block: int = 0) -> int:
+    """Blocks of the KV pool. ``draft_bytes_per_block``: of a draft model's pool, which has as many blocks.
 
     As configured in blocks or bytes; else what ``max_num_seqs`` sequences of full length can use, within a quarter of the
     available memory and 4 GiB. Raises ConfigError when the memory holds no block.
@@ -188,8 +213,9 @@ def resolve_num_kv_blocks(config: EngineConfig, backend: Backend, max_model_len:
 
         memory_bytes = min(int(available_memory_bytes() * DEFAULT_KV_SHARE), MAX_DEFAULT_KV_BYTES)
         useful = config.scheduler.max_num_seqs * -(-max_model_len // cache.block_size)
-    capacity = backend.kv_capacity(memory_bytes)
-    num_blocks = capacity.num_blocks if useful is None else min(capacity.num_blocks, useful)
+    bytes_per_block = backend.kv_capacity(memory_bytes).bytes_per_block + draft_bytes_per_block
+    num_fitting = memory_bytes // bytes_per_block
+    num_blocks = num_fitting if useful is None else min(num_fitting, useful)
     if num_blocks < 1:
-        raise ConfigError(f"kv_cache_memory: {memory_bytes} bytes hold no block; one takes {capacity.bytes_per_block}")
+        raise ConfigError(f"kv_cache_memory: {memory_bytes} bytes hold no block; one takes {bytes_per_block}")
     return num_blocks
