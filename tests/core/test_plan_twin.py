@@ -28,6 +28,7 @@ class Pair:
             "chunked": rng.random() < 0.7,
             "caching": granularity == "token" or rng.random() < 0.8,
             "granularity": granularity,
+            "policy": rng.choice(["fcfs", "fcfs", "static"]),
         }
         self.rng = rng
         self.harness = Harness(max_model_len=40, **sizes)
@@ -87,7 +88,7 @@ class Pair:
         assert pool.num_used == len({id(block) for seq in twin.running for block in seq.table})
 
 
-@pytest.mark.parametrize("granularity, seed", [(g, s) for g in ("block", "token") for s in range(60)])
+@pytest.mark.parametrize("granularity, seed", [(g, s) for g in ("block", "token") for s in range(70)])
 def test_plans_equal_the_twins(granularity: str, seed: int) -> None:
     rng = random.Random(seed)
     pair, num_requests = Pair(rng, granularity), 0

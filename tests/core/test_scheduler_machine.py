@@ -24,15 +24,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         chunked=st.sampled_from([True, True, False]),
         caching=st.sampled_from([True, True, False]),
         max_itl_ms=st.sampled_from([None, 0.5, 6.5]),
+        policy=st.sampled_from(["fcfs", "fcfs", "static"]),
         guessing=st.sampled_from([None, None, (4, 1.0), (5, 0.8), (3, 0.3)]),
         seed=st.integers(0, 3),
         granularity=st.sampled_from(["block", "token", "token"]),
     )
-    def start(
-        self, max_itl_ms: float | None, guessing: tuple[int, float] | None, seed: int, granularity: str, **sizes: int
-    ) -> None:
-        granularity = granularity if sizes["caching"] else "block"
-        self.harness = Harness(max_itl_ms=max_itl_ms if sizes["chunked"] else None, granularity=granularity, **sizes)
+    def start(self, max_itl_ms: float | None, guessing: tuple[int, float] | None, seed: int, **sizes: Any) -> None:
+        sizes["granularity"] = sizes["granularity"] if sizes["caching"] else "block"
+        self.harness = Harness(max_itl_ms=max_itl_ms if sizes["chunked"] else None, **sizes)
         if guessing is not None:
             self.harness.guess = Oracle(self.harness, *guessing, seed)
         self.num_requests = 0

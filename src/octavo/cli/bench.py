@@ -8,6 +8,7 @@ import click
 
 from octavo.cli.bench_prefix import prefix
 from octavo.cli.bench_serve import serve
+from octavo.cli.bench_waste import waste
 from octavo.cli.options import engine_config, engine_options, model_options
 from octavo.cli.progress import fetched
 from octavo.config import KV_DTYPES
@@ -142,3 +143,4 @@ def spec(
 
 bench.add_command(prefix)
 bench.add_command(serve)
+bench.add_command(waste)
