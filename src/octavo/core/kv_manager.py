@@ -80,7 +80,7 @@ class KVManager:
         num_remembered = max(num_blocks, 1024)
         self.index = PrefixIndex(block_size, fingerprint, num_remembered, token_granular) if enable_prefix_caching else None
         self._tails = Tails(self.pool, self.index) if token_granular and self.index is not None else None
-        self._uncopied: set[int] = set()  # destinations of the copies of a plan that is not applied: what they hold is not sure
+        self._unfilled: set[int] = set()  # blocks that a plan not yet applied fills, by copying: what they hold is not sure
         self._chains: dict[int, _Chain] = {}  # by seq_id
         self._claims: dict[bytes, int] = {}  # key of a block being computed -> seq_id
 
@@ -178,14 +178,14 @@ class KVManager:
             table.append(self._allocate())
         if table[depth] != src:
             copies.append(BlockCopy(src, table[depth]))
-            self._uncopied.add(table[depth])
+            self._unfilled.add(table[depth])
         num_gained = depth * self.block_size + tail.num_tokens - seq.num_computed
         seq.num_computed += num_gained
         return num_gained
 
     def plan_applied(self) -> None:
         """The copies of the plan have taken effect."""
-        self._uncopied.clear()
+        self._unfilled.clear()
 
     def claim(self, seq: Sequence) -> None:
         """``seq`` is about to compute its known tokens: others that need the same full blocks wait for them. The first claim stands."""
@@ -247,7 +247,7 @@ class KVManager:
         if self._tails is None or self.index is None or chain is None or not num_left:
             return
         block, key = seq.block_table[num_full], chain.keys[chain.depth]
-        if chain.publishable and chain.depth == num_full and self.pool.ref_counts[block] == 1 and block not in self._uncopied:
+        if chain.publishable and chain.depth == num_full and self.pool.ref_counts[block] == 1 and block not in self._unfilled:
             tokens = seq.token_ids[seq.num_computed - num_left : seq.num_computed]
             self._tails.offer(self.index.node(key), chain.namespace, key, tokens, block)
 
@@ -275,7 +275,7 @@ class KVManager:
         if shared:
             src, dst = table[start // size], self._allocate()
             copies.append(BlockCopy(src, dst))
-            self._uncopied.add(dst)
+            self._unfilled.add(dst)
             table[start // size] = dst
             self.pool.release(src, keep=False)
         for _ in range(num_missing):

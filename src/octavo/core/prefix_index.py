@@ -154,30 +154,30 @@ class PrefixIndex:
         self._evicted.pop(key, None)
         return node
 
-    def forget(self, block: int) -> None:
-        """Stop offering ``block``, which is being evicted and must be a leaf."""
+    def forget(self, block: int) -> PrefixNode:
+        """Stop offering ``block``, which is being evicted and must be a leaf. Returns what its node was."""
         node = self._by_block[block]
         parent = node.parent
         if node.children or parent is None:
             raise AssertionError(f"block {block} is evicted before its children")
         del self._by_block[block], self._nodes[node.key]
         del parent.children[bisect_left(parent.children, node.tokens, key=_TOKENS)]
-        if not self.is_full(node):
-            self._drop_empty_root(parent)
-            return
+        if parent.parent is None and not parent.children:
+            del self._nodes[parent.key]
+        if self.is_full(node):
+            self._remember(node, parent)
+        return node
+
+    def _remember(self, node: PrefixNode, parent: PrefixNode) -> None:
+        """``node``, a full block, has been evicted."""
         if parent.parent is None:
             namesakes = self._first_blocks[node.tokens]
             del namesakes[node.key]
             if not namesakes:
                 del self._first_blocks[node.tokens]
-        self._drop_empty_root(parent)
         self._evicted[node.key] = None
         if len(self._evicted) > self._num_remembered:
             self._evicted.popitem(last=False)
-
-    def _drop_empty_root(self, node: PrefixNode) -> None:
-        if node.parent is None and not node.children:
-            del self._nodes[node.key]
 
     def _at_or_above(self, parent: PrefixNode | None, tokens: bytes) -> PrefixNode | None:
         if parent is None:
