@@ -78,6 +78,8 @@ def test_the_search_is_that_over_plain_rows(plain: Engine, num_prompt: int) -> N
         {"enable_chunked_prefill": False, "max_num_batched_tokens": 512},
         {"num_kv_blocks": 14},
         {"num_kv_blocks": 14, "enable_prefix_caching": False},
+        {"num_kv_blocks": 14, "prefix_granularity": "token"},
+        {"spec": "auto"},
         {"max_itl_ms": 5.0},
         {"threads": 1},
     ],

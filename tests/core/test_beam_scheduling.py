@@ -52,13 +52,15 @@ def valid(request: Request) -> bool:
 def test_hypotheses_do_not_depend_on_anything_else(data: st.DataObject) -> None:
     """Batch mates, a pool that forces preemption, block size, budget, chunks, prefix cache, paced steps, aborts."""
     block_size, chunked = data.draw(st.sampled_from([1, 2, 4])), data.draw(st.booleans())
+    caching = data.draw(st.booleans())
     harness = Harness(
         num_blocks=data.draw(st.integers(-(-13 // block_size), 40 // block_size)),
         block_size=block_size,
         max_num_seqs=data.draw(st.integers(4, 10)),
         budget=data.draw(st.integers(10, 14)),
         chunked=chunked,
-        caching=data.draw(st.booleans()),
+        caching=caching,
+        granularity=data.draw(st.sampled_from(["block", "token"])) if caching else "block",
         max_itl_ms=data.draw(st.sampled_from([None, 5.0])) if chunked else None,
     )
     todo = [r for r in (data.draw(requests(i)) for i in range(data.draw(st.integers(1, 5)))) if valid(r)]

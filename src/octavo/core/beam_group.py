@@ -19,8 +19,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from octavo.core.beam import BeamSearch
+from octavo.core.match_report import MatchReport
 from octavo.core.request import Sequence, SequenceStatus
-from octavo.core.step import TokenEvent, TokenLogprobs
+from octavo.core.step import SliceResult, TokenEvent, TokenLogprobs
 
 if TYPE_CHECKING:
     from octavo.core.kv_manager import KVManager
@@ -37,16 +38,21 @@ class BeamGroup:
     search: BeamSearch
     collapsed: bool = False
     rows: dict[int, TokenLogprobs] = field(default_factory=dict)  # by seq_id
+    match_report: MatchReport | None = None  # of the prompt, for the first event
 
-    def take_row(self, state: SchedulerState, owner: RequestState, seq: Sequence, row: TokenLogprobs) -> None:
-        """The best tokens after ``seq``. The last row of a round has the search go on, and the sequences with it, unless it is over."""
-        self.rows[seq.seq_id] = row
+    def take_row(self, state: SchedulerState, owner: RequestState, seq: Sequence, outcome: SliceResult) -> bool:
+        """The best tokens after ``seq``. The last row of a round has the search go on, and the sequences with it. True when it is over."""
+        assert outcome.logprobs is not None
+        (self.rows[seq.seq_id],) = outcome.logprobs
+        if seq.match_report is not None:
+            self.match_report, seq.match_report = seq.match_report, None
         if len(self.rows) < len(owner.sequences):
-            return
+            return False
         rows = [self.rows.pop(seq.seq_id) for seq in owner.sequences]
         parents = self.search.advance(rows)
         if not self.search.done:
             self._follow(state, owner, parents)
+        return self.search.done
 
     def _follow(self, state: SchedulerState, owner: RequestState, parents: list[int]) -> None:
         """A beam's first continuation takes its sequence over, others are forked off; who has none is released."""
@@ -99,6 +105,7 @@ class BeamGroup:
             event.finish_reason, event.stop_reason = best.end
             state.stats.num_output_tokens += len(best.token_ids)
             events.append(event)
+        events[0].match_report = self.match_report
         for seq in owner.sequences:
             seq.status = SequenceStatus.FINISHED
             state.release(seq)

@@ -68,14 +68,13 @@ class Scheduler:
             raise ParameterError("request_id", request.request_id, "a request with this id is not finished yet")
         state.limits.check_prompt(request)
         if n > state.config.max_num_seqs:
-            name = "n" if request.params.beam is None else "beam_width"
-            raise ParameterError(name, n, f"at most max_num_seqs ({state.config.max_num_seqs}), since all of them run together")
+            limit = f"at most max_num_seqs ({state.config.max_num_seqs}), since all of them run together"
+            raise ParameterError("n" if request.params.beam is None else "beam_width", n, limit)
         tokens = list(request.prompt_token_ids)
         seq = Sequence(state.next_seq_id(), request, num_choices=n, token_ids=tokens, num_prompt_tokens=len(tokens))
         rule = StopRule.of(request, state.limits.max_output_tokens(request))
         owner = RequestState(request, state.stats.num_requests, rule, [seq])
         if request.params.beam is not None:
-            seq.num_choices = request.params.beam.width
             owner.beams = BeamGroup(BeamSearch.of(request, rule))
         state.requests[request.request_id] = owner
         state.waiting.append(seq)
@@ -126,6 +125,7 @@ class Scheduler:
             for choice in owner.choices_of(seq):
                 event = TokenEvent(owner.request.request_id, choice, [], finish_reason=reason, error=error, error_code=code)
                 event.num_cached_tokens = seq.num_cached
+                event.match_report, seq.match_report = seq.match_report, None
                 events.append(event)
             if seq.status is SequenceStatus.WAITING:
                 self._state.waiting.remove(seq)
@@ -254,12 +254,15 @@ class Scheduler:
         _check_result(draft, result, text_stops)
         self._in_flight = None
         state, events = self._state, list[TokenEvent]()
+        state.kv.plan_applied()
         for piece, outcome, seq in zip(draft.plan.slices, result.slices, draft.sequences, strict=True):
             seq.num_computed += seq.num_scheduled
             state.stats.num_computed_tokens += seq.num_scheduled + seq.num_drafts
             seq.num_scheduled = seq.num_drafts = 0
             if outcome.error is None:
                 state.kv.publish(seq)
+            else:
+                state.kv.withhold(seq)
             if seq.status is SequenceStatus.FINISHED:  # aborted while in flight
                 state.release(seq)
                 continue
@@ -273,9 +276,8 @@ class Scheduler:
                 events += self._take_beam_row(owner, owner.beams, seq, outcome)
             elif piece.num_samples:
                 self._take_samples(owner, seq, piece, outcome, text_stops, events)
-            elif owner.beams is not None:
-                if seq.num_computed == len(seq.token_ids):
-                    owner.beams.expand(state, owner)
+            elif seq.num_computed == len(seq.token_ids) and owner.beams is not None:
+                owner.beams.expand(state, owner)
             elif seq.num_computed == len(seq.token_ids):  # max_tokens 0: computed is done
                 events += [self._event(owner, choice, [], None, (FinishReason.LENGTH, None)) for choice in self._fork(owner, seq)]
         state.stats.num_steps += 1
@@ -315,6 +317,7 @@ class Scheduler:
         self, owner: RequestState, seq: Sequence, token_ids: list[int], logprobs: list[TokenLogprobs] | None, end: StopEnd | None
     ) -> TokenEvent:
         event = TokenEvent(owner.request.request_id, seq.choice, token_ids, logprobs, None, None, None, seq.num_cached)
+        event.match_report, seq.match_report = seq.match_report, None
         if owner.prompt_logprobs:
             event.prompt_logprobs, owner.prompt_logprobs = owner.prompt_logprobs, []
         if end is not None:
@@ -344,9 +347,7 @@ class Scheduler:
             del self._state.requests[owner.request.request_id]
 
     def _take_beam_row(self, owner: RequestState, beams: BeamGroup, seq: Sequence, outcome: SliceResult) -> list[TokenEvent]:
-        assert outcome.logprobs is not None
-        beams.take_row(self._state, owner, seq, outcome.logprobs[0])
-        if not beams.search.done:
+        if not beams.take_row(self._state, owner, seq, outcome):
             return []
         return beams.finish(self._state, owner) or self._fail(owner, SliceResult(error=beams.shortage(owner), error_code=NO_TOKEN_ALLOWED))
 

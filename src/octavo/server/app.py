@@ -92,9 +92,9 @@ class Service:
         default_max_tokens: int | None,
     ) -> Call:
         params = await run_aside(len(exchange.body) // 16, request.params)
-        speculative = SpeculativeParams.of(request.speculative)
+        explain, speculative = self.options.explain_cache, SpeculativeParams.of(request.speculative)
         request_id, salt = request.checked_request_id(), request.cache_salt or None
-        wanted = Wanted(params, num_shown(request), default_max_tokens, salt, request_id, request.warnings, speculative)
+        wanted = Wanted(params, num_shown(request), default_max_tokens, salt, request_id, request.warnings, speculative, explain)
         try:
             return await open_call(self.engine, CallIdentity(id_prefix, self.model_name, self.fingerprint), prompts, wanted)
         except ParameterError as error:
