@@ -52,7 +52,7 @@ DATASETS = {
         | {f"{BEAMS} 2": "37.56", f"{BEAMS} 4": "53.13", f"{BEAMS} 6": "55.16"},
     ),
     "sharegpt": Dataset(
-        LogNormal(161.31, 1.2, 4, 1024), LogNormal(337.99, 0.9, 4, 1024), {SAMPLES: "16.2-30.5 (n 2-6)", BEAMS: "44.3-66.3 (width 2-6)"}
+        LogNormal(161.31, 1.2, 4, 1024), LogNormal(337.99, 0.9, 4, 1024), {SAMPLES: "16.2-30.5", BEAMS: "44.3-66.3"}
     ),
 }
 
