@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 KV_DTYPES = ("f16", "bf16", "f32", "int8")
 SPEC_METHODS = ("auto", "ngram", "suffix")
+SPEC_RULES = ("coupling", "resample")
 MAX_DRAFTS = 16  # draft tokens of one sequence in one step
 
 
@@ -53,6 +54,7 @@ class SpeculativeConfig:
 
     spec: int | str = "off"  # off | auto: as many drafts as pay | K: that many wherever there are some
     spec_method: str = "auto"  # auto | ngram | suffix
+    spec_rule: str = "coupling"  # coupling: drafts change no text | resample: accept/resample, under which they keep its law
     max_drafts: int = MAX_DRAFTS  # most that "auto" takes
     ngram_min: int = 2  # tokens
     ngram_max: int = 4
@@ -64,6 +66,7 @@ class SpeculativeConfig:
         ok = k in ("off", "auto") if isinstance(k, str) else type(k) is int and 0 <= k <= MAX_DRAFTS
         _check(ok, "spec", k, f"off, auto, or an integer from 0 to {MAX_DRAFTS}")
         _check(self.spec_method in SPEC_METHODS, "spec_method", self.spec_method, f"one of {', '.join(SPEC_METHODS)}")
+        _check(self.spec_rule in SPEC_RULES, "spec_rule", self.spec_rule, f"one of {', '.join(SPEC_RULES)}")
         _check(1 <= self.max_drafts <= MAX_DRAFTS, "max_drafts", self.max_drafts, f"from 1 to {MAX_DRAFTS}")
         _check(1 <= self.ngram_min <= 32, "ngram_min", self.ngram_min, "from 1 to 32 tokens")
         _check(self.ngram_min <= self.ngram_max <= 32, "ngram_max", self.ngram_max, f"from ngram_min ({self.ngram_min}) to 32 tokens")

@@ -12,6 +12,7 @@ import click
 from octavo.config import (
     KV_DTYPES,
     SPEC_METHODS,
+    SPEC_RULES,
     BackendConfig,
     CacheConfig,
     ConfigError,
@@ -85,6 +86,7 @@ def engine_options(function: Callable) -> Callable:
     dtype_help = "Type of keys and values. auto: bf16, or f32 with --compute f32."
     cache, scheduler, backend = _DEFAULTS.cache, _DEFAULTS.scheduler, _DEFAULTS.backend
     spec_help = "Draft tokens that a step verifies: auto (as many as pay), off, or a number. No text changes."
+    rule_help = "How drafts are verified. coupling: no text changes. resample: the accept/resample rule, which keeps the law of a text."
     itl_help = "Bound on the gaps between a running answer's tokens, in milliseconds: prompts are computed in pieces that keep it."
     pool_help = "Memory of the KV pool, such as 2GiB (default: a quarter of the free memory, at most 4GiB)."
     return _add(
@@ -100,6 +102,7 @@ def engine_options(function: Callable) -> Callable:
             click.option("--no-enable-chunked-prefill", is_flag=True, help="Compute each prompt in one step, never in pieces."),
             click.option("--spec", type=SpecLength(), default="off", show_default=True, help=spec_help),
             _shown("--spec-method", _DEFAULTS.speculative.spec_method, click.Choice(SPEC_METHODS), "Where drafts come from."),
+            _shown("--spec-rule", _DEFAULTS.speculative.spec_rule, click.Choice(SPEC_RULES), rule_help),
             _shown("--backend", backend.backend, click.Choice(["cpu", "reference"]), backend_help),
             _shown("--compute", backend.compute, click.Choice(["fast", "f32"]), compute_help),
             click.option("--threads", type=int, help="Compute threads (default: one per core this process may use)."),
@@ -118,7 +121,7 @@ def engine_config(options: dict[str, Any]) -> EngineConfig:
         cache=replace(cache, enable_prefix_caching=not options.get("no_enable_prefix_caching", False)),
         scheduler=replace(scheduler, enable_chunked_prefill=not options.get("no_enable_chunked_prefill", False)),
         backend=_replaced(d.backend, options, "backend", "compute", "threads"),
-        speculative=_replaced(d.speculative, options, "spec", "spec_method"),
+        speculative=_replaced(d.speculative, options, "spec", "spec_method", "spec_rule"),
     )
     try:
         return config.validate()

@@ -54,6 +54,10 @@ class Engine:
         self.max_model_len = resolve_max_model_len(config, model.program.context)
         self.num_kv_blocks = resolve_num_kv_blocks(config, backend, self.max_model_len)
         backend.allocate_kv(self.num_kv_blocks)
+        if config.speculative.spec_rule == "resample":
+            from octavo.backends.resampling import ResamplingBackend
+
+            self.backend = backend = ResamplingBackend(backend)
         fingerprint = f"{model.fingerprint}/{backend.fingerprint()}"
         self.scheduler = Scheduler(
             config.scheduler, config.cache, self.num_kv_blocks, self.max_model_len, fingerprint, gap_cost=self.gap_model

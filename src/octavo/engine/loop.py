@@ -8,6 +8,7 @@ When the gaps of streams are bounded, ``end_step`` tells the cost model what the
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -43,7 +44,10 @@ class EngineLoop:
     """Scheduler plus text. ``tokenizer`` None: events carry no text (simulation) and stop strings cannot be used.
 
     ``gap_model``: the one that the scheduler plans with, when it has one. ``speculator``: drafts for the requests that want some.
+    ``draft_distributions``, when the backend asks for it: what the drafts of a sequence were drawn from, by seq_id; see SequenceSlice.
     """
+
+    draft_distributions: Callable[[int], list[object] | None] | None = None
 
     def __init__(
         self,
@@ -103,6 +107,11 @@ class EngineLoop:
             for piece, seq in zip(plan.slices, self.scheduler.in_flight_sequences, strict=True):
                 if piece.num_samples:
                     piece.mask = self._running[seq.request.request_id].mask
+        if plan is not None and drafts and self.draft_distributions is not None:
+            for piece in plan.slices:
+                if piece.num_drafts:  # a plan may take fewer than were offered
+                    drawn_from = self.draft_distributions(piece.seq_id)
+                    piece.draft_distributions = None if drawn_from is None else drawn_from[: piece.num_drafts]
         return plan
 
     def _drafts(self) -> dict[int, list[int]]:
