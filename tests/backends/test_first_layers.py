@@ -48,7 +48,7 @@ def test_the_program_is_that_of_a_shorter_model(family: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_and_pages(family: str, isa: str) -> None:
-    """Behind a prompt that the whole model computed: the logits of the short model, to the bit, and the whole model then goes on as if nothing had been."""
+    """Behind a prompt that the whole model computed: the short model's logits to the bit; and the whole model goes on as if alone."""
     model = model_of(family)
     rng = random.Random(2)
     ids = [rng.randrange(model.program.vocab_size) for _ in range(90)]

@@ -1,4 +1,4 @@
-"""ResamplingBackend: every step is what the rule says of full sequences, computed anew; slots follow; the wrapped backend draws the rest."""
+"""ResamplingBackend: every step is what the rule says of full sequences, computed anew; the wrapped backend draws the rest."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ REFUSED = {
     "prompt logprobs": (drafted([1], prompt_logprobs=0), "1 drafts among 2 tokens"),
     "a law for another number of drafts": (drafted([1], draft_distributions=[None, None]), "2 draft_distributions for 1 drafts"),
     "a law of another vocabulary": (drafted([1], draft_distributions=[np.ones(3)]), "no array of 12 probabilities"),
-    "a draft that its law cannot draw": (drafted([1], draft_distributions=[np.eye(VOCAB)[0]]), "probability in the draft's distribution is 0"),
+    "a draft that its law cannot draw": (drafted([1], draft_distributions=[np.eye(VOCAB)[0]]), "in the draft's distribution is 0"),
 }
 
 

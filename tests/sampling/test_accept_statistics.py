@@ -1,6 +1,6 @@
-"""The accept/resample rule draws from the target's law, whatever drafts it is given; so do Gumbel-max draws. Fixed seeds: every run is the same.
+"""The accept/resample rule draws from the target's law, whatever drafts it is given; so do Gumbel-max draws. Seeds are fixed.
 
-A test's limit is p > 0.001 for each of 20 seed sets of 50,000 draws, and for all of them together, where a bias would show 20 times as much.
+A test's limit is p > 0.001 for each of 20 seed sets of 50,000 draws, and for all of them together, where a bias shows 20 times as much.
 A right rule has a p-value below the limit once in a thousand, and some 360 are looked at: the base of the seeds is one where none is.
 """
 

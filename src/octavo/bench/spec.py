@@ -1,13 +1,13 @@
-"""Speculative decoding beside plain decoding, on the same engine and prompts, in turn: what it gains where answers repeat what was read, and
-what it costs where they do not.
+"""Speculative decoding beside plain decoding, on the same engine and prompts, in turn: what it gains where answers repeat what was read,
+and what it costs where they do not.
 
 Each case is one kind of work at one batch size. Runs alternate (plain, speculative, plain, ...); decode_tok_s counts the tokens behind each
 sequence's first, over the time in which they came; medians over the runs. Token ids of all runs are compared: they must be equal.
 
-The table of lengths holds the drafts at K = 1 .. 8. Predicted is (1 - a^(K+1)) / ((1 - a) (K c + v)) (Leviathan et al., 2023, Theorem 3.8, with
-the time v of a step that verifies K drafts, in plain steps, measured instead of taken as 1), a and v from the same runs. For proposals that are
-certain of themselves, as those that look text up, E[sum min(p, q)] is the probability of the draft, so that a is estimated by the share of the
-tested drafts that came true, and c, the time of a draft, by the host's time for proposing one.
+The table of lengths holds the drafts at K = 1 .. 8. Predicted is (1 - a^(K+1)) / ((1 - a) (K c + v)) (Leviathan et al., 2023, Theorem 3.8,
+with the time v of a step that verifies, in plain steps, measured instead of taken as 1), a and v from the same runs. For proposals that
+are certain of themselves, as those that look text up, E[sum min(p, q)] is the probability of the draft, so that a is estimated by the
+share of the tested drafts that came true, and c, the time of a draft, by the host's time for proposing one, which is in no step's time.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class SpecRun:
     num_accepted: int
     num_drafted: int
     propose_s: float
-    step_s: float  # mean of the steps that decode
+    step_s: float  # mean of the steps that decode, less the time of proposing
 
 
 def run_spec(config: EngineConfig, case: SpecCase, echo: Callable[[str], None], as_json: bool) -> None:
-    """Measure ``case``; the last line given to ``echo`` is the JSON record. ValueError when a text came out otherwise than without drafts."""
+    """Measure ``case``; the last line given to ``echo`` is the JSON record. ValueError when a text with drafts is not that without."""
     engine = Engine.load(config)
     say: Callable[[str], None] = (lambda line: None) if as_json else echo
     try:
@@ -70,8 +70,9 @@ def run_spec(config: EngineConfig, case: SpecCase, echo: Callable[[str], None], 
         if by_length:
             say("\n" + _length_table(by_length))
         record = {
-            "bench": "spec", "model": engine.model.name, "num_drafts": case.num_drafts, "method": case.method, "temperature": case.temperature,
-            "num_output": case.num_output, "repeat": case.repeat, "cases": rows, "lengths": by_length, "threads": getattr(engine.backend, "threads", None),
+            "bench": "spec", "model": engine.model.name, "num_drafts": case.num_drafts, "method": case.method,
+            "temperature": case.temperature, "num_output": case.num_output, "repeat": case.repeat, "cases": rows, "lengths": by_length,
+            "threads": getattr(engine.backend, "threads", None),
             "fingerprint": engine.backend.fingerprint(), "date": time.strftime("%Y-%m-%d"),
         }  # fmt: skip
     finally:
@@ -131,7 +132,7 @@ def measure(engine: Engine, prompts: Sequence[str], case: SpecCase, how: Specula
     tested = sum(after.tested) - sum(before.tested)
     return SpecRun(
         num_tokens / (last - started), num_steps, tuple(tuple(texts[i]) for i in ids), tested, after.num_accepted - before.num_accepted,
-        after.num_proposed - before.num_proposed, after.propose_s - before.propose_s, (last - started) / num_steps,
+        after.num_proposed - before.num_proposed, after.propose_s - before.propose_s, (last - started - (after.propose_s - before.propose_s)) / num_steps,
     )  # fmt: skip
 
 
@@ -152,7 +153,9 @@ def _by_length(engine: Engine, case: SpecCase) -> list[dict[str, Any]]:
         c = sum(r.propose_s for r in spec) / max(1, sum(r.num_drafted for r in spec)) / plain_s
         kept = k + 1 if a >= 1.0 else (1 - a ** (k + 1)) / (1 - a)
         gain = statistics.median(y.decode_tok_s / x.decode_tok_s for x, y in zip(plain, spec, strict=True))
-        rows.append({"k": k, "alpha": round(a, 3), "c": round(c, 4), "step_ratio": round(v, 3), "predicted": round(kept / v, 2), "measured": round(gain, 2)})
+        predicted = kept / (v + k * c)
+        row = {"k": k, "alpha": a, "c": c, "step_ratio": v, "predicted": predicted, "measured": gain}
+        rows.append({name: value if name == "k" else round(value, 4 if name == "c" else 2) for name, value in row.items()})
     return rows
 
 

@@ -6,33 +6,48 @@ from dataclasses import dataclass
 
 _LETTER = """Dear members of the Hillside Garden Club,
 
-Thank you for coming to the spring meeting on the twelfth of March. We were forty-one people in the old school hall, more than in any year since the club was founded, and the
-discussion went on until the caretaker came to lock the doors. This letter says what was decided, so that those who could not come know what to expect.
+Thank you for coming to the spring meeting on the twelfth of March. We were forty-one people in the old school hall, more than
+in any year since the club was founded, and the discussion went on until the caretaker came to lock the doors. This letter says
+what was decided, so that those who could not come know what to expect.
 
-First, the greenhouse. The roof was damaged in the January storm, and eleven panes of glass are broken. Mr. Aldous has offered to repair them at cost, which is two hundred and
-forty pounds including the putty. The meeting agreed to pay this from the reserve. Until the work is done nobody should walk under the north side, because loose glass may fall.
-The work will begin on the second of April and should take three days.
+First, the greenhouse. The roof was damaged in the January storm, and eleven panes of glass are broken. Mr. Aldous has offered
+to repair them at cost, which is two hundred and forty pounds including the putty. The meeting agreed to pay this from the
+reserve. Until the work is done nobody should walk under the north side, because loose glass may fall. The work will begin on
+the second of April and should take three days.
 
-Second, the seed exchange. It will be held on the nineteenth of April, from ten in the morning until noon, in the same hall. Please bring your seeds in labelled envelopes, with
-the name of the plant, the year in which the seed was collected, and your own name. Beans, peas and tomatoes were in great demand last year. If you have rare varieties, please
-write to Mrs. Okafor before the tenth, so that she can make the list.
+Second, the seed exchange. It will be held on the nineteenth of April, from ten in the morning until noon, in the same hall.
+Please bring your seeds in labelled envelopes, with the name of the plant, the year in which the seed was collected, and your
+own name. Beans, peas and tomatoes were in great demand last year. If you have rare varieties, please write to Mrs. Okafor
+before the tenth, so that she can make the list.
 
-Third, the summer visit. Most members preferred the botanical garden in Leeds to the rose garden in York. The coach will leave from the church at eight in the morning on the
-seventh of June and return at about six in the evening. The fare is fourteen pounds for adults and seven pounds for children. Please pay Mr. Lindqvist by the end of May.
+Third, the summer visit. Most members preferred the botanical garden in Leeds to the rose garden in York. The coach will leave
+from the church at eight in the morning on the seventh of June and return at about six in the evening. The fare is fourteen
+pounds for adults and seven pounds for children. Please pay Mr. Lindqvist by the end of May.
 
 With best wishes for the growing season,
 
 Harriet Vale, secretary
 """
 
-_RECORDS = """Orders of Tuesday. Order 1041: Maria Jensen from Aarhus ordered three oak chairs for 285 euros, to be delivered on 14 May. Order 1042: Tom Okoro from Leeds ordered one walnut
-table for 640 euros, to be delivered on 16 May. Order 1043: Aiko Tanaka from Osaka ordered two ash benches for 310 euros, to be delivered on 21 May. Order 1044: Luis Ferreira from
-Porto ordered five pine shelves for 175 euros, to be delivered on 14 May. Order 1045: Nora Lind from Malmo ordered one oak desk for 520 euros, to be delivered on 18 May. Order 1046:
-Peter Novak from Brno ordered four beech stools for 196 euros, to be delivered on 23 May."""
+_REVIEWS = """Guest book of the Harbour Inn.
 
-_EXAMPLE = """[{"order": 1041, "name": "Maria Jensen", "city": "Aarhus", "number": "three", "item": "oak chairs", "euros": 285, "date": "14 May"},
- {"order": 1042, "name": "Tom Okoro", "city": "Leeds", "number": "one", "item": "walnut table", "euros": 640, "date": "16 May"},
+Maria Jensen, 14 May: The room was small but very clean, and from the window we could see the fishing boats come in every
+morning. Breakfast was served on the terrace.
+Tom Okoro, 16 May: The lift was out of order for two days, so we carried our bags up four floors. The staff were kind and gave
+us a free dinner on the last evening.
+Aiko Tanaka, 21 May: A quiet house with a good library. The bread is baked in the village and still warm at seven. I will come
+back in the autumn with my sister.
+Luis Ferreira, 23 May: We had asked for a room to the garden and got one to the street, where the buses begin at five. The owner
+changed it the next day and said he was sorry.
+Nora Lind, 30 May: The best fish soup on the coast, and the stairs to the beach are only a minute away. Bring a warm coat,
+because the wind is strong even in summer.
 """
+
+_EXAMPLE = (
+    '[\n  {"guest": "Maria Jensen", "date": "14 May", "text": "The room was small but very clean, and from the window we could see the '
+    'fishing boats come in every morning. Breakfast was served on the terrace."},\n'
+    '  {"guest": "Tom Okoro", "date": "16 May", "text": "The lift'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,24 +60,26 @@ class Work:
 
 
 def _edit(old: str, new: str) -> str:
-    begin = _LETTER.replace(old, new)[:60]
-    return f"Here is a letter:\n\n{_LETTER}\nThe same letter, with {old} replaced by {new}:\n\n{begin}"
+    edited = _LETTER.replace(old, new)
+    begin = edited[: edited.index("Thank you for coming")]
+    task = f"The same letter, with {old} replaced by {new}, and nothing else changed:"
+    return f"Here is a letter:\n\n{_LETTER}\n{task}\n\n{begin}Thank you for coming"
 
 
+_REPLACED = (("Hillside", "Riverside"), ("March", "April"), ("greenhouse", "glasshouse"), ("Leeds", "Bristol"))
+_FRAMES = (("", "As JSON:\n\n"), ("Text:\n\n", "JSON:\n\n"), ("Input: ", "Output: "), ("", "The guest book as a JSON list:\n\n"))
 WORKS = (
     Work(
         "edit",
         True,
-        tuple(_edit(old, new) for old, new in (("Hillside", "Riverside"), ("March", "April"), ("greenhouse", "glasshouse"), ("Leeds", "Bristol"))),
+        tuple(_edit(*words) for words in _REPLACED),
     ),
     Work(
         "json",
         True,
-        (
-            f"Text: {_RECORDS}\n\nThe same orders as JSON:\n{_EXAMPLE}",
-            f"{_RECORDS}\n\nAll orders as a JSON list:\n\n{_EXAMPLE}",
-            f"Extract the orders as JSON.\n\n{_RECORDS}\n\n{_EXAMPLE}",
-            f"Input: {_RECORDS}\nOutput: {_EXAMPLE}",
+        tuple(
+            f"{before}{_REVIEWS}\n\n{behind}{_EXAMPLE}"
+            for before, behind in _FRAMES
         ),
     ),
     Work(

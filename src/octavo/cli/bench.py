@@ -99,13 +99,15 @@ def scheduler(num_seqs: int, num_prompt: int, steps: int, as_json: bool) -> None
     run_scheduler(num_seqs, num_prompt, steps, click.echo, as_json)
 
 
+_WORK_HELP = "What is answered; may be given more than once (default: all)."
+_BATCH_HELP = "Sequences at once; may be given more than once (default: 1, 4, 16)."
 _WORKS = ("edit", "json", "stories", "facts", "code")
 
 
 @bench.command(short_help="Speculative decoding beside plain decoding.")
 @model_options
-@click.option("--work", "works", type=click.Choice(_WORKS), multiple=True, help="What is answered; may be given more than once (default: all).")
-@click.option("--batch", "batches", type=click.IntRange(1), multiple=True, help="Sequences at once; may be given more than once (default: 1, 4, 16).")
+@click.option("--work", "works", type=click.Choice(_WORKS), multiple=True, help=_WORK_HELP)
+@click.option("--batch", "batches", type=click.IntRange(1), multiple=True, help=_BATCH_HELP)
 @click.option("--output", "num_output", type=click.IntRange(2), default=128, show_default=True, help="Output tokens of each sequence.")
 @click.option("--repeat", type=click.IntRange(1), default=3, show_default=True, help="Measured pairs of runs; the medians are reported.")
 @click.option("--temperature", type=click.FloatRange(0, 100), default=0.0, show_default=True, help="Of sampling; 0 is greedy.")
@@ -124,8 +126,8 @@ def spec(
 ) -> None:
     """Speculative decoding beside plain decoding, on the same prompts, in turn.
 
-    --spec (auto, unless given) and --spec-method say how. Work that copies (edit, json) and work that does not (stories, facts, code). Texts are compared: they
-    must be equal. The last line printed is a JSON record.
+    --spec (auto, unless given) and --spec-method say how. There is work that copies (edit, json) and work that does not (stories,
+    facts, code). Texts are compared: they must be equal. The last line printed is a JSON record.
     """
     if options["spec"] == "off":
         options["spec"] = "auto"

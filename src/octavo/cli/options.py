@@ -102,6 +102,8 @@ def engine_options(function: Callable) -> Callable:
             click.option("--no-enable-chunked-prefill", is_flag=True, help="Compute each prompt in one step, never in pieces."),
             click.option("--spec", type=SpecLength(), default="off", show_default=True, help=spec_help),
             _shown("--spec-method", _DEFAULTS.speculative.spec_method, click.Choice(SPEC_METHODS), "Where drafts come from."),
+            click.option("--draft-model", help="A smaller model of the same tokenizer, to draft; named as --model."),
+            click.option("--self-draft-layers", type=int, help="First layers of the model itself that draft."),
             _shown("--spec-rule", _DEFAULTS.speculative.spec_rule, click.Choice(SPEC_RULES), rule_help),
             _shown("--backend", backend.backend, click.Choice(["cpu", "reference"]), backend_help),
             _shown("--compute", backend.compute, click.Choice(["fast", "f32"]), compute_help),
@@ -121,7 +123,7 @@ def engine_config(options: dict[str, Any]) -> EngineConfig:
         cache=replace(cache, enable_prefix_caching=not options.get("no_enable_prefix_caching", False)),
         scheduler=replace(scheduler, enable_chunked_prefill=not options.get("no_enable_chunked_prefill", False)),
         backend=_replaced(d.backend, options, "backend", "compute", "threads"),
-        speculative=_replaced(d.speculative, options, "spec", "spec_method", "spec_rule"),
+        speculative=_replaced(d.speculative, options, "spec", "spec_method", "draft_model", "self_draft_layers", "spec_rule"),
     )
     try:
         return config.validate()

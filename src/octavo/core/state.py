@@ -23,7 +23,6 @@ from octavo.core.request import Request, Sequence, SequenceStatus
 from octavo.core.slots import SlotTable
 from octavo.core.step import StepPlan, TokenLogprobs
 
-
 Guesses = Mapping[int, Seq[int]]
 """seq_id -> drafts: tokens that may follow the known ones of a decoding sequence."""
 

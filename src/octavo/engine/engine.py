@@ -19,6 +19,7 @@ from octavo.core.request import Request, SamplingParams
 from octavo.core.scheduler import Scheduler
 from octavo.core.step import StepPlan
 from octavo.costs.gap import GapModel
+from octavo.engine.drafting import DraftModels
 from octavo.engine.itl_warnings import ItlWarnings
 from octavo.engine.loop import EngineLoop
 from octavo.engine.metrics import EngineMetrics
@@ -52,17 +53,24 @@ class Engine:
         self._itl_warnings = ItlWarnings(max_itl_s)
         self.num_failures_in_a_row = 0
         self.max_model_len = resolve_max_model_len(config, model.program.context)
-        self.num_kv_blocks = resolve_num_kv_blocks(config, backend, self.max_model_len)
-        backend.allocate_kv(self.num_kv_blocks)
-        if config.speculative.spec_rule == "resample":
-            from octavo.backends.resampling import ResamplingBackend
+        self._drafting = DraftModels(config, model)
+        try:
+            self.num_kv_blocks = resolve_num_kv_blocks(config, backend, self.max_model_len, self._drafting.kv_bytes_per_block)
+            backend.allocate_kv(self.num_kv_blocks)
+            draft_model, self_draft = self._drafting.start(backend, self.num_kv_blocks)
+            if config.speculative.spec_rule == "resample":
+                from octavo.backends.resampling import ResamplingBackend
 
-            self.backend = backend = ResamplingBackend(backend)
+                self.backend = backend = ResamplingBackend(backend)
+        except BaseException:
+            self._drafting.close()
+            raise
         fingerprint = f"{model.fingerprint}/{backend.fingerprint()}"
         self.scheduler = Scheduler(
             config.scheduler, config.cache, self.num_kv_blocks, self.max_model_len, fingerprint, gap_cost=self.gap_model
         )
-        self.speculator = create_speculator(config.speculative, self.scheduler.limits.max_total_tokens, self.clock)
+        others = {one.name: one for one in (draft_model, self_draft) if one is not None}
+        self.speculator = create_speculator(config.speculative, self.scheduler.limits.max_total_tokens, self.clock, others)
         self.loop = EngineLoop(self.scheduler, backend.vocab_size, model.tokenizer, self.gap_model, self.speculator)
         max_n = config.scheduler.max_num_seqs
         self._preparer = RequestPreparer(backend.vocab_size, self.scheduler.limits, max_n, model.eos_token_ids, model.tokenizer)
@@ -124,7 +132,8 @@ class Engine:
         request_id = request_id or self.new_request_id()
         if speculative is not None:
             speculative.validate(self.speculator.methods)
-        request = Request(request_id, prompt_token_ids, params, seed=0, arrival_s=self.clock.now(), cache_salt=cache_salt, speculative=speculative)
+        request = Request(request_id, prompt_token_ids, params, seed=0, arrival_s=self.clock.now())
+        request.cache_salt, request.speculative = cache_salt, speculative
         return self._preparer.prepare(request)
 
     def room(self, num_prompt_tokens: int) -> int:
@@ -168,6 +177,7 @@ class Engine:
         return events
 
     def close(self) -> None:
+        self._drafting.close()
         self.backend.close()
 
     def _made(self, events: list[OutputEvent]) -> list[OutputEvent]:
@@ -190,8 +200,8 @@ def resolve_max_model_len(config: EngineConfig, trained_context: int) -> int:
     return asked if asked is not None else trained_context
 
 
-def resolve_num_kv_blocks(config: EngineConfig, backend: Backend, max_model_len: int) -> int:
-    """Blocks of the KV pool.
+def resolve_num_kv_blocks(config: EngineConfig, backend: Backend, max_model_len: int, draft_bytes_per_block: int = 0) -> int:
+    """Blocks of the KV pool. ``draft_bytes_per_block``: of a draft model's pool, which has as many blocks.
 
     As configured in blocks or bytes; else what ``max_num_seqs`` sequences of full length can use, within a quarter of the
     available memory and 4 GiB. Raises ConfigError when the memory holds no block.
@@ -207,8 +217,9 @@ def resolve_num_kv_blocks(config: EngineConfig, backend: Backend, max_model_len:
 
         memory_bytes = min(int(available_memory_bytes() * DEFAULT_KV_SHARE), MAX_DEFAULT_KV_BYTES)
         useful = config.scheduler.max_num_seqs * -(-max_model_len // cache.block_size)
-    capacity = backend.kv_capacity(memory_bytes)
-    num_blocks = capacity.num_blocks if useful is None else min(capacity.num_blocks, useful)
+    bytes_per_block = backend.kv_capacity(memory_bytes).bytes_per_block + draft_bytes_per_block
+    num_fitting = memory_bytes // bytes_per_block
+    num_blocks = num_fitting if useful is None else min(num_fitting, useful)
     if num_blocks < 1:
-        raise ConfigError(f"kv_cache_memory: {memory_bytes} bytes hold no block; one takes {capacity.bytes_per_block}")
+        raise ConfigError(f"kv_cache_memory: {memory_bytes} bytes hold no block; one takes {bytes_per_block}")
     return num_blocks

@@ -28,7 +28,13 @@ if TYPE_CHECKING:
 
 Prompt = str | Sequence[int] | Mapping[str, Any]  # text, token ids, {"prompt": text} or {"prompt_token_ids": ids}
 Message = Mapping[str, Any]
-_SECTIONS: dict[str, type] = {"model": ModelConfig, "cache": CacheConfig, "scheduler": SchedulerConfig, "backend": BackendConfig, "speculative": SpeculativeConfig}
+_SECTIONS: dict[str, type] = {
+    "model": ModelConfig,
+    "cache": CacheConfig,
+    "scheduler": SchedulerConfig,
+    "backend": BackendConfig,
+    "speculative": SpeculativeConfig,
+}
 
 _NOT_OPTIONS = {
     "model": "it is the first argument",

@@ -7,8 +7,8 @@ When the gaps of streams are bounded, ``end_step`` tells the cost model what the
 
 from __future__ import annotations
 
+import logging
 from array import array
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from octavo.costs.gap import GapModel
     from octavo.models.tokenizer import Tokenizer
     from octavo.speculative.speculator import Speculator
+
+logger = logging.getLogger("octavo.engine")
 
 Key = tuple[str, int]  # (request id, choice)
 
@@ -44,10 +46,7 @@ class EngineLoop:
     """Scheduler plus text. ``tokenizer`` None: events carry no text (simulation) and stop strings cannot be used.
 
     ``gap_model``: the one that the scheduler plans with, when it has one. ``speculator``: drafts for the requests that want some.
-    ``draft_distributions``, when the backend asks for it: what the drafts of a sequence were drawn from, by seq_id; see SequenceSlice.
     """
-
-    draft_distributions: Callable[[int], list[object] | None] | None = None
 
     def __init__(
         self,
@@ -107,17 +106,30 @@ class EngineLoop:
             for piece, seq in zip(plan.slices, self.scheduler.in_flight_sequences, strict=True):
                 if piece.num_samples:
                     piece.mask = self._running[seq.request.request_id].mask
-        if plan is not None and drafts and self.draft_distributions is not None:
-            for piece in plan.slices:
-                if piece.num_drafts:  # a plan may take fewer than were offered
-                    drawn_from = self.draft_distributions(piece.seq_id)
-                    piece.draft_distributions = None if drawn_from is None else drawn_from[: piece.num_drafts]
+        if plan is not None and drafts:
+            self._fill_drafts(plan)
         return plan
 
     def _drafts(self) -> dict[int, list[int]]:
-        assert self.speculator is not None
+        if self.speculator is None:
+            return {}
         scheduler = self.scheduler
-        return self.speculator.drafts(scheduler.running_sequences, scheduler.max_num_batched_tokens, scheduler.num_waiting_tokens)
+        try:
+            return self.speculator.drafts(scheduler.running_sequences, scheduler.max_num_batched_tokens, scheduler.num_waiting_tokens)
+        except Exception as error:  # a draft model's backend may fail as any other; the target needs it not
+            self._stop_speculating(error)
+            return {}
+
+    def _fill_drafts(self, plan: StepPlan) -> None:
+        try:
+            if self.speculator is not None:
+                self.speculator.fill(plan)
+        except Exception as error:  # places that were not filled do not come true
+            self._stop_speculating(error)
+
+    def _stop_speculating(self, error: Exception) -> None:
+        logger.error("drafting failed; requests go on without drafts", exc_info=error)
+        self.speculator = None
 
     def finish_step(self, plan: StepPlan, result: StepResult) -> list[OutputEvent]:
         """Text first, so that nothing past a stop string is counted or published; then the scheduler takes the tokens."""

@@ -61,7 +61,7 @@ class LoadedModel:
     weight_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Part:
     fingerprint: str
     program: Program

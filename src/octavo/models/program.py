@@ -11,6 +11,7 @@ Matrices are [out_features, in_features], row-major; norm weights are the factor
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +137,8 @@ Op = Embed | Norm | Linear | Rope | Attention | GatedAct | Add | Softcap
 
 def _reading(op: Op, old: str, new: str) -> Op:
     """``op`` with ``new`` where it reads ``old``."""
-    return replace(op, **{field: new for field in _READS if getattr(op, field, None) == old})
+    changed: dict[str, Any] = {field: new for field in _READS if getattr(op, field, None) == old}
+    return replace(op, **changed)
 
 
 _READS = ("x", "q", "k", "v", "gate", "up", "a", "b")
@@ -179,7 +181,8 @@ class Program:
         ops = (*self.ops[:end], *(_reading(op, there, here) for op in self.ops[last:]))
         named = {getattr(op, field, None) for op in ops for field in ("weight", "bias")}
         weights = {name: shape for name, shape in self.weights.items() if name in named}
-        return replace(self, ops=ops, weights=weights, kv_layers=self.kv_layers[:num_layers], layer_ends=self.layer_ends[:num_layers]).check()
+        kv_layers, layer_ends = self.kv_layers[:num_layers], self.layer_ends[:num_layers]
+        return replace(self, ops=ops, weights=weights, kv_layers=kv_layers, layer_ends=layer_ends).check()
 
     def kv_bytes_per_token(self, bytes_per_value: int) -> int:
         """Bytes of KV cache one token takes over all layers."""

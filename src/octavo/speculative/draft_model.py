@@ -15,6 +15,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from octavo.backends.base import Backend
 from octavo.core.block_pool import BlockPool
@@ -22,14 +23,19 @@ from octavo.core.request import Request, derive_seed
 from octavo.core.step import SequenceSlice, SlotOpen, StepPlan
 from octavo.models.tokenizer import Tokenizer
 from octavo.sampling.structured import mask_from_ids
-from octavo.speculative.draft_distributions import DraftDistributions
 from octavo.speculative.proposer import NO_TOKEN
+
+if TYPE_CHECKING:
+    from octavo.speculative.draft_distributions import DraftDistributions
 
 MAX_ROWS = 512  # of one step of the draft model, unless one sequence alone has more to catch up with
 
 
 class VocabularyMismatch(ValueError):
     """The draft model's tokens are not the target's; the message names the first difference."""
+
+    def __init__(self, difference: str) -> None:
+        super().__init__(f"draft_model: {difference}; they must be the same")
 
 
 def check_vocabularies(target: Tokenizer, draft: Tokenizer, target_eos: frozenset[int], draft_eos: frozenset[int]) -> None:
@@ -38,11 +44,11 @@ def check_vocabularies(target: Tokenizer, draft: Tokenizer, target_eos: frozense
     for token in range(min(target_size, draft_size)):
         if target.token_bytes(token) != draft.token_bytes(token) or target.is_special(token) != draft.is_special(token):
             ours, theirs = target.token_text(token), draft.token_text(token)
-            raise VocabularyMismatch(f"draft_model: token {token} is {theirs!r} in the draft and {ours!r} in the target; they must be the same")
+            raise VocabularyMismatch(f"token {token} is {theirs!r} in the draft and {ours!r} in the target")
     if target_size != draft_size:
-        raise VocabularyMismatch(f"draft_model: its vocabulary has {draft_size} tokens and the target's {target_size}; they must be the same")
+        raise VocabularyMismatch(f"its vocabulary has {draft_size} tokens and the target's {target_size}")
     if target_eos != draft_eos:
-        raise VocabularyMismatch(f"draft_model: it ends with tokens {sorted(draft_eos)} and the target with {sorted(target_eos)}; they must be the same")
+        raise VocabularyMismatch(f"it ends with tokens {sorted(draft_eos)} and the target with {sorted(target_eos)}")
 
 
 def _used_size(tokenizer: Tokenizer) -> int:
@@ -67,13 +73,14 @@ class _Drafted:
 
 
 class DraftModel:
-    """A Proposer. ``backend`` has its KV pool of ``num_blocks`` allocated; ``vocab_size`` is the target's, ``max_len`` the draft's context.
+    """A Proposer. ``backend`` has its pool of ``num_blocks`` allocated; ``vocab_size`` is the target's, ``max_len`` the draft's context.
 
     ``keep_distributions``: ``take_distributions`` tells what drafts were drawn from, for the accept/resample rule; ``backend`` has to show
     its logits then.
     """
 
     name = "draft"
+    looks_up = False
 
     def __init__(
         self, backend: Backend, num_blocks: int, block_size: int, vocab_size: int, max_len: int, keep_distributions: bool = False
@@ -87,7 +94,11 @@ class DraftModel:
         self._slots = list(range(backend.max_num_slots - 1, -1, -1))
         self._closes: list[int] = []
         self._num_steps = 0
-        self._distributions = DraftDistributions(backend, vocab_size) if keep_distributions else None
+        self._distributions: DraftDistributions | None = None
+        if keep_distributions:
+            from octavo.speculative.draft_distributions import DraftDistributions
+
+            self._distributions = DraftDistributions(backend, vocab_size)
         # Padding behind the target's vocabulary is nothing that the target could draw.
         self._mask = mask_from_ids(range(vocab_size), backend.vocab_size) if backend.vocab_size > vocab_size else None
 
@@ -157,11 +168,11 @@ class DraftModel:
 
     def _fitting(self, drafting: list[int]) -> list[int]:
         """As many of them as MAX_ROWS hold, one at least; those that have fewer tokens to catch up with go first."""
-        by_gap = sorted(drafting, key=lambda s: len(self._sequences[s].known) + len(self._sequences[s].drafts) - len(self._sequences[s].computed))
-        chosen, rows = [], 0
-        for seq_id in by_gap:
-            drafted = self._sequences[seq_id]
-            rows += len(drafted.known) + len(drafted.drafts) - len(drafted.computed)
+        gaps = {s: len(one.known) + len(one.drafts) - len(one.computed) for s, one in ((s, self._sequences[s]) for s in drafting)}
+        chosen: list[int] = []
+        rows = 0
+        for seq_id in sorted(drafting, key=gaps.__getitem__):
+            rows += gaps[seq_id]
             if chosen and rows > MAX_ROWS:
                 break
             chosen.append(seq_id)
@@ -184,7 +195,7 @@ class DraftModel:
             drafted.computed = tokens
         for seq_id, outcome in zip(drafting, self._backend.execute(plan).slices, strict=True):
             if self._distributions is not None and outcome.error is None:
-                self._distributions.drew(seq_id, self._sequences[seq_id].slot, outcome.token_ids[0], self._mask)
+                self._distributions.drew(seq_id, outcome.token_ids[0], self._mask)
             # A draft that cannot draw proposes nothing: NO_TOKEN ends it, and is filtered out below like padding.
             self._sequences[seq_id].drafts.append(outcome.token_ids[0] if outcome.error is None else self._vocab_size)
 
@@ -199,8 +210,6 @@ class DraftModel:
     def _close(self, drafted: _Drafted) -> None:
         if drafted.slot >= 0:
             self._closes.append(drafted.slot)
-            if self._distributions is not None:
-                self._distributions.close(drafted.slot)
             self._slots.append(drafted.slot)
             drafted.slot = -1
 

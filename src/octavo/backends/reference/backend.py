@@ -187,7 +187,8 @@ class ReferenceBackend:
         if not s.token_ids or s.start < 0:
             raise BackendError(f"{where}: {len(s.token_ids)} tokens from position {s.start}; at least one, from 0 on")
         if s.num_drafts and not (0 < s.num_drafts < s.num_tokens and s.num_samples == 1 + s.num_drafts and s.prompt_logprobs is None):
-            raise BackendError(f"{where}: {s.num_drafts} drafts among {s.num_tokens} tokens need {s.num_drafts + 1} samples, not {s.num_samples}")
+            drafts = f"{s.num_drafts} drafts among {s.num_tokens} tokens"
+            raise BackendError(f"{where}: {drafts} need {s.num_drafts + 1} samples, not {s.num_samples}")
         if len(s.sample_slots) != s.num_samples - s.num_drafts or len(s.next_token_ids) > s.num_tokens:
             raise BackendError(f"{where}: {s.num_samples} samples need as many slots, and {s.num_tokens} rows at most as many next tokens")
         bad = [t for t in (*s.token_ids, *s.next_token_ids) if not 0 <= t < self.vocab_size]
