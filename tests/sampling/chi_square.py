@@ -10,7 +10,7 @@ MIN_EXPECTED = 5.0  # of a cell, for the chi-square law to hold
 
 
 def survival(statistic: float, df: int) -> float:
-    """P(X >= statistic) for a chi-square X with ``df`` degrees of freedom: Q(df / 2, statistic / 2), the upper incomplete gamma function."""
+    """P(X >= statistic) for a chi-square X with ``df`` degrees of freedom: Q(df / 2, statistic / 2), the incomplete gamma function."""
     a, x = df / 2, statistic / 2
     if x <= 0:
         return 1.0

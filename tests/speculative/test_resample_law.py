@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,15 +19,14 @@ import pytest
 from octavo import LLM
 from octavo.backends.resampling import AcceptanceStats, ResamplingBackend
 from octavo.core.request import SamplingParams, derive_seed
-from octavo.core.step import SequenceSlice, SlotOpen, StepPlan
-from octavo.models.loading import open_model
+from octavo.core.step import SlotOpen
 from octavo.sampling.reference import ReferenceSampler
 from tests.backends.cpu_runs import cpu_logits, make_cpu
 from tests.models.tiny import write_tiny_gguf
 from tests.sampling.chi_square import p_value
 
 LIMIT = 0.001
-CHOICES = 64  # of one request
+CHOICES = 30  # of one request: all of them can draft at once
 Law = Callable[[tuple[int, ...]], np.ndarray]  # tokens behind the prompt -> float64 [vocab] of the next one
 PROMPT = [5 + (i * i + 7 * i) % 60 for i in range(8)] * 2  # of whole blocks: choices copy none of them; and it repeats itself
 
@@ -79,26 +79,25 @@ def joint_p_value(texts: list[tuple[int, ...]], probabilities: dict[tuple[int, .
     return p_value(np.array(observed), np.array(expected))
 
 
-def law_of(llm: LLM, prompt: list[int], params: SamplingParams) -> Law:
-    """From the logits of the engine's own model behind each prefix, run anew on a backend without drafts."""
+def laws_of(llm: LLM, prompt: list[int], *several: SamplingParams) -> list[Law]:
+    """From the logits of the engine's own model behind each prefix, run on a backend without drafts; one for each way of drawing."""
     backend = make_cpu(llm.engine.model, "fast", num_blocks=16)
-    known: dict[tuple[int, ...], np.ndarray] = {}
+    rows: dict[tuple[int, ...], np.ndarray] = {}
 
-    def law(prefix: tuple[int, ...]) -> np.ndarray:
-        if prefix not in known:
+    def law(prefix: tuple[int, ...], params: SamplingParams) -> np.ndarray:
+        if prefix not in rows:
             ids = [*prompt, *prefix]
-            row = cpu_logits(backend, ids, list(range(-(-len(ids) // 16))))[-1]
-            sampler = ReferenceSampler(row.size, 1)
-            sampler.open(SlotOpen(0, params, 0, prompt, list(prefix)))
-            known[prefix] = sampler.distribution(0, row)
-        return known[prefix]
+            rows[prefix] = cpu_logits(backend, ids, list(range(-(-len(ids) // 16))))[-1]
+        sampler = ReferenceSampler(rows[prefix].size, 1)
+        sampler.open(SlotOpen(0, params, 0, prompt, list(prefix)))
+        return sampler.distribution(0, rows[prefix])
 
-    return law
+    return [partial(law, params=params) for params in several]
 
 
 def open_llm(paths: tuple[Path, Path], method: str) -> LLM:
     options: dict[str, object] = {"draft_model": str(paths[1])} if method == "another model" else {}
-    return LLM(str(paths[0]), spec=2, spec_rule="resample", num_kv_blocks=512, threads=1, **METHODS[method][0], **options)
+    return LLM(str(paths[0]), spec=2, spec_rule="resample", num_kv_blocks=512, max_num_seqs=CHOICES, threads=1, **METHODS[method][0], **options)
 
 
 def stats_of(llm: LLM) -> AcceptanceStats:
@@ -111,12 +110,46 @@ def stats_of(llm: LLM) -> AcceptanceStats:
 def test_first_tokens_of_a_small_model(paths: tuple[Path, Path], method: str) -> None:
     with open_llm(paths, method) as llm:
         params = METHODS[method][1]
-        law = law_of(llm, PROMPT, params)
+        (law,) = laws_of(llm, PROMPT, params)
         texts = draws(llm, PROMPT, params, 5, 2000)
         stats = stats_of(llm)
         assert joint_p_value(texts, joint(law, 2, 1e-4)) > LIMIT
         assert joint_p_value(texts, joint(law, 3, 1e-4)) > LIMIT
         tested, accepted = sum(stats.tested), sum(stats.accepted)
-        print(method, tested, accepted, stats.alpha)
         assert tested > 0.3 * len(texts) and 0.02 < accepted / tested < 0.9  # often wrong, and sometimes right
+        assert stats.alpha == pytest.approx(accepted / tested, abs=4 * math.sqrt(0.25 / tested))
+
+
+NUM_SETS = 20
+NUM_TEXTS = 900  # of each
+BEGINNING = "I went to the market this morning and bought apples, bread, cheese, and"
+
+
+@pytest.mark.soak
+@pytest.mark.model
+@pytest.mark.timeout(1800)
+def test_first_two_tokens_of_smollm2(smollm2_path: Path) -> None:
+    """Temperature 1, whole vocabulary; the model's first 24 of 30 layers draft, and are wrong more often than not."""
+    params = SamplingParams(temperature=1.0, max_tokens=3, ignore_eos=True)
+    options = {"spec": 2, "spec_method": "self", "self_draft_layers": 24, "spec_rule": "resample"}
+    with LLM(str(smollm2_path), max_num_seqs=CHOICES, num_kv_blocks=512, **options) as llm:
+        prompt = llm.tokenizer.encode(BEGINNING)
+        assert len(prompt) == 16  # a block
+        law, other = laws_of(llm, prompt, params, replace(params, temperature=1.05))
+        frequent = joint(law, 2, 5 / NUM_TEXTS)
+        texts, values = [], []
+        for seed_set in range(NUM_SETS):
+            texts.append(draws(llm, prompt, params, derive_seed(2023, 1 + seed_set), NUM_TEXTS))
+            values.append(joint_p_value(texts[-1], frequent))
+        together = [text for some in texts for text in some]
+        cells = joint(law, 2, 5 / len(together))
+        of_all, of_wrong = joint_p_value(together, cells), joint_p_value(together, joint(other, 2, 5 / len(together)))
+        stats = stats_of(llm)
+        tested, accepted = sum(stats.tested), sum(stats.accepted)
+        print(f"Measures: {len(frequent)} pairs of tokens, p of {NUM_SETS} sets of {NUM_TEXTS}:", *(f"{v:.3f}" for v in values))
+        print(f"Measures: {len(cells)} pairs, p of all {of_all:.3f}, under another law {of_wrong:.1e}")
+        print(f"Measures: {accepted} of {tested} drafts accepted, alpha {stats.alpha:.3f}")
+        assert min(values) > LIMIT and of_all > LIMIT
+        assert of_wrong < 1e-6  # 5 % off in temperature would be seen
+        assert tested >= len(together) and 0.1 < accepted / tested < 0.7
         assert stats.alpha == pytest.approx(accepted / tested, abs=4 * math.sqrt(0.25 / tested))
