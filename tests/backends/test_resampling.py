@@ -125,7 +125,7 @@ def test_every_step_is_the_rule_of_full_sequences(seed: int) -> None:
     while run.step() is not None:
         pass
     assert run.scheduler.stats.num_preemptions > 0
-    assert sum(run.backend.stats.tested) == run.num_drafts > run.num_accepted == sum(run.backend.stats.accepted) > 0
+    assert sum(run.backend.acceptance.tested) == run.num_drafts > run.num_accepted == sum(run.backend.acceptance.accepted) > 0
     assert not run.scheduler.has_work and run.scheduler.num_used_blocks == 0
 
 
@@ -168,14 +168,14 @@ def test_counters() -> None:
     """Tested are the positions up to the first that is not accepted; the overlap is that of the laws, whatever came of it."""
     inner = bigram()
     backend = ResamplingBackend(inner)
-    assert backend.stats.alpha is None and backend.stats.lenient_alphas == {}
+    assert backend.acceptance.alpha is None and backend.acceptance.lenient_alphas == {}
     sampler = ReferenceSampler(VOCAB, 1)
     sampler.open(opened(backend))
     p = sampler.distribution(0, inner.logits[2])
     q = np.full(VOCAB, 1 / VOCAB)
     never, always = int(p.argmin()), int(p.argmax())
     result = backend.execute(StepPlan(0, [drafted([always, 0], draft_distributions=[p, q])], slot_opens=[opened(backend)])).slices[0]
-    stats = backend.stats
+    stats = backend.acceptance
     assert result.token_ids[0] == always and stats.tested[:3] == [1, 1, 0] and stats.accepted[0] == 1
     assert stats.overlap[0] == pytest.approx(1.0)
     following = ReferenceSampler(VOCAB, 1)

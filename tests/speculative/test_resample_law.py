@@ -80,7 +80,7 @@ def joint_p_value(texts: list[tuple[int, ...]], probabilities: dict[tuple[int, .
 
 
 def laws_of(llm: LLM, prompt: list[int], *several: SamplingParams) -> list[Law]:
-    """From the logits of the engine's own model behind each prefix, run on a backend without drafts; one for each way of drawing."""
+    """One for each way of drawing, from the logits of the engine's model behind each prefix, run on a backend without drafts."""
     backend = make_cpu(llm.engine.model, "fast", num_blocks=16)
     rows: dict[tuple[int, ...], np.ndarray] = {}
 
@@ -97,13 +97,14 @@ def laws_of(llm: LLM, prompt: list[int], *several: SamplingParams) -> list[Law]:
 
 def open_llm(paths: tuple[Path, Path], method: str) -> LLM:
     options: dict[str, object] = {"draft_model": str(paths[1])} if method == "another model" else {}
-    return LLM(str(paths[0]), spec=2, spec_rule="resample", num_kv_blocks=512, max_num_seqs=CHOICES, threads=1, **METHODS[method][0], **options)
+    options |= METHODS[method][0]
+    return LLM(str(paths[0]), spec=2, spec_rule="resample", num_kv_blocks=512, max_num_seqs=CHOICES, threads=1, **options)
 
 
 def stats_of(llm: LLM) -> AcceptanceStats:
     backend = llm.engine.backend
     assert isinstance(backend, ResamplingBackend)
-    return backend.stats
+    return backend.acceptance
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -77,7 +77,7 @@ class ResamplingBackend:
         self.name = backend.name
         self.vocab_size = backend.vocab_size
         self.max_num_slots = backend.max_num_slots
-        self.stats = AcceptanceStats()
+        self.acceptance = AcceptanceStats()
         self._sampler = ReferenceSampler(self.vocab_size, self.max_num_slots)
         self._opens: dict[int, SlotOpen] = {}  # how to open each slot again, outputs excepted
         self._stale: set[int] = set()  # slots whose wrapped twin has not been told of all tokens
@@ -202,7 +202,7 @@ class ResamplingBackend:
         p, draft = self._sampler.distribution(slot, logits, s.mask), s.token_ids[index - s.num_drafts]
         q = self._distribution_of(s, index)
         token, accepted = accept_or_resample(p, q, draft, self._opens[slot].seed, position)
-        self.stats.count(index, p, q, draft, accepted)
+        self.acceptance.count(index, p, q, draft, accepted)
         return token, accepted
 
     def _distribution_of(self, s: SequenceSlice, index: int) -> np.ndarray | None:
