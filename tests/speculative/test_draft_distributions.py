@@ -107,7 +107,8 @@ def test_first_layers_tell_what_they_drew_from(path: Path) -> None:
 def llms(path: Path) -> Iterator[tuple[LLM, LLM]]:
     """(without drafts, with)"""
     options = {"num_kv_blocks": 64, "threads": 1, "max_num_seqs": 8}
-    with LLM(str(path), **options) as plain, LLM(str(path), spec=3, spec_method="self", self_draft_layers=1, spec_rule="resample", **options) as llm:
+    how = {"spec": 3, "spec_method": "self", "self_draft_layers": 1, "spec_rule": "resample"}
+    with LLM(str(path), **options) as plain, LLM(str(path), **options, **how) as llm:
         yield plain, llm
 
 

@@ -135,10 +135,11 @@ def measure(engine: Engine, prompts: Sequence[str], case: SpecCase, how: Specula
     after = engine.speculator.stats
     num_tokens = sum(map(len, texts.values())) - num_first
     tested = sum(after.tested) - sum(before.tested)
+    total = _overlap(engine)
     return SpecRun(
         num_tokens / (last - started), num_steps, tuple(tuple(texts[i]) for i in ids), tested, after.num_accepted - before.num_accepted,
         after.num_proposed - before.num_proposed, after.propose_s - before.propose_s,
-        (last - started - (after.propose_s - before.propose_s)) / num_steps, None if overlap is None else (_overlap(engine) or 0.0) - overlap,
+        (last - started - (after.propose_s - before.propose_s)) / num_steps, None if total is None or overlap is None else total - overlap,
     )  # fmt: skip
 
 
