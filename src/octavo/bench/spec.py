@@ -134,12 +134,12 @@ def measure(engine: Engine, prompts: Sequence[str], case: SpecCase, how: Specula
             num_steps += 1
     after = engine.speculator.stats
     num_tokens = sum(map(len, texts.values())) - num_first
-    tested = sum(after.tested) - sum(before.tested)
+    tested, seconds, propose_s = sum(after.tested) - sum(before.tested), last - started, after.propose_s - before.propose_s
     total = _overlap(engine)
     return SpecRun(
-        num_tokens / (last - started), num_steps, tuple(tuple(texts[i]) for i in ids), tested, after.num_accepted - before.num_accepted,
-        after.num_proposed - before.num_proposed, after.propose_s - before.propose_s,
-        (last - started - (after.propose_s - before.propose_s)) / num_steps, None if total is None or overlap is None else total - overlap,
+        num_tokens / seconds, num_steps, tuple(tuple(texts[i]) for i in ids), tested, after.num_accepted - before.num_accepted,
+        after.num_proposed - before.num_proposed, propose_s, (seconds - propose_s) / num_steps,
+        None if total is None or overlap is None else total - overlap,
     )  # fmt: skip
 
 

@@ -183,8 +183,8 @@ class CpuBackend:
         """A backend of this one's first layers, with its final norm and output matrix: it computes what this one does up to there.
 
         It has slots of its own, and shares everything else: a step of it reads and writes the KV of those layers in the same pages, the
-        same to the bit as a step of this one. One of the two runs at a time. Raises ValueError for a number of layers that is not below this one's,
-        BackendError before ``allocate_kv``.
+        same to the bit as a step of this one. One of the two runs at a time. Raises ValueError for a number of layers that is not below
+        this one's, BackendError before ``allocate_kv``.
         """
         if not self._num_pool_tokens:
             raise BackendError("there are no KV pages to share: allocate_kv comes before first_layers")
