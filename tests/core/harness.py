@@ -48,10 +48,12 @@ class Harness:
         caching: bool = True,
         max_itl_ms: float | None = None,
         guess: Guess | None = None,
+        policy: str = "fcfs",
+        reservation: str = "paged",
     ) -> None:
-        config = SchedulerConfig(max_num_seqs, budget, max_itl_ms, enable_chunked_prefill=chunked)
+        config = SchedulerConfig(max_num_seqs, budget, max_itl_ms, enable_chunked_prefill=chunked, scheduling_policy=policy)
         self.cost = None if max_itl_ms is None else RowCost()
-        cache = CacheConfig(block_size=block_size, enable_prefix_caching=caching)
+        cache = CacheConfig(block_size=block_size, enable_prefix_caching=caching, kv_reservation=reservation)
         self.scheduler = Scheduler(config, cache, num_blocks, max_model_len, "toy", self.cost)
         self.backend = KVMemoryBackend(num_blocks, block_size)
         self.requests: dict[str, Request] = {}

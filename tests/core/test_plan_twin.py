@@ -26,6 +26,7 @@ class Pair:
             "budget": rng.randint(6, 24),
             "chunked": rng.random() < 0.7,
             "caching": rng.random() < 0.8,
+            "policy": rng.choice(["fcfs", "fcfs", "static"]),
         }
         self.rng = rng
         self.harness = Harness(max_model_len=40, **sizes)
@@ -78,7 +79,7 @@ class Pair:
         assert pool.num_used == len({id(block) for seq in twin.running for block in seq.table})
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(80))
 def test_plans_equal_the_twins(seed: int) -> None:
     rng = random.Random(seed)
     pair, num_requests = Pair(rng), 0

@@ -24,10 +24,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         chunked=st.sampled_from([True, True, False]),
         caching=st.sampled_from([True, True, False]),
         max_itl_ms=st.sampled_from([None, 0.5, 6.5]),
+        policy=st.sampled_from(["fcfs", "fcfs", "static"]),
         guessing=st.sampled_from([None, None, (4, 1.0), (5, 0.8), (3, 0.3)]),
         seed=st.integers(0, 3),
     )
-    def start(self, max_itl_ms: float | None, guessing: tuple[int, float] | None, seed: int, **sizes: int) -> None:
+    def start(self, max_itl_ms: float | None, guessing: tuple[int, float] | None, seed: int, **sizes: Any) -> None:
         self.harness = Harness(max_itl_ms=max_itl_ms if sizes["chunked"] else None, **sizes)
         if guessing is not None:
             self.harness.guess = Oracle(self.harness, *guessing, seed)

@@ -46,9 +46,9 @@ class TwinPlan:
 
 
 class Twin:
-    def __init__(self, num_blocks: int, block_size: int, max_num_seqs: int, budget: int, chunked: bool, caching: bool) -> None:
+    def __init__(self, num_blocks: int, block_size: int, max_num_seqs: int, budget: int, chunked: bool, caching: bool, policy: str) -> None:
         self.num_blocks, self.block_size, self.max_num_seqs = num_blocks, block_size, max_num_seqs
-        self.budget, self.chunked, self.caching = budget, chunked, caching
+        self.budget, self.chunked, self.caching, self.static = budget, chunked, caching, policy == "static"
         self.running: list[TwinSequence] = []
         self.waiting: list[TwinSequence] = []
         self.cache: dict[Prefix, TwinBlock] = {}
@@ -62,6 +62,10 @@ class Twin:
 
     def plan(self) -> TwinPlan | None:
         plan, preempted = TwinPlan(budget=self.budget), False
+        if self.static and not self.running:
+            while self.waiting and self._fits(plan, self.waiting[0]):
+                self.running.append(self.waiting.pop(0))
+                self._share(plan, self.running[-1])
         while True:
             before = list(self.running)
             if self.chunked or not self._run_alone(plan):
@@ -70,7 +74,7 @@ class Twin:
             preempted = preempted or now_preempted
             if plan.slices or not now_preempted:
                 break
-        if not preempted:
+        if not preempted and not self.static:
             self._admit(plan)
         return plan if plan.slices else None
 
@@ -93,7 +97,7 @@ class Twin:
         for seq in self.running:
             if seq.gap > 1 and not self._share(plan, seq) and seq.gap > max(room, 1):
                 return self._schedule(plan, seq, seq.gap)
-        if not self.waiting:
+        if not self.waiting or self.static:
             return False
         head = self.waiting[0]
         found, pending = self._look_up(head)

@@ -35,6 +35,7 @@ SECTIONS = {
     "bench serve": (BENCH_SERVE, set(options_of(BENCH_SERVE)) - SHARED),
     "bench kernels": (bench.commands["kernels"], set(options_of(bench.commands["kernels"]))),
     "bench scheduler": (bench.commands["scheduler"], set(options_of(bench.commands["scheduler"]))),
+    "bench waste": (bench.commands["waste"], set(options_of(bench.commands["waste"]))),
     "doctor": (doctor, set(options_of(doctor))),
     "Model and engine": (serve, SHARED),
 }

@@ -14,7 +14,9 @@ from octavo.engine.llm import make_config
 from tests.engine.scripted import EOS_ID, bigram_engine, byte_tokenizer, script
 from tests.models.tiny import write_tiny_gguf
 
-SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, frequency_penalty=0.6, repetition_penalty=1.1, max_tokens=40, ignore_eos=True, logprobs=2)
+SAMPLED = SamplingParams(
+    temperature=0.9, top_p=0.95, frequency_penalty=0.6, repetition_penalty=1.1, max_tokens=40, ignore_eos=True, logprobs=2
+)
 PARAMS = {
     "greedy": SamplingParams(temperature=0, max_tokens=40, ignore_eos=True),
     "sampled": SAMPLED,

@@ -11,6 +11,8 @@ import click
 
 from octavo.config import (
     KV_DTYPES,
+    KV_RESERVATIONS,
+    SCHEDULING_POLICIES,
     SPEC_METHODS,
     SPEC_RULES,
     BackendConfig,
@@ -88,6 +90,8 @@ def engine_options(function: Callable) -> Callable:
     spec_help = "Draft tokens that a step verifies: auto (as many as pay), off, or a number. No text changes."
     rule_help = "How drafts are verified. coupling: no text changes. resample: the accept/resample rule, which keeps the law of a text."
     itl_help = "Bound on the gaps between a running answer's tokens, in milliseconds: prompts are computed in pieces that keep it."
+    policy_help = "fcfs: whoever has room joins with the next step. static: a batch runs to its end before the next begins; for comparison."
+    reservation_help = "paged: blocks as they are needed. Others reserve a contiguous chunk for a sequence's whole life; for comparison."
     pool_help = "Memory of the KV pool, such as 2GiB (default: a quarter of the free memory, at most 4GiB)."
     return _add(
         [
@@ -100,6 +104,8 @@ def engine_options(function: Callable) -> Callable:
             _shown("--kv-cache-dtype", cache.kv_cache_dtype, click.Choice(["auto", *KV_DTYPES]), dtype_help),
             click.option("--no-enable-prefix-caching", is_flag=True, help="Compute every prompt from its first token."),
             click.option("--no-enable-chunked-prefill", is_flag=True, help="Compute each prompt in one step, never in pieces."),
+            _shown("--scheduling-policy", scheduler.scheduling_policy, click.Choice(SCHEDULING_POLICIES), policy_help),
+            _shown("--kv-reservation", cache.kv_reservation, click.Choice(KV_RESERVATIONS), reservation_help),
             click.option("--spec", type=SpecLength(), default="off", show_default=True, help=spec_help),
             _shown("--spec-method", _DEFAULTS.speculative.spec_method, click.Choice(SPEC_METHODS), "Where drafts come from."),
             click.option("--draft-model", help="A smaller model of the same tokenizer, to draft; named as --model."),
@@ -116,8 +122,8 @@ def engine_options(function: Callable) -> Callable:
 def engine_config(options: dict[str, Any]) -> EngineConfig:
     """EngineConfig of the options' values; missing ones keep their defaults. Raises BadParameter that names the flag."""
     d = _DEFAULTS
-    cache = _replaced(d.cache, options, "block_size", "num_kv_blocks", "kv_cache_memory", "kv_cache_dtype")
-    scheduler = _replaced(d.scheduler, options, "max_num_seqs", "max_num_batched_tokens", "max_itl_ms")
+    cache = _replaced(d.cache, options, "block_size", "num_kv_blocks", "kv_cache_memory", "kv_cache_dtype", "kv_reservation")
+    scheduler = _replaced(d.scheduler, options, "max_num_seqs", "max_num_batched_tokens", "max_itl_ms", "scheduling_policy")
     config = EngineConfig(
         model=_replaced(d.model, options, "model", "served_model_name", "max_model_len"),
         cache=replace(cache, enable_prefix_caching=not options.get("no_enable_prefix_caching", False)),

@@ -27,6 +27,12 @@ def runs_alone(gap: int, max_budget: int, num_decoding: int) -> bool:
     return gap > 1 and gap > max_budget - num_decoding
 
 
+def takes_whole_batches(scheduling_policy: str) -> bool:
+    """Request-level batching, as front ends of FasterTransformer had it: a batch is filled once and nobody joins until all of it has
+    finished. Else iteration-level: whoever has room joins with the next step."""
+    return scheduling_policy == "static"
+
+
 def choose_victim(running: Seq[Sequence]) -> Sequence:
     """Who gives its blocks back when they run out: the latest arrival.
 

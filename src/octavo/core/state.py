@@ -17,9 +17,9 @@ from types import MappingProxyType
 
 from octavo.config import CacheConfig, SchedulerConfig
 from octavo.core.cost import GapCost
-from octavo.core.kv_manager import KVManager
-from octavo.core.limits import LengthLimits, StopRule
+from octavo.core.limits import StopRule
 from octavo.core.request import Request, Sequence, SequenceStatus
+from octavo.core.reservation import kv_of
 from octavo.core.slots import SlotTable
 from octavo.core.step import StepPlan, TokenLogprobs
 
@@ -78,8 +78,7 @@ class SchedulerState:
     def __init__(self, config: SchedulerConfig, cache: CacheConfig, num_blocks: int, max_model_len: int, fingerprint: str) -> None:
         self.config = config
         self.gap_cost: GapCost | None = None  # there when config.max_itl_ms is
-        self.limits = LengthLimits(max_model_len, num_blocks, cache.block_size)
-        self.kv = KVManager(num_blocks, cache.block_size, cache.enable_prefix_caching, fingerprint)
+        self.limits, self.kv = kv_of(cache, num_blocks, max_model_len, fingerprint)
         self.slots = SlotTable(config.max_num_seqs)
         self.stats = SchedulerStats()
         self.requests: dict[str, RequestState] = {}
