@@ -60,7 +60,7 @@ def test_the_accept_resample_rule(path: Path) -> None:
     (row,) = json.loads(run(path, case, True, spec_rule="resample", self_draft_layers=1)[-1])["cases"]
     assert row["drafted"] > 60 and row["overlap"] == pytest.approx(row["alpha"], abs=0.25)
     greedy = SpecCase(("code",), (1,), 12, 1, 0.0, 3, "self", False)
-    assert json.loads(run(path, greedy, True, spec_rule="resample", self_draft_layers=1)[-1])["cases"]
+    assert json.loads(run(path, greedy, True, spec_rule="resample", self_draft_layers=1)[-1])["rule"] == "resample"
 
 
 def test_works() -> None:

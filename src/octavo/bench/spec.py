@@ -74,6 +74,7 @@ def run_spec(config: EngineConfig, case: SpecCase, echo: Callable[[str], None], 
             say("\n" + _length_table(by_length))
         record = {
             "bench": "spec", "model": engine.model.name, "num_drafts": case.num_drafts, "method": case.method,
+            "rule": config.speculative.spec_rule,
             "temperature": case.temperature, "num_output": case.num_output, "repeat": case.repeat, "cases": rows, "lengths": by_length,
             "threads": getattr(engine.backend, "threads", None),
             "fingerprint": engine.backend.fingerprint(), "date": time.strftime("%Y-%m-%d"),
