@@ -12,6 +12,7 @@ import click
 from octavo.config import (
     KV_DTYPES,
     KV_RESERVATIONS,
+    PREFIX_GRANULARITIES,
     SCHEDULING_POLICIES,
     SPEC_METHODS,
     SPEC_RULES,
@@ -85,6 +86,7 @@ def engine_options(function: Callable) -> Callable:
     """Options of cache, scheduler and backend."""
     backend_help = "cpu: packed weights, native kernels. reference: NumPy, slow and obvious."
     compute_help = "f32: all weights and KV in float32, slower; for checking the fast mode."
+    grain_help = "token: a cached block that begins as the prompt goes on is used too, by copying it. block: only whole blocks are."
     dtype_help = "Type of keys and values. auto: bf16, or f32 with --compute f32."
     cache, scheduler, backend = _DEFAULTS.cache, _DEFAULTS.scheduler, _DEFAULTS.backend
     spec_help = "Draft tokens that a step verifies: auto (as many as pay), off, or a number. No text changes."
@@ -103,6 +105,7 @@ def engine_options(function: Callable) -> Callable:
             click.option("--kv-cache-memory", type=ByteSize(), help=pool_help),
             _shown("--kv-cache-dtype", cache.kv_cache_dtype, click.Choice(["auto", *KV_DTYPES]), dtype_help),
             click.option("--no-enable-prefix-caching", is_flag=True, help="Compute every prompt from its first token."),
+            _shown("--prefix-granularity", cache.prefix_granularity, click.Choice(PREFIX_GRANULARITIES), grain_help),
             click.option("--no-enable-chunked-prefill", is_flag=True, help="Compute each prompt in one step, never in pieces."),
             _shown("--scheduling-policy", scheduler.scheduling_policy, click.Choice(SCHEDULING_POLICIES), policy_help),
             _shown("--kv-reservation", cache.kv_reservation, click.Choice(KV_RESERVATIONS), reservation_help),
@@ -122,7 +125,8 @@ def engine_options(function: Callable) -> Callable:
 def engine_config(options: dict[str, Any]) -> EngineConfig:
     """EngineConfig of the options' values; missing ones keep their defaults. Raises BadParameter that names the flag."""
     d = _DEFAULTS
-    cache = _replaced(d.cache, options, "block_size", "num_kv_blocks", "kv_cache_memory", "kv_cache_dtype", "kv_reservation")
+    cache_names = ("block_size", "num_kv_blocks", "kv_cache_memory", "kv_cache_dtype", "prefix_granularity", "kv_reservation")
+    cache = _replaced(d.cache, options, *cache_names)
     scheduler = _replaced(d.scheduler, options, "max_num_seqs", "max_num_batched_tokens", "max_itl_ms", "scheduling_policy")
     config = EngineConfig(
         model=_replaced(d.model, options, "model", "served_model_name", "max_model_len"),

@@ -233,14 +233,24 @@ class Planner:
 
     def _gap_after(self, seq: Sequence, match: PrefixMatch) -> int:
         """Tokens left to compute of a waiting sequence once it shares what was found."""
-        return len(seq.token_ids) - len(match.nodes) * self._state.kv.block_size
+        num_partial = 0 if match.tail is None else match.tail.num_tokens
+        return len(seq.token_ids) - len(match.nodes) * self._state.kv.block_size - num_partial
 
     def _adopt_prefix(self, draft: Draft, seq: Sequence, match: PrefixMatch) -> bool:
         """Share what was found. True: the next blocks are being computed by another sequence, so ``seq`` sits this step out."""
-        num_gained = self._state.kv.adopt_prefix(seq, match)
-        if num_gained and seq.num_preemptions == 0 and seq.num_output_tokens == 0:
-            seq.num_cached += num_gained
-            self._state.stats.prefix_hit_tokens += num_gained
+        kv, stats = self._state.kv, self._state.stats
+        is_new = seq.num_preemptions == 0 and seq.num_output_tokens == 0
+        found = bool(match.nodes) or match.tail is not None
+        if is_new and (found or seq.match_report is None) and not match.num_pending and not wants_prompt_logprobs(seq):
+            seq.match_report = kv.explain(seq, match)
+        num_shared = kv.adopt_prefix(seq, match)
+        num_copies = len(draft.plan.block_copies)
+        num_copied = kv.adopt_tail(seq, match, draft.plan.block_copies)
+        if is_new:
+            seq.num_cached += num_shared + num_copied
+            stats.prefix_hit_tokens += num_shared + num_copied
+            stats.prefix_tail_tokens += num_copied
+        stats.num_tail_copies += len(draft.plan.block_copies) - num_copies
         draft.num_pending[seq.seq_id] = match.num_pending
         return match.num_pending > 0
 

@@ -89,8 +89,8 @@ class Service:
 
     async def _wanted(self, exchange: Exchange, request: CompletionRequest | ChatRequest, default_max_tokens: int | None) -> Wanted:
         params = await run_aside(len(exchange.body) // 16, request.params)
-        speculative = SpeculativeParams.of(request.speculative)
-        return Wanted(params, default_max_tokens, request.cache_salt or None, request.checked_request_id(), request.warnings, speculative)
+        speculative, salt, request_id = SpeculativeParams.of(request.speculative), request.cache_salt or None, request.checked_request_id()
+        return Wanted(params, default_max_tokens, salt, request_id, request.warnings, speculative, self.options.explain_cache)
 
     async def _answer(self, exchange: Exchange, request: SamplingFields, call: Call, choice_format: ChoiceFormat) -> None:
         include_usage = request.check_stream_options()

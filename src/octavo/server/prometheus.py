@@ -102,6 +102,8 @@ def _counters(engine: Engine) -> Iterator[Any]:
         ("octavo_computed_tokens", "Tokens that went through the model, recomputation included.", stats.num_computed_tokens),
         ("octavo_prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", stats.prefix_query_tokens),
         ("octavo_prefix_cache_hits", "Prompt tokens found there.", stats.prefix_hit_tokens),
+        ("octavo_prefix_cache_partial_hits", "Of these, in blocks that matched in part and were copied.", stats.prefix_tail_tokens),
+        ("octavo_prefix_cache_copies", "Blocks copied because they matched a prompt in part.", stats.num_tail_copies),
         ("octavo_preemptions", "Sequences that gave their blocks back to others.", stats.num_preemptions),
         ("octavo_steps", "Steps done.", stats.num_steps),
         ("octavo_inter_token_bound_broken", "Gaps between tokens of a choice that were over max_itl_ms.", metrics.itl_excess_s.count),
