@@ -58,6 +58,10 @@ class Engine:
             self.num_kv_blocks = resolve_num_kv_blocks(config, backend, self.max_model_len, self._drafting.kv_bytes_per_block)
             backend.allocate_kv(self.num_kv_blocks)
             draft_model, self_draft = self._drafting.start(backend, self.num_kv_blocks)
+            if config.speculative.spec_rule == "resample":
+                from octavo.backends.resampling import ResamplingBackend
+
+                self.backend = backend = ResamplingBackend(backend)
         except BaseException:
             self._drafting.close()
             raise
