@@ -166,20 +166,24 @@ void Model::check_requests(const Step& s, const SamplerSlots& slots, int max_top
     require(row > previous_row && row < (int)s.tokens.size(), "logit rows: ascending rows of the step");
     previous_row = row;
   }
+  bool draft = false;  // the request before has one
   for (size_t i = 0; i < n; ++i) {
     const int32_t* r = s.requests.data() + 5 * i;
+    require(!draft || (r[0] == r[-5] + 1 && r[1] == r[-4]), "requests: behind a draft comes the same slot with the next row");
     require(r[0] >= previous_index && r[0] < (int)s.logit_rows.size(), "requests: in order of their logit rows");
     previous_index = r[0];
     if (r[1] >= 0) {
       require(slots.is_open(r[1]), "slot: " + std::to_string(r[1]) + " is not open");
-      require(drawn.insert(r[1]).second, "slot: " + std::to_string(r[1]) + " draws twice in one step");
+      require(draft || drawn.insert(r[1]).second, "slot: " + std::to_string(r[1]) + " draws twice in one step");
     } else {
       require(r[3] >= 0 && r[3] < vocab, "token id " + std::to_string(r[3]) + " is not in 0 .. " + std::to_string(vocab - 1));
     }
+    draft = r[1] >= 0 && r[3] >= 0;
     require(r[4] <= kMaxLogprobs && r[4] <= max_top, "logprobs: " + std::to_string(r[4]) + " is not in 0 .. " + std::to_string(kMaxLogprobs));
     const int64_t offset = s.mask_offset.data()[i];
     require(offset < 0 || offset + (vocab + 31) / 32 <= (int64_t)s.masks.size(), "masks: shorter than the vocabulary");
   }
+  require(!draft, "requests: nothing is drawn behind the last draft");
 }
 
 void Model::step(SamplerSlots& slots, In<int32_t> tokens, In<int32_t> seq_start, In<int32_t> seq_rows, In<int32_t> table_offset, In<int32_t> tables,

@@ -55,7 +55,10 @@ class SequenceSlice:
     ``num_samples`` tokens are drawn from the last row: 0 for a chunk that does not reach the last known token,
     1 for one that does, n at a prompt's end of a request with n choices (choice i draws with its own slot/seed:
     ``sample_slots[i]``). ``prompt_logprobs`` k: log-probabilities of the known next token after each row are wanted.
-    ``num_drafts`` of the tokens, the last ones, are drafts to verify.
+
+    ``num_drafts`` of the tokens, the last ones, are drafts to verify: guesses of what will be drawn. A token is then drawn from the row before
+    the first draft and, as long as each equals the draft behind it, from each row after: ``num_samples`` is 1 + ``num_drafts``, at most, all
+    with the one slot in ``sample_slots``. KV of drafts that did not come true is overwritten later.
     """
 
     seq_id: int
@@ -63,7 +66,7 @@ class SequenceSlice:
     token_ids: list[int]  # [num_tokens]
     block_table: array[int]  # int32 block ids, position p lives in block_table[p // block_size]
     num_samples: int = 0
-    sample_slots: list[int] = field(default_factory=list)  # [num_samples]
+    sample_slots: list[int] = field(default_factory=list)  # [num_samples]; with drafts [1]
     logprobs: int | None = None  # top-k wanted for sampled tokens (None: not asked)
     prompt_logprobs: int | None = None
     next_token_ids: list[int] = field(default_factory=list)  # with prompt_logprobs: the known token after each row; the last may have none
@@ -119,6 +122,8 @@ class TokenLogprobs:
 @dataclass(slots=True)
 class SliceResult:
     """For one slice: the drawn tokens (one per sample), their logprobs when asked, and prompt logprobs when asked.
+
+    With drafts: as many tokens as were drawn, at least one; all but the last equal the drafts.
 
     ``error`` says why a row allowed no answer (a nan logit, every token forbidden); ``token_ids`` is then empty.
     """

@@ -152,9 +152,10 @@ class ReferenceBackend:
         return self._kv
 
     def _run_slice(self, s: SequenceSlice, kv: KVPool) -> SliceResult:
-        """Forward all rows, then draw from the last one."""
+        """Forward all rows and draw from the last one; with drafts from each row behind them, until a draft does not come true."""
         table = self._check_slice(s, kv)
         result = SliceResult()
+        first_drawn = s.num_tokens - 1 - s.num_drafts
         if s.prompt_logprobs is not None:
             result.prompt_logprobs = []
         last: Floats | None = None
@@ -169,26 +170,32 @@ class ReferenceBackend:
                     return result
                 result.prompt_logprobs.append(entry)  # type: ignore[union-attr]
             last = logits
+            if s.num_drafts and row >= first_drawn:
+                self._sample(s, row, logits, result)
+                if row == s.num_tokens - 1 or result.token_ids[row - first_drawn :] != [s.token_ids[row + 1]]:
+                    return result
         if s.num_samples and last is not None:
-            self._sample(s, last, result)
+            self._sample(s, s.num_tokens - 1, last, result)
         return result
 
     def _rows(self, s: SequenceSlice, table: np.ndarray, kv: KVPool) -> Iterator[tuple[int, Floats]]:
         """Compute the rows in order; yield (row, logits) of those whose logits somebody wants."""
         for row, token in enumerate(s.token_ids):
-            wanted = self.all_logits or (s.num_samples > 0 and row == s.num_tokens - 1)
+            wanted = self.all_logits or (s.num_samples > 0 and row >= s.num_tokens - 1 - s.num_drafts)
             wanted = wanted or (s.prompt_logprobs is not None and row < len(s.next_token_ids))
             logits = self._forward(token, s.start + row, table, kv, wanted)
             if logits is not None:
                 yield row, logits
 
-    def _sample(self, s: SequenceSlice, logits: Floats, result: SliceResult) -> None:
-        """Draw ``num_samples`` tokens, each with its own slot; the first failure is the slice's error."""
-        if s.logprobs is not None:
+    def _sample(self, s: SequenceSlice, row: int, logits: Floats, result: SliceResult) -> None:
+        """Draw a token with each slot from a row; the first failure is the slice's error, unless tokens were drawn behind drafts before."""
+        if s.logprobs is not None and result.logprobs is None:
             result.logprobs = []
         for slot in s.sample_slots:
-            outcome = self._sampler.sample(slot, logits, s.start + s.num_tokens, s.mask, s.logprobs)
+            outcome = self._sampler.sample(slot, logits, s.start + row + 1, s.mask, s.logprobs)
             if outcome.error is not None:
+                if s.num_drafts and result.token_ids:
+                    return  # the next step begins with this row
                 result.token_ids, result.error, result.error_code = [], outcome.error, outcome.error_code
                 return
             result.token_ids.append(outcome.token_id)
@@ -200,9 +207,9 @@ class ReferenceBackend:
         where = f"sequence {s.seq_id}"
         if not s.token_ids or s.start < 0:
             raise BackendError(f"{where}: {len(s.token_ids)} tokens from position {s.start}; at least one, from 0 on")
-        if s.num_drafts:
-            raise BackendError(f"{where}: num_drafts is {s.num_drafts}; the reference backend verifies no drafts")
-        if len(s.sample_slots) != s.num_samples or len(s.next_token_ids) > s.num_tokens:
+        if s.num_drafts and not (0 < s.num_drafts < s.num_tokens and s.num_samples == 1 + s.num_drafts and s.prompt_logprobs is None):
+            raise BackendError(f"{where}: {s.num_drafts} drafts among {s.num_tokens} tokens need {s.num_drafts + 1} samples, not {s.num_samples}")
+        if len(s.sample_slots) != s.num_samples - s.num_drafts or len(s.next_token_ids) > s.num_tokens:
             raise BackendError(f"{where}: {s.num_samples} samples need as many slots, and {s.num_tokens} rows at most as many next tokens")
         bad = [t for t in (*s.token_ids, *s.next_token_ids) if not 0 <= t < self.vocab_size]
         if bad:
