@@ -182,6 +182,11 @@ class Scheduler:
         return self._state.kv.pool.num_free
 
     @property
+    def num_swapped(self) -> int:
+        """Waiting sequences whose blocks are in host memory."""
+        return self._state.swaps.num_saved
+
+    @property
     def num_host_blocks(self) -> int:
         return self._state.swaps.pool.num_blocks
 

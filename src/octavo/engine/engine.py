@@ -19,11 +19,12 @@ from octavo.core.request import Request, SamplingParams
 from octavo.core.scheduler import Scheduler
 from octavo.core.step import StepPlan
 from octavo.costs.gap import GapModel
+from octavo.costs.preemption import PreemptionModel
 from octavo.engine.itl_warnings import ItlWarnings
 from octavo.engine.loop import EngineLoop
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.outputs import OutputEvent
-from octavo.engine.params import PreparedRequest, RequestPreparer
+from octavo.engine.params import PreparedRequest, RequestPreparer, check_priority
 
 if TYPE_CHECKING:
     from octavo.models.loaded import LoadedModel
@@ -53,13 +54,25 @@ class Engine:
         self.num_kv_blocks = resolve_num_kv_blocks(config, backend, self.max_model_len)
         backend.allocate_kv(self.num_kv_blocks)
         fingerprint = f"{model.fingerprint}/{backend.fingerprint()}"
+        num_host_blocks = resolve_num_host_blocks(config, backend)
+        if num_host_blocks:
+            backend.allocate_host_kv(num_host_blocks)
+        self.preemption_model = self._make_preemption_model(num_host_blocks)
         self.scheduler = Scheduler(
-            config.scheduler, config.cache, self.num_kv_blocks, self.max_model_len, fingerprint, gap_cost=self.gap_model
-        )
+            config.scheduler, config.cache, self.num_kv_blocks, self.max_model_len, fingerprint, self.gap_model, num_host_blocks,
+            self.preemption_model,
+        )  # fmt: skip
         self.loop = EngineLoop(self.scheduler, backend.vocab_size, model.tokenizer, self.gap_model)
         max_n = config.scheduler.max_num_seqs
         self._preparer = RequestPreparer(backend.vocab_size, self.scheduler.limits, max_n, model.eos_token_ids, model.tokenizer)
         self._request_numbers = itertools.count()
+
+    def _make_preemption_model(self, num_host_blocks: int) -> PreemptionModel | None:
+        """What prices preemptions where there is a choice."""
+        if not num_host_blocks or self.config.scheduler.preemption != "auto":
+            return None
+        bytes_per_block = self.backend.kv_capacity(0).bytes_per_block
+        return PreemptionModel(bytes_per_block, None if self.gap_model is None else self.gap_model.device)
 
     @classmethod
     def load(cls, config: EngineConfig, beside: Callable[[], object] | None = None) -> Engine:
@@ -91,22 +104,39 @@ class Engine:
         return f"request-{next(self._request_numbers)}"
 
     def prepare(
-        self, prompt_token_ids: list[int], params: SamplingParams, request_id: str | None = None, cache_salt: str | None = None
+        self,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        request_id: str | None = None,
+        cache_salt: str | None = None,
+        *,
+        priority: int = 0,
+        user: str | None = None,
     ) -> PreparedRequest:
         """Check a request and resolve its parameters; raises ParameterError. Queues nothing, and may be called from any thread."""
-        return self.prepare_checked(prompt_token_ids, self.check_params(params), request_id, cache_salt)
+        checked = self.check_params(params)
+        return self.prepare_checked(prompt_token_ids, checked, request_id, cache_salt, priority=priority, user=user)
 
     def check_params(self, params: SamplingParams) -> SamplingParams:
         """The half of ``prepare`` that needs no prompt; raises ParameterError."""
         return self._preparer.check(params)
 
     def prepare_checked(
-        self, prompt_token_ids: list[int], params: SamplingParams, request_id: str | None = None, cache_salt: str | None = None
+        self,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        request_id: str | None = None,
+        cache_salt: str | None = None,
+        *,
+        priority: int = 0,
+        user: str | None = None,
     ) -> PreparedRequest:
         """The other half: ``params`` come from ``check_params``, and may since have got a ``max_tokens``."""
         request_id = request_id or self.new_request_id()
-        arrival_s = self.clock.now()
-        return self._preparer.prepare(Request(request_id, prompt_token_ids, params, seed=0, cache_salt=cache_salt, arrival_s=arrival_s))
+        check_priority(priority, self.config.scheduler.scheduling_policy)
+        request = Request(request_id, prompt_token_ids, params, 0, cache_salt=cache_salt, arrival_s=self.clock.now())
+        request.priority, request.user = priority, user
+        return self._preparer.prepare(request)
 
     def room(self, num_prompt_tokens: int) -> int:
         """Output tokens that a prompt of this length leaves room for; 0 or less: none."""
@@ -142,6 +172,8 @@ class Engine:
         self.num_failures_in_a_row = 0
         ended_s = self.clock.now()
         self.loop.end_step(plan, result, ended_s)
+        if self.preemption_model is not None:
+            self.preemption_model.observe(plan, result)
         self.metrics.step_done(plan, ended_s - started_s)
         worst_gap_s = self.metrics.events_made(events, ended_s)
         if worst_gap_s > self._itl_warnings.bound_s:
@@ -193,3 +225,12 @@ def resolve_num_kv_blocks(config: EngineConfig, backend: Backend, max_model_len:
     if num_blocks < 1:
         raise ConfigError(f"kv_cache_memory: {memory_bytes} bytes hold no block; one takes {capacity.bytes_per_block}")
     return num_blocks
+
+
+def resolve_num_host_blocks(config: EngineConfig, backend: Backend) -> int:
+    """Blocks of the host pool that ``swap_space`` holds. Raises ConfigError when it is some memory, but less than a block."""
+    swap_space = config.cache.swap_space
+    capacity = backend.kv_capacity(swap_space)
+    if swap_space and not capacity.num_blocks:
+        raise ConfigError(f"swap_space: {swap_space} bytes hold no block; one takes {capacity.bytes_per_block}")
+    return capacity.num_blocks
