@@ -31,13 +31,19 @@ def six_jobs(stop: tuple[str, ...]) -> list[Job]:
 WAYS = {"recompute": {"preemption": "recompute"}, "swap": {"preemption": "swap", "swap_space": 1 << 19}, "auto": {"swap_space": 1 << 19}}
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("caching", [True, False])
+NEVER, SOMETIMES = (("qq",), 2 * BLOCKS_EACH, {"length"}), (("Q", "Z", "X", "#"), BLOCKS_EACH + 1, {"length", "stop"})
+
+
 @pytest.mark.parametrize(
-    ("stop", "num_blocks", "reasons"), [(("qq",), 2 * BLOCKS_EACH, {"length"}), (("Q", "Z", "X", "#"), BLOCKS_EACH + 1, {"length", "stop"})]
+    ("way", "caching", "stop", "num_blocks", "reasons"),
+    [
+        *((way, caching, *NEVER) for way in WAYS for caching in (True, False) if way != "auto" or caching),
+        ("recompute", True, *SOMETIMES),
+        ("swap", False, *SOMETIMES),
+    ],
 )
 def test_two_of_six_fit(
-    rand: Path, plain: Engine, caching: bool, stop: tuple[str, ...], num_blocks: int, reasons: set[str], way: str
+    rand: Path, plain: Engine, way: str, caching: bool, stop: tuple[str, ...], num_blocks: int, reasons: set[str]
 ) -> None:
     tight, roomy = six_jobs(stop), six_jobs(stop)
     num_preempted: Counter[int] = Counter()
