@@ -9,7 +9,17 @@ from typing import Any, TypeVar
 
 import click
 
-from octavo.config import KV_DTYPES, POLICIES, PREEMPTIONS, BackendConfig, CacheConfig, ConfigError, EngineConfig, ModelConfig, SchedulerConfig
+from octavo.config import (
+    KV_DTYPES,
+    POLICIES,
+    PREEMPTIONS,
+    BackendConfig,
+    CacheConfig,
+    ConfigError,
+    EngineConfig,
+    ModelConfig,
+    SchedulerConfig,
+)
 
 Section = TypeVar("Section", ModelConfig, CacheConfig, SchedulerConfig, BackendConfig)
 

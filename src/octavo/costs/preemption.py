@@ -29,9 +29,8 @@ class PreemptionModel:
 
     def recompute_seconds(self, num_tokens: int) -> float:
         """Rows that ride in steps which run anyway: their own work, attention to each other included, not what a step costs by itself."""
-        shape = StepShape()
-        shape.add(0, num_tokens, 0)
-        return self.device.seconds_of(shape) - self.device.seconds_of(StepShape())
+        shape = StepShape(num_sequences=1)
+        return self.device.seconds_of(shape.plus(0, num_tokens, 0)) - self.device.seconds_of(StepShape(num_sequences=2))
 
     def swap_seconds(self, num_blocks: int) -> float:
         return num_blocks * self.seconds_per_block
