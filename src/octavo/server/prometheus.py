@@ -33,6 +33,7 @@ class _Collector:
     def collect(self) -> Iterator[Any]:
         yield from _gauges(self._engine)
         yield from _counters(self._engine)
+        yield from _speculation(self._engine)
         metrics = self._engine.metrics
         yield _histogram("octavo_time_to_first_token_seconds", "From arrival to a request's first token.", metrics.time_to_first_token_s)
         yield _histogram("octavo_inter_token_seconds", "Between steps that gave a choice tokens.", metrics.inter_token_s)
@@ -70,6 +71,25 @@ def _gauges(engine: Engine) -> Iterator[Any]:
     error = None if gap_model is None else gap_model.device.median_error
     median = "Median relative error of the predicted seconds of the last 64 steps; NaN without max_itl_ms."
     yield GaugeMetricFamily("octavo_step_cost_error_ratio", median, value=math.nan if error is None else error)
+
+
+def _speculation(engine: Engine) -> Iterator[Any]:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    stats = engine.speculator.stats
+    yield CounterMetricFamily("octavo_spec_decode_num_draft_tokens", "Drafts that were verified.", value=stats.num_proposed)
+    yield CounterMetricFamily("octavo_spec_decode_num_accepted_tokens", "Drafts that were accepted.", value=stats.num_accepted)
+    per_position = (
+        ("octavo_spec_decode_num_tested_tokens_per_pos", "Drafts behind accepted ones, by their place in the draft.", stats.tested),
+        ("octavo_spec_decode_num_accepted_tokens_per_pos", "Accepted drafts by their place in the draft.", stats.accepted),
+    )
+    for name, description, counts in per_position:
+        family = CounterMetricFamily(name, description, labels=["position"])
+        for position, count in enumerate(counts):
+            family.add_metric([str(position)], count)
+        yield family
+    saved = "Time that drafts have saved, against an estimate of plain decoding from measured steps; less the time of drafting."
+    yield GaugeMetricFamily("octavo_spec_decode_saved_seconds", saved, value=stats.saved_s)
 
 
 def _counters(engine: Engine) -> Iterator[Any]:
