@@ -36,6 +36,7 @@ SECTIONS = {
     "bench kernels": (bench.commands["kernels"], set(options_of(bench.commands["kernels"]))),
     "bench preemption": (bench.commands["preemption"], set(options_of(bench.commands["preemption"])) - SHARED),
     "bench scheduler": (bench.commands["scheduler"], set(options_of(bench.commands["scheduler"]))),
+    "bench waste": (bench.commands["waste"], set(options_of(bench.commands["waste"]))),
     "doctor": (doctor, set(options_of(doctor))),
     "Model and engine": (serve, SHARED),
 }

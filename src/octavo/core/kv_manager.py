@@ -25,6 +25,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from octavo.core.block_pool import BlockPool
+from octavo.core.occupancy import KVOccupancy, count_paged
 from octavo.core.prefix_index import Namespace, PrefixIndex, PrefixNode, block_key, pack_tokens
 from octavo.core.request import Sequence
 from octavo.core.step import BlockCopy
@@ -177,6 +178,13 @@ class KVManager:
 
     # --- blocks -------------------------------------------------------------------------------------------------------------------------
 
+    def reserve(self, seq: Sequence) -> None:
+        """``seq`` leaves the queue. Here its blocks come one by one; ``reservation.ReservedKV`` takes them all now."""
+
+    def take_copies(self) -> list[BlockCopy]:
+        """Copies that the next plan begins with. Here none: shared blocks are copied when they are written."""
+        return []
+
     def grow(self, seq: Sequence, num_tokens: int, copies: list[BlockCopy]) -> bool:
         """Make the next ``num_tokens`` positions of ``seq`` writable by it alone. False, and nothing changed, when blocks are short.
 
@@ -272,6 +280,11 @@ class KVManager:
         for key in chain.keys[chain.depth + 1 :]:
             if self._claims.get(key) == seq.seq_id:
                 del self._claims[key]
+
+    def occupancy(self, holders: Iterable[tuple[Sequence, int]]) -> KVOccupancy:
+        """What the pool's slots are used for. ``holders``: as for ``count_paged``."""
+        pool = self.pool
+        return count_paged(self.block_size, pool.num_used, pool.num_cached, pool.num_free, holders)
 
     # --- checks -------------------------------------------------------------------------------------------------------------------------
 

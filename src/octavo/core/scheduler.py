@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from octavo.config import CacheConfig, SchedulerConfig
+from octavo.config import SCHEDULING_POLICIES, CacheConfig, SchedulerConfig
 from octavo.core.cost import GapCost, PreemptionCost
 from octavo.core.limits import LengthLimits, StopEnd, StopRule
+from octavo.core.occupancy import KVOccupancy
 from octavo.core.planner import Planner
 from octavo.core.request import FinishReason, ParameterError, Request, Sequence, SequenceStatus
 from octavo.core.state import NO_GUESSES, Draft, Guesses, RequestState, SchedulerState, SchedulerStats
@@ -50,6 +51,8 @@ class Scheduler:
         num_host_blocks: int = 0,
         preemption_cost: PreemptionCost | None = None,
     ) -> None:
+        if config.scheduling_policy not in SCHEDULING_POLICIES:
+            raise ValueError(f"scheduling_policy: {config.scheduling_policy!r} is not allowed; one of {', '.join(SCHEDULING_POLICIES)}")
         if (config.max_itl_ms is None) != (gap_cost is None):
             raise ValueError(f"gap_cost: {gap_cost!r} is not allowed with max_itl_ms {config.max_itl_ms}; both are needed, or neither")
         self._state = SchedulerState(config, cache, num_blocks, max_model_len, fingerprint)
@@ -181,6 +184,11 @@ class Scheduler:
     def num_free_blocks(self) -> int:
         return self._state.kv.pool.num_free
 
+    def kv_occupancy(self) -> KVOccupancy:
+        """What the slots of the KV pool are used for once the step in flight is done. O(running sequences)."""
+        limits, dropped = self._state.limits, [seq for seq in self.in_flight_sequences if seq.status is SequenceStatus.FINISHED]
+        return self._state.kv.occupancy((seq, limits.final_tokens(seq.request)) for seq in (*self._state.running, *dropped))
+
     @property
     def num_swapped(self) -> int:
         """Waiting sequences whose blocks are in host memory."""
@@ -205,9 +213,14 @@ class Scheduler:
         return self._state.config.max_num_batched_tokens
 
     @property
-    def num_waiting_tokens(self) -> int:
-        """Known tokens of the sequences in the queue."""
-        return sum(len(seq.token_ids) for seq in self._state.waiting)
+    def num_admissible_tokens(self) -> int:
+        """Known tokens of the head of the queue if there are places and blocks for it, else 0: prompt rows that the next step may hold."""
+        state = self._state
+        if not state.waiting:
+            return 0
+        seq = state.waiting[0]
+        has_place = seq.num_choices <= state.config.max_num_seqs - state.num_running
+        return len(seq.token_ids) if has_place and state.kv.num_missing(seq) <= state.kv.pool.num_available else 0
 
     @property
     def running_sequences(self) -> list[Sequence]:
