@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 KV_DTYPES = ("f16", "bf16", "f32", "int8")
 KV_RESERVATIONS = ("paged", "max", "pow2", "oracle")
 PREEMPTIONS = ("auto", "recompute", "swap")
+PREFIX_GRANULARITIES = ("block", "token")
 SCHEDULING_POLICIES = ("fcfs", "static", "priority", "fair", "srf")
 SPEC_METHODS = ("auto", "ngram", "suffix", "draft", "self")
 MAX_DRAFTS = 16  # draft tokens of one sequence in one step
@@ -41,6 +42,7 @@ class CacheConfig:
     enable_prefix_caching: bool = True
     swap_space: int = 0  # bytes of host memory for the blocks of preempted sequences
     kv_reservation: str = "paged"  # paged | max | pow2 | oracle: see core/reservation.py
+    prefix_granularity: str = "block"  # block | token: whether a block that matches a prompt in part is used, by copying it
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,9 @@ class EngineConfig:
         _check(c.kv_cache_memory is None or c.kv_cache_memory >= 1, "kv_cache_memory", c.kv_cache_memory, "at least 1 byte")
         _check(c.kv_cache_dtype in ("auto", *KV_DTYPES), "kv_cache_dtype", c.kv_cache_dtype, f"one of auto, {', '.join(KV_DTYPES)}")
         check_reservation(c)
+        grain = c.prefix_granularity
+        _check(grain in PREFIX_GRANULARITIES, "prefix_granularity", grain, f"one of {', '.join(PREFIX_GRANULARITIES)}")
+        _check(grain == "block" or c.enable_prefix_caching, "prefix_granularity", grain, "there is no prefix cache to share tokens of")
         _check(1 <= s.max_num_seqs <= 4096, "max_num_seqs", s.max_num_seqs, "from 1 to 4096")
         _check(1 <= s.max_num_batched_tokens <= 1 << 20, "max_num_batched_tokens", s.max_num_batched_tokens, "from 1 to 1048576")
         budget = s.max_num_batched_tokens

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from octavo.cli.bench_prefix import prefix
 from octavo.cli.bench_serve import serve
 from octavo.cli.bench_waste import waste
 from octavo.cli.options import engine_config, engine_options, model_options
@@ -183,5 +184,6 @@ def spec(
     run_spec(fetched(config), case, click.echo, as_json)
 
 
+bench.add_command(prefix)
 bench.add_command(serve)
 bench.add_command(waste)

@@ -13,6 +13,7 @@ from octavo.config import (
     KV_DTYPES,
     KV_RESERVATIONS,
     PREEMPTIONS,
+    PREFIX_GRANULARITIES,
     SCHEDULING_POLICIES,
     SPEC_METHODS,
     BackendConfig,
@@ -85,6 +86,7 @@ def engine_options(function: Callable) -> Callable:
     """Options of cache, scheduler and backend."""
     backend_help = "cpu: packed weights, native kernels. reference: NumPy, slow and obvious."
     compute_help = "f32: all weights and KV in float32, slower; for checking the fast mode."
+    grain_help = "token: a cached block that begins as the prompt goes on is used too, by copying it. block: only whole blocks are."
     dtype_help = "Type of keys and values. auto: bf16, or f32 with --compute f32."
     cache, scheduler, backend = _DEFAULTS.cache, _DEFAULTS.scheduler, _DEFAULTS.backend
     spec_help = "Draft tokens that a step verifies: auto (as many as pay), off, or a number. No text changes."
@@ -108,6 +110,7 @@ def engine_options(function: Callable) -> Callable:
             click.option("--kv-cache-memory", type=ByteSize(), help=pool_help),
             _shown("--kv-cache-dtype", cache.kv_cache_dtype, click.Choice(["auto", *KV_DTYPES]), dtype_help),
             click.option("--no-enable-prefix-caching", is_flag=True, help="Compute every prompt from its first token."),
+            _shown("--prefix-granularity", cache.prefix_granularity, click.Choice(PREFIX_GRANULARITIES), grain_help),
             click.option("--no-enable-chunked-prefill", is_flag=True, help="Compute each prompt in one step, never in pieces."),
             _shown("--scheduling-policy", scheduler.scheduling_policy, click.Choice(SCHEDULING_POLICIES), policy_help),
             _shown("--kv-reservation", cache.kv_reservation, click.Choice(KV_RESERVATIONS), reservation_help),
@@ -126,9 +129,9 @@ def engine_options(function: Callable) -> Callable:
 def engine_config(options: dict[str, Any]) -> EngineConfig:
     """EngineConfig of the options' values; missing ones keep their defaults. Raises BadParameter that names the flag."""
     d = _DEFAULTS
-    cache_fields = ("block_size", "num_kv_blocks", "kv_cache_memory", "kv_cache_dtype", "kv_reservation", "swap_space")
+    pool_fields = ("block_size", "num_kv_blocks", "kv_cache_memory", "kv_cache_dtype", "kv_reservation", "swap_space")
     scheduler_fields = ("max_num_seqs", "max_num_batched_tokens", "max_itl_ms", "scheduling_policy", "preemption", "admission_lookahead")
-    cache, scheduler = _replaced(d.cache, options, *cache_fields), _replaced(d.scheduler, options, *scheduler_fields)
+    cache, scheduler = _replaced(d.cache, options, "prefix_granularity", *pool_fields), _replaced(d.scheduler, options, *scheduler_fields)
     config = EngineConfig(
         model=_replaced(d.model, options, "model", "served_model_name", "max_model_len"),
         cache=replace(cache, enable_prefix_caching=not options.get("no_enable_prefix_caching", False)),

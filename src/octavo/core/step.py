@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 
+from octavo.core.match_report import MatchReport
 from octavo.core.request import FinishReason, SamplingParams
 
 NO_TOKEN_ALLOWED = "no_token_allowed"
@@ -150,6 +151,7 @@ class TokenEvent:
     """What one step gave one sequence. A finished sequence's last event has the reason; ``token_ids`` may be empty (abort).
 
     ``prompt_logprobs`` come with the first event of a request that asked for them, one entry per prompt position after the first.
+    ``match_report`` comes with the first event of a request that was looked up in the prefix cache.
     """
 
     request_id: str
@@ -162,3 +164,4 @@ class TokenEvent:
     num_cached_tokens: int = 0
     error: str | None = None
     error_code: str | None = None
+    match_report: MatchReport | None = None
