@@ -12,6 +12,7 @@ PREEMPTIONS = ("auto", "recompute", "swap")
 PREFIX_GRANULARITIES = ("block", "token")
 SCHEDULING_POLICIES = ("fcfs", "static", "priority", "fair", "srf")
 SPEC_METHODS = ("auto", "ngram", "suffix", "draft", "self")
+SPEC_RULES = ("coupling", "resample")
 MAX_DRAFTS = 16  # draft tokens of one sequence in one step
 
 
@@ -64,6 +65,7 @@ class SpeculativeConfig:
     spec_method: str = "auto"  # auto: the best of those that there are | ngram | suffix | draft | self
     draft_model: str | None = None  # of the same tokenizer; as ModelConfig.model
     self_draft_layers: int | None = None  # first layers of the model itself that draft
+    spec_rule: str = "coupling"  # coupling: drafts change no text | resample: accept/resample, under which they keep its law
     max_drafts: int = MAX_DRAFTS  # most that "auto" takes
     ngram_min: int = 2  # tokens
     ngram_max: int = 4
@@ -80,6 +82,7 @@ class SpeculativeConfig:
         _check(self.draft_model is None or bool(self.draft_model), "draft_model", self.draft_model, "a name or a path is needed")
         layers = self.self_draft_layers
         _check(layers is None or layers >= 1, "self_draft_layers", layers, "at least 1")
+        _check(self.spec_rule in SPEC_RULES, "spec_rule", self.spec_rule, f"one of {', '.join(SPEC_RULES)}")
         _check(1 <= self.max_drafts <= MAX_DRAFTS, "max_drafts", self.max_drafts, f"from 1 to {MAX_DRAFTS}")
         _check(1 <= self.ngram_min <= 32, "ngram_min", self.ngram_min, "from 1 to 32 tokens")
         _check(self.ngram_min <= self.ngram_max <= 32, "ngram_max", self.ngram_max, f"from ngram_min ({self.ngram_min}) to 32 tokens")

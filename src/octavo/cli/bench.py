@@ -172,7 +172,8 @@ def spec(
     """Speculative decoding beside plain decoding, on the same prompts, in turn.
 
     --spec (auto, unless given) and --spec-method say how. There is work that copies (edit, json) and work that does not (stories,
-    facts, code). Texts are compared: they must be equal. The last line printed is a JSON record.
+    facts, code). Texts are compared: they must be equal, but for sampled ones with --spec-rule resample. The last line printed is a
+    JSON record.
     """
     if options["spec"] == "off":
         options["spec"] = "auto"

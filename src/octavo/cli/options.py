@@ -16,6 +16,7 @@ from octavo.config import (
     PREFIX_GRANULARITIES,
     SCHEDULING_POLICIES,
     SPEC_METHODS,
+    SPEC_RULES,
     BackendConfig,
     CacheConfig,
     ConfigError,
@@ -90,6 +91,7 @@ def engine_options(function: Callable) -> Callable:
     dtype_help = "Type of keys and values. auto: bf16, or f32 with --compute f32."
     cache, scheduler, backend = _DEFAULTS.cache, _DEFAULTS.scheduler, _DEFAULTS.backend
     spec_help = "Draft tokens that a step verifies: auto (as many as pay), off, or a number. No text changes."
+    rule_help = "How drafts are verified. coupling: no text changes. resample: the accept/resample rule, which keeps the law of a text."
     itl_help = "Bound on the gaps between a running answer's tokens, in milliseconds: prompts are computed in pieces that keep it."
     policy_help = "fcfs: by arrival. priority, fair (by user), srf (fewest tokens left). static: whole batches, for comparison."
     preemption_help = "What becomes of KV that must make room: recompute, swap (to --swap-space), or auto: what is cheaper."
@@ -118,6 +120,7 @@ def engine_options(function: Callable) -> Callable:
             _shown("--spec-method", _DEFAULTS.speculative.spec_method, click.Choice(SPEC_METHODS), "Where drafts come from."),
             click.option("--draft-model", help="A smaller model of the same tokenizer, to draft; named as --model."),
             click.option("--self-draft-layers", type=int, help="First layers of the model itself that draft."),
+            _shown("--spec-rule", _DEFAULTS.speculative.spec_rule, click.Choice(SPEC_RULES), rule_help),
             _shown("--backend", backend.backend, click.Choice(["cpu", "reference"]), backend_help),
             _shown("--compute", backend.compute, click.Choice(["fast", "f32"]), compute_help),
             click.option("--threads", type=int, help="Compute threads (default: one per core this process may use)."),
@@ -137,7 +140,7 @@ def engine_config(options: dict[str, Any]) -> EngineConfig:
         cache=replace(cache, enable_prefix_caching=not options.get("no_enable_prefix_caching", False)),
         scheduler=replace(scheduler, enable_chunked_prefill=not options.get("no_enable_chunked_prefill", False)),
         backend=_replaced(d.backend, options, "backend", "compute", "threads"),
-        speculative=_replaced(d.speculative, options, "spec", "spec_method", "draft_model", "self_draft_layers"),
+        speculative=_replaced(d.speculative, options, "spec", "spec_method", "draft_model", "self_draft_layers", "spec_rule"),
     )
     try:
         return config.validate()

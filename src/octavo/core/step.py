@@ -60,6 +60,9 @@ class SequenceSlice:
     ``num_drafts`` of the tokens, the last ones, are drafts to verify: guesses of what will be drawn. A token is then drawn from the row
     before the first draft and, as long as each equals the draft behind it, from each row after: 1 + ``num_drafts`` = ``num_samples`` at
     most, all with the one slot in ``sample_slots``. KV of drafts that did not come true is overwritten later.
+
+    ``draft_distributions``: what each draft was drawn from, for the accept/resample rule alone (``backends.resampling``); None, of all or
+    of one: looked up, certain of itself. Opaque here.
     """
 
     seq_id: int
@@ -73,6 +76,7 @@ class SequenceSlice:
     next_token_ids: list[int] = field(default_factory=list)  # with prompt_logprobs: the known token after each row; the last may have none
     mask: array[int] | None = None  # packed bits (uint32, bit t%32 of word t//32 = token t allowed) for the sampled row
     num_drafts: int = 0
+    draft_distributions: list[object] | None = None  # [num_drafts], each None or float64 [vocab_size]
 
     @property
     def num_tokens(self) -> int:

@@ -62,6 +62,10 @@ class Engine:
             if num_host_blocks:
                 backend.allocate_host_kv(num_host_blocks)
             draft_model, self_draft = self._drafting.start(backend, self.num_kv_blocks)
+            if config.speculative.spec_rule == "resample":
+                from octavo.backends.resampling import ResamplingBackend
+
+                self.backend = backend = ResamplingBackend(backend)
         except BaseException:
             self._drafting.close()
             raise

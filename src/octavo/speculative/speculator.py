@@ -18,6 +18,7 @@ from octavo.core.speculative_params import SpeculativeParams
 from octavo.core.step import StepPlan, StepResult
 from octavo.speculative.acceptance import LOOKUP_PRIOR, MODEL_PRIOR, SequenceRates, SharedRates
 from octavo.speculative.control import DraftControl
+from octavo.speculative.draft_model import DraftModel
 from octavo.speculative.drafted import DraftedSequence
 from octavo.speculative.nap import Nap
 from octavo.speculative.ngram import NgramProposer
@@ -222,7 +223,15 @@ class Speculator:
             drafted.is_started = True
 
     def fill(self, plan: StepPlan) -> None:
-        """Put the drafts into a plan that holds a place for each: those of proposers that need the plan's blocks to make them."""
+        """Put the drafts into a plan that holds a place for each: those of proposers that need the plan's blocks to make them.
+
+        Slices whose drafts a model drew are told from what, where that is kept.
+        """
+        for piece in plan.slices:
+            known = self._sequences.get(piece.seq_id) if piece.num_drafts else None
+            if known is not None and isinstance(known.proposer, DraftModel):
+                drawn_from = known.proposer.take_distributions(piece.seq_id)  # of all that were offered
+                piece.draft_distributions = None if drawn_from is None else drawn_from[: piece.num_drafts]
         filling = {i: drafted for i, drafted in self._sequences.items() if isinstance(drafted.proposer, SelfDraft)}
         if not filling:
             return
