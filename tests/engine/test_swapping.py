@@ -26,6 +26,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "swap, srf": {"preemption": "swap", "swap_space": SWAP_BYTES, "scheduling_policy": "srf"},
     "swap, n-gram drafts": {"preemption": "swap", "swap_space": SWAP_BYTES, "spec": 3, "spec_method": "ngram"},
     "swap, self-drafts": {"preemption": "swap", "swap_space": SWAP_BYTES, "spec": 3, "spec_method": "self", "self_draft_layers": 1},
+    "swap, by the token": {"preemption": "swap", "swap_space": SWAP_BYTES, "prefix_granularity": "token"},
     "swap, a bound on gaps": {"preemption": "swap", "swap_space": SWAP_BYTES, "max_itl_ms": 5.0},
 }
 
