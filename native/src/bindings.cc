@@ -15,6 +15,7 @@
 #include <set>
 #include <string>
 
+#include "host_kv.h"
 #include "program/runner.h"
 #include "program/step_outputs.h"
 #include "runtime/cpu_features.h"
@@ -83,6 +84,7 @@ class Model {
   explicit Model(const Model& base) : runner_(base.runner_), sampling_scratch_(base.sampling_scratch_.size()) {}
 
   Runner runner_;
+  HostKV host_kv_;
 
   nb::tuple add_matrix(const std::string& dtype, Bytes raw, int n, int k, bool widen, bool mapped) {
     check_raw("matrix", dtype, raw, n, k);
@@ -324,6 +326,11 @@ void bind_running(nb::class_<Model>& c) {
             m.runner_.kv()->copy_block(src, dst);
           },
           "src"_a, "dst"_a)
+      .def("allocate_host_kv", [](Model& m, int num_blocks) { m.host_kv_.allocate(m.runner_.kv(), num_blocks); }, "num_blocks"_a)
+      .def("move_blocks", [](Model& m, HostKV::Pairs saves, HostKV::Pairs loads) { m.host_kv_.move(m.runner_.kv(), saves, loads); },
+           "saves"_a.noconvert(), "loads"_a.noconvert(), "int32 pairs (pool block, host block), flat: all saves (pool to host), then all loads; without the interpreter lock.")
+      .def("read_host_block", [](Model& m, int block) { return m.host_kv_.read(block); }, "host_block"_a)
+      .def("write_host_block", [](Model& m, int block, Bytes data) { m.host_kv_.write(block, data); }, "host_block"_a, "data"_a.noconvert())
       .def("packed_bytes", [](Model& m) { return m.runner_.packed_bytes(); })
       .def("step", &Model::step, "slots"_a, "tokens"_a.noconvert(), "seq_start"_a.noconvert(), "seq_rows"_a.noconvert(), "table_offset"_a.noconvert(), "tables"_a.noconvert(), "logit_rows"_a.noconvert(), "requests"_a.noconvert(),
            "masks"_a.noconvert(), "mask_offset"_a.noconvert(), "out_token"_a.noconvert(), "out_status"_a.noconvert(), "out_rank"_a.noconvert(), "out_logprob"_a.noconvert(), "max_top"_a, "out_top_ids"_a.noconvert(),

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 
 KV_DTYPES = ("f16", "bf16", "f32", "int8")
 KV_RESERVATIONS = ("paged", "max", "pow2", "oracle")
+PREEMPTIONS = ("auto", "recompute", "swap")
 PREFIX_GRANULARITIES = ("block", "token")
-SCHEDULING_POLICIES = ("fcfs", "static")
+SCHEDULING_POLICIES = ("fcfs", "static", "priority", "fair", "srf")
 SPEC_METHODS = ("auto", "ngram", "suffix", "draft", "self")
 SPEC_RULES = ("coupling", "resample")
 MAX_DRAFTS = 16  # draft tokens of one sequence in one step
@@ -40,6 +41,7 @@ class CacheConfig:
     kv_cache_memory: int | None = None  # bytes; used when num_kv_blocks is None; None: a share of free memory
     kv_cache_dtype: str = "auto"  # auto | f16 | bf16 | f32 | int8
     enable_prefix_caching: bool = True
+    swap_space: int = 0  # bytes of host memory for the blocks of preempted sequences
     kv_reservation: str = "paged"  # paged | max | pow2 | oracle: see core/reservation.py
     prefix_granularity: str = "block"  # block | token: whether a block that matches a prompt in part is used, by copying it
 
@@ -50,7 +52,9 @@ class SchedulerConfig:
     max_num_batched_tokens: int = 512  # token budget of one step
     max_itl_ms: float | None = None  # bound on the gaps between a stream's tokens that prompts may cause, milliseconds
     enable_chunked_prefill: bool = True
-    scheduling_policy: str = "fcfs"
+    scheduling_policy: str = "fcfs"  # fcfs | priority | fair | srf
+    preemption: str = "auto"  # auto | recompute | swap
+    admission_lookahead: int = 64  # tokens of each running sequence that admission leaves room for
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +132,13 @@ class EngineConfig:
         _check(itl is None or s.enable_chunked_prefill, "max_itl_ms", itl, "it sizes pieces of prompts, and enable_chunked_prefill is off")
         policy = s.scheduling_policy
         _check(policy in SCHEDULING_POLICIES, "scheduling_policy", policy, f"one of {', '.join(SCHEDULING_POLICIES)}")
+        _check(s.preemption in PREEMPTIONS, "preemption", s.preemption, f"one of {', '.join(PREEMPTIONS)}")
+        lookahead = s.admission_lookahead
+        _check(1 <= lookahead <= 1 << 20, "admission_lookahead", lookahead, "from 1 to 1048576 tokens")
+        _check(c.swap_space >= 0, "swap_space", c.swap_space, "at least 0 bytes")
+        _check(s.preemption != "swap" or c.swap_space > 0, "preemption", s.preemption, "it needs swap_space, the bytes to swap to")
+        _check(s.preemption != "recompute" or c.swap_space == 0, "swap_space", c.swap_space, "0 with preemption recompute, which uses none")
+        _check(c.kv_reservation == "paged" or c.swap_space == 0, "swap_space", c.swap_space, "0 with kv_reservation: nobody is preempted")
         _check(b.backend in ("cpu", "reference"), "backend", b.backend, "one of cpu, reference")
         _check(b.compute in ("fast", "f32"), "compute", b.compute, "one of fast, f32")
         _check(b.threads is None or 1 <= b.threads <= 1024, "threads", b.threads, "from 1 to 1024")

@@ -6,6 +6,9 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
+from octavo.core import policy
 from octavo.core.request import SamplingParams
 from octavo.engine.engine import Engine
 from tests.cases.harness import GREEDY, Job, jobs_of, open_engine, plain_answer, prompt_of, run
@@ -57,8 +60,10 @@ def test_salts_separate_entries(rand: Path, plain: Engine) -> None:
         assert engine.scheduler.num_cached_blocks == 5 * 4
 
 
-def test_a_tight_pool_with_shared_prefixes(rand: Path, plain: Engine) -> None:
+@pytest.mark.parametrize("swap_space", [0, 1 << 19])
+def test_a_tight_pool_with_shared_prefixes(rand: Path, plain: Engine, swap_space: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """24 blocks, 200 requests over five prefixes, 32 at once: hits, evictions and preemptions without end."""
+    monkeypatch.setattr(policy, "expected_growth", lambda *_: 0)  # admission as careless as can be
     rng = random.Random(13)
     prefixes = [prompt_of(length, salt=length) for length in (33, 48, 64, 65, 80)]
     jobs = []
@@ -66,7 +71,7 @@ def test_a_tight_pool_with_shared_prefixes(rand: Path, plain: Engine) -> None:
         prefix = rng.choice(prefixes)
         tail = rng.choices(range(3, 512), k=max(0, rng.randint(60, 120) - len(prefix)))
         jobs.append(Job(prefix + tail, SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, logprobs=1)))
-    with open_engine(rand, num_kv_blocks=24, max_num_seqs=32, max_num_batched_tokens=256) as engine:
+    with open_engine(rand, num_kv_blocks=24, max_num_seqs=32, max_num_batched_tokens=256, swap_space=swap_space) as engine:
         run(engine, *jobs, after_step=lambda step: engine.scheduler.check_invariants() if step % 16 == 0 else None)
         stats = engine.scheduler.stats
         assert stats.num_preemptions > 0 and stats.prefix_hit_tokens > 1000
@@ -117,7 +122,11 @@ def test_by_the_token_salts_separate_entries(rand: Path, plain: Engine) -> None:
                 assert (job.num_cached, job.answer()) == (hit, want), salt
 
 
-def test_by_the_token_a_tight_pool_with_shared_prefixes(rand: Path, plain: Engine) -> None:
+@pytest.mark.parametrize("swap_space", [0, 1 << 19])
+def test_by_the_token_a_tight_pool_with_shared_prefixes(
+    rand: Path, plain: Engine, swap_space: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policy, "expected_growth", lambda *_: 0)  # admission as careless as can be
     rng = random.Random(14)
     prefixes = [prompt_of(length, salt=length) for length in (33, 47, 64, 65, 75)]
     jobs = []
@@ -127,6 +136,7 @@ def test_by_the_token_a_tight_pool_with_shared_prefixes(rand: Path, plain: Engin
         sampling = {"temperature": 0.8, "seed": i} if i % 2 else {"temperature": 0}
         jobs.append(Job(prefix + tail, SamplingParams(max_tokens=16, ignore_eos=True, logprobs=1, **sampling)))  # type: ignore[arg-type]
     options = {"num_kv_blocks": 24, "max_num_seqs": 32, "max_num_batched_tokens": 256, "prefix_granularity": "token"}
+    options["swap_space"] = swap_space
     with open_engine(rand, **options) as engine:
         run(engine, *jobs, after_step=lambda step: engine.scheduler.check_invariants() if step % 16 == 0 else None)
         stats = engine.scheduler.stats

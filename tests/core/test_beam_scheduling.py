@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.config import CacheConfig, SchedulerConfig
-from octavo.core.request import BeamParams, FinishReason, ParameterError, Request
+from octavo.core.policies.order import OUTPUT_TOKEN_COST, PROMPT_TOKEN_COST
+from octavo.core.request import BeamParams, FinishReason, ParameterError, Request, SequenceStatus
 from octavo.core.scheduler import Scheduler
 from tests.core.harness import Harness, make_request
 from tests.core.kv_memory import EOS
@@ -24,9 +25,10 @@ def beam_request(
 @st.composite
 def requests(draw: st.DrawFn, index: int) -> Request:
     prompt = draw(st.lists(st.integers(0, 2), min_size=1, max_size=11))
-    if draw(st.integers(0, 3)) == 0:
-        seed = draw(st.integers(0, 3))
-        return make_request(f"plain-{index}", prompt, seed, n=draw(st.integers(1, 2)), max_tokens=draw(st.integers(4, 20)), ignore_eos=True)
+    order = {"priority": draw(st.integers(-1, 1)), "user": draw(st.sampled_from([None, "a"]))}
+    if draw(st.integers(0, 2)) == 0:
+        seed, n, max_tokens = draw(st.integers(0, 3)), draw(st.integers(1, 2)), draw(st.integers(4, 20))
+        return make_request(f"plain-{index}", prompt, seed, n=n, max_tokens=max_tokens, ignore_eos=True, **order)
     width = draw(st.integers(1, 4))
     return beam_request(
         f"beam-{index}",
@@ -40,6 +42,7 @@ def requests(draw: st.DrawFn, index: int) -> Request:
         ignore_eos=draw(st.integers(0, 3)) > 0,
         stop_token_ids=draw(st.sampled_from([(), (1,)])),
         logprobs=draw(st.sampled_from([None, 0, 2])),
+        **order,
     )
 
 
@@ -50,7 +53,7 @@ def valid(request: Request) -> bool:
 @settings(max_examples=250, deadline=None)
 @given(st.data())
 def test_hypotheses_do_not_depend_on_anything_else(data: st.DataObject) -> None:
-    """Batch mates, a pool that forces preemption, block size, budget, chunks, prefix cache, paced steps, aborts."""
+    """Batch mates, a pool that forces preemption, host memory, order, block size, budget, chunks, prefix cache, paced steps, aborts."""
     block_size, chunked = data.draw(st.sampled_from([1, 2, 4])), data.draw(st.booleans())
     caching = data.draw(st.booleans())
     harness = Harness(
@@ -62,6 +65,9 @@ def test_hypotheses_do_not_depend_on_anything_else(data: st.DataObject) -> None:
         caching=caching,
         granularity=data.draw(st.sampled_from(["block", "token"])) if caching else "block",
         max_itl_ms=data.draw(st.sampled_from([None, 5.0])) if chunked else None,
+        lookahead=data.draw(st.sampled_from([1, 1, 4, 64])),
+        num_host_blocks=data.draw(st.sampled_from([0, 4, 40])),
+        policy=data.draw(st.sampled_from(["fcfs", "fcfs", "static", "priority", "fair", "srf"])),
     )
     todo = [r for r in (data.draw(requests(i)) for i in range(data.draw(st.integers(1, 5)))) if valid(r)]
     leaving = {data.draw(st.integers(1, 12)): request.request_id for request in todo[:1] if data.draw(st.booleans())}
@@ -80,12 +86,14 @@ def test_hypotheses_do_not_depend_on_anything_else(data: st.DataObject) -> None:
     harness.check_idle()
 
 
-def run_tight(num_blocks: int, caching: bool) -> tuple[int, int, int]:
-    """Earlier requests take the blocks of the beams half way through, and a step has no room for the rests of all beams. Returns how often
+def run_tight(num_blocks: int, caching: bool, num_host_blocks: int = 0) -> tuple[int, int, int]:
+    """Earlier requests take the blocks of the beams half way through, the first to end lets them come back, and a step has no room for the
+    rests of all beams, while the others grow and want the blocks again. Beams are never saved in host memory. Returns how often
     the beams were preempted, after how many steps one waited for the others, and how often that one was preempted then."""
-    harness = Harness(num_blocks=num_blocks, block_size=1, max_num_seqs=7, budget=7, caching=caching)
-    harness.add(make_request("early", [0, 1, 2] * 2, max_tokens=40, ignore_eos=True))
-    harness.add(make_request("second", [1, 1, 2] * 2, max_tokens=40, ignore_eos=True))
+    harness = Harness(num_blocks, 1, max_num_seqs=7, budget=7, caching=caching, num_host_blocks=num_host_blocks)
+    harness.add(make_request("early", [0, 1, 2] * 2, max_tokens=50, ignore_eos=True))
+    harness.add(make_request("second", [1, 1, 2] * 2, max_tokens=50, ignore_eos=True))
+    harness.add(make_request("third", [2, 1, 2] * 2, max_tokens=20, ignore_eos=True))
     harness.add(beam_request("beams", [2, 1] * 3, 4, max_tokens=20, ignore_eos=True, logprobs=1))
     num_preempted = num_waits = num_preempted_waiting = 0
     requests, waited, was_collapsed = harness.scheduler._state.requests, False, False
@@ -95,6 +103,7 @@ def run_tight(num_blocks: int, caching: bool) -> tuple[int, int, int]:
         num_preempted += collapsed and not was_collapsed
         num_preempted_waiting += collapsed and waited
         harness.finish()
+        assert "beams" not in requests or not any(map(harness.scheduler._state.swaps.holds, requests["beams"].sequences))
         waited, was_collapsed = "beams" in requests and beams is not None and bool(beams.rows), collapsed
         num_waits += waited
     harness.check_texts()
@@ -102,12 +111,71 @@ def run_tight(num_blocks: int, caching: bool) -> tuple[int, int, int]:
     return num_preempted, num_waits, num_preempted_waiting
 
 
+@pytest.mark.parametrize("num_host_blocks", [0, 100])
 @pytest.mark.parametrize("caching", [True, False])
-def test_beams_are_preempted_together_and_go_on_from_their_tokens(caching: bool) -> None:
-    counts = [run_tight(num_blocks, caching) for num_blocks in range(50, 80, 4)]
+def test_beams_are_preempted_together_and_go_on_from_their_tokens(caching: bool, num_host_blocks: int) -> None:
+    counts = [run_tight(num_blocks, caching, num_host_blocks) for num_blocks in range(80, 108, 4)]
     num_preempted, num_waits, num_preempted_waiting = map(sum, zip(*counts, strict=True))
     assert num_preempted >= 6 and num_waits >= 6
     assert num_preempted_waiting > 0 or caching  # shared blocks make the rests too short for it
+
+
+def test_others_are_swapped_out_beside_beams() -> None:
+    """Beams and choices preempt each other's requests: those that come later go to host memory, the beams never do."""
+    harness = Harness(num_blocks=30, block_size=2, max_num_seqs=8, budget=12, caching=False, num_host_blocks=40, preemption="swap")
+    harness.add(beam_request("first", [2, 1] * 3, 3, max_tokens=16, ignore_eos=True))
+    harness.add(make_request("choices", [0, 1, 2], n=2, max_tokens=24, ignore_eos=True))
+    harness.add(beam_request("last", [1, 1, 2], 3, max_tokens=16, ignore_eos=True))
+    was_collapsed = False
+    while harness.step() is not None:
+        state = harness.scheduler._state
+        saved = [seq.request.request_id for seq in state.waiting if state.swaps.holds(seq)]
+        assert set(saved) <= {"choices"}
+        was_collapsed |= any(owner.beams is not None and owner.beams.collapsed for owner in state.requests.values())
+    stats = harness.scheduler.stats
+    assert was_collapsed and stats.num_swap_preemptions >= 2 and stats.num_swap_preemptions < stats.num_preemptions
+    harness.check_texts()
+    harness.check_idle()
+
+
+def steps_that_a_trunk_waits(lookahead: int, num_blocks: int) -> int:
+    """Steps in which the trunk alone would fit, but not all that the beams behind it lack, and what they and the others grow by."""
+    harness = Harness(num_blocks, 1, max_num_seqs=7, budget=8, caching=False, lookahead=lookahead)
+    harness.add(make_request("early", [0, 1, 2] * 2, max_tokens=50, ignore_eos=True))
+    harness.add(make_request("second", [0, 1, 2] * 2, max_tokens=26, ignore_eos=True))
+    harness.add(beam_request("beams", [2, 1] * 3, 4, max_tokens=20, ignore_eos=True))
+    state, num_waited = harness.scheduler._state, 0
+    while harness.begin() is not None:
+        owner = state.requests.get("beams")
+        if owner is not None and owner.beams is not None and owner.beams.collapsed:
+            (trunk,) = owner.sequences
+            if trunk.status is SequenceStatus.WAITING:
+                num_waited += state.kv.num_missing(trunk) <= state.kv.pool.num_available
+            else:
+                assert owner.beams.num_missing(state.kv, trunk) <= state.kv.pool.num_available
+                assert trunk.num_tokens_at_return == owner.num_known(trunk) > len(trunk.token_ids)
+        harness.finish()
+    assert harness.scheduler.stats.num_preemptions == 4, "each beam once"
+    harness.check_texts()
+    return num_waited
+
+
+@pytest.mark.parametrize("num_blocks", [68, 76])
+def test_a_trunk_comes_back_once_when_all_beams_behind_it_have_room(num_blocks: int) -> None:
+    assert 0 < steps_that_a_trunk_waits(1, num_blocks) < steps_that_a_trunk_waits(6, num_blocks)
+
+
+def test_fair_order_charges_each_beam_for_its_tokens() -> None:
+    """As for as many choices, once for each position; what is computed again is free."""
+    harness = Harness(num_blocks=40, block_size=1, max_num_seqs=6, budget=8, caching=False, policy="fair")
+    harness.add(make_request("early", [0, 1, 2], max_tokens=26, ignore_eos=True, user="a"))
+    harness.add(beam_request("beams", [2, 1, 0], 3, max_tokens=10, ignore_eos=True, user="b"))
+    order, served = harness.scheduler._state.order, dict[str, float]()
+    while harness.step() is not None:
+        for key in "ab":
+            served[key] = order.served(key) or served.get(key, 0.0)  # type: ignore[attr-defined]
+    assert served["b"] == PROMPT_TOKEN_COST * 3 + OUTPUT_TOKEN_COST * (1 + 3 * 8)  # the last round ends the request
+    harness.check_texts()
 
 
 def test_a_pool_that_holds_the_worst_case_and_no_more() -> None:

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from octavo.core.request import FinishReason, Sequence
-from octavo.core.scheduler import StepProtocolError
+from octavo.core.result_checks import StepProtocolError
 from octavo.core.step import SliceResult, StepResult
 from tests.core.harness import Harness, Oracle, make_request
 from tests.core.kv_memory import plain_run

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from octavo.core import policy
 from octavo.core.kv_manager import KVManager
 from octavo.core.match_report import MatchEnd, MatchReport
 from octavo.core.request import Sequence
@@ -142,7 +143,8 @@ def tight_load(granularity: str, chunked: bool) -> Harness:
 
 
 @pytest.mark.parametrize("chunked", [True, False])
-def test_tight_pool_with_shared_prefixes(chunked: bool) -> None:
+def test_tight_pool_with_shared_prefixes(chunked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy, "expected_growth", lambda *_: 0)  # so that there is preemption
     by_block, by_tokens = (tight_load(granularity, chunked).scheduler.stats for granularity in ("block", "token"))
     assert by_tokens.num_preemptions > 0 and by_tokens.num_tail_copies > 50
     assert by_tokens.prefix_hit_tokens - by_tokens.prefix_tail_tokens > 1000

@@ -59,7 +59,12 @@ class ReservedMachine(SchedulerMachine):
         self.num_requests = 0
 
     def add_one(self, prompt: list[int], max_tokens: int | None, min_tokens: int, n: int = 1, **rest: Any) -> None:
-        """Of a request whose choices have no room beside each other only one is asked for."""
+        """Of a request whose choices have no room beside each other only one is asked for; beams are refused."""
+        if "beam" in rest:
+            with pytest.raises(ParameterError) as refused:
+                self.harness.add(make_request("asked", prompt, n=n, **rest))
+            assert refused.value.param in ("beam_width", "prompt")
+            return
         limits = self.harness.scheduler.limits
         assert isinstance(limits, ReservedLimits)
         request, size = make_request("asked", prompt, max_tokens=max_tokens, n=n), 1

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from octavo.core.request import FinishReason, ParameterError
+from octavo.core.request import BeamParams, FinishReason, ParameterError
 from tests.core.harness import Harness, Oracle, make_request
 
 tokens = st.integers(0, 2)
@@ -24,9 +24,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         chunked=st.sampled_from([True, True, False]),
         caching=st.sampled_from([True, True, False]),
         max_itl_ms=st.sampled_from([None, 0.5, 6.5]),
-        policy=st.sampled_from(["fcfs", "fcfs", "static"]),
         guessing=st.sampled_from([None, None, (4, 1.0), (5, 0.8), (3, 0.3)]),
         seed=st.integers(0, 3),
+        num_host_blocks=st.sampled_from([0, 4, 12, 40]),
+        lookahead=st.sampled_from([1, 1, 8]),
+        policy=st.sampled_from(["fcfs", "fcfs", "static", "priority", "fair", "srf"]),
         granularity=st.sampled_from(["block", "token", "token"]),
     )
     def start(self, max_itl_ms: float | None, guessing: tuple[int, float] | None, seed: int, **sizes: Any) -> None:
@@ -50,6 +52,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         stop=st.sampled_from([(), (), ("02",), ("11", "0")]),
         salt=st.sampled_from([None, None, "", "x"]),
         seed=st.integers(0, 2),
+        priority=st.integers(-2, 2),
+        user=st.sampled_from([None, "a", "b"]),
     )
     def add(self, data: st.DataObject, prompt: list[int], copies: int, **rest: Any) -> None:
         if self.num_requests and data.draw(st.booleans(), label="repeat an earlier prompt"):
@@ -60,17 +64,29 @@ class SchedulerMachine(RuleBasedStateMachine):
         for _ in range(copies):
             self.add_one(prompt, **rest)
 
+    @rule(
+        prompt=st.lists(tokens, min_size=1, max_size=12),
+        beam=st.builds(BeamParams, st.integers(1, 4), st.sampled_from([0.0, 1.0]), st.sampled_from([True, False, "never"])),
+        max_tokens=st.sampled_from([None, 1, 5, 12]),
+        min_tokens=st.sampled_from([0, 1]),
+        ignore_eos=st.booleans(),
+        priority=st.integers(-2, 2),
+        user=st.sampled_from([None, "a", "b"]),
+    )
+    def add_beams(self, beam: BeamParams, **rest: Any) -> None:
+        self.add_one(beam=beam, n=beam.width, **rest)
+
     def add_one(self, prompt: list[int], max_tokens: int | None, min_tokens: int, **rest: Any) -> None:
         min_tokens = min(min_tokens, max_tokens or 0)
         request = make_request(f"r{self.num_requests}", prompt, max_tokens=max_tokens, min_tokens=min_tokens, **rest)
-        n = request.params.n
+        n, name = request.params.n, "n" if request.params.beam is None else "beam_width"
         limits, max_num_seqs = self.harness.scheduler.limits, self.harness.scheduler._state.config.max_num_seqs
         room = limits.max_total_tokens if max_tokens != 0 else min(limits.max_model_len, limits.num_pool_tokens) + 1
         if len(prompt) >= room or n > max_num_seqs:
             try:
                 self.harness.add(request)
             except ParameterError as error:
-                assert error.param == ("n" if n > max_num_seqs and len(prompt) < room else "prompt")
+                assert error.param == (name if n > max_num_seqs and len(prompt) < room else "prompt")
             else:
                 raise AssertionError("a request that never fits was accepted")
         else:

@@ -87,7 +87,7 @@ def test_an_abort_opens_no_place_but_the_last_one_ends_the_batch() -> None:
 
 
 def test_who_is_preempted_comes_back_with_a_later_batch() -> None:
-    harness = Harness(num_blocks=6, block_size=4, max_model_len=24, max_num_seqs=2, budget=12, policy="static", caching=False)
+    harness = Harness(num_blocks=7, block_size=4, max_model_len=24, max_num_seqs=2, budget=12, policy="static", caching=False)
     add(harness, [14, 14, 2], num_prompt=4)
     seen: list[str] = []
     while harness.begin() is not None:

@@ -37,6 +37,7 @@ SECTIONS = {
     "bench serve": (BENCH_SERVE, set(options_of(BENCH_SERVE)) - SHARED),
     "bench kernels": (bench.commands["kernels"], set(options_of(bench.commands["kernels"]))),
     "bench sharing": (SHARING, set(options_of(SHARING)) - SHARED),
+    "bench preemption": (bench.commands["preemption"], set(options_of(bench.commands["preemption"])) - SHARED),
     "bench scheduler": (bench.commands["scheduler"], set(options_of(bench.commands["scheduler"]))),
     "bench waste": (bench.commands["waste"], set(options_of(bench.commands["waste"]))),
     "doctor": (doctor, set(options_of(doctor))),

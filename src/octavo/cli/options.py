@@ -12,6 +12,7 @@ import click
 from octavo.config import (
     KV_DTYPES,
     KV_RESERVATIONS,
+    PREEMPTIONS,
     PREFIX_GRANULARITIES,
     SCHEDULING_POLICIES,
     SPEC_METHODS,
@@ -92,7 +93,10 @@ def engine_options(function: Callable) -> Callable:
     spec_help = "Draft tokens that a step verifies: auto (as many as pay), off, or a number. No text changes."
     rule_help = "How drafts are verified. coupling: no text changes. resample: the accept/resample rule, which keeps the law of a text."
     itl_help = "Bound on the gaps between a running answer's tokens, in milliseconds: prompts are computed in pieces that keep it."
-    policy_help = "fcfs: whoever has room joins with the next step. static: a batch runs to its end before the next begins; for comparison."
+    policy_help = "fcfs: by arrival. priority, fair (by user), srf (fewest tokens left). static: whole batches, for comparison."
+    preemption_help = "What becomes of KV that must make room: recompute, swap (to --swap-space), or auto: what is cheaper."
+    swap_help = "Host memory for the KV of preempted sequences, such as 2GiB; 0: none, they are computed again."
+    lookahead_help = "Tokens of each running sequence that admission leaves room for."
     reservation_help = "paged: blocks as they are needed. Others reserve a contiguous chunk for a sequence's whole life; for comparison."
     pool_help = "Memory of the KV pool, such as 2GiB (default: a quarter of the free memory, at most 4GiB)."
     return _add(
@@ -100,6 +104,9 @@ def engine_options(function: Callable) -> Callable:
             _shown("--max-num-seqs", scheduler.max_num_seqs, int, "Most sequences that run at once."),
             _shown("--max-num-batched-tokens", scheduler.max_num_batched_tokens, int, "Most tokens computed in one step."),
             click.option("--max-itl-ms", type=float, help=itl_help),
+            _shown("--preemption", scheduler.preemption, click.Choice(PREEMPTIONS), preemption_help),
+            _shown("--admission-lookahead", scheduler.admission_lookahead, int, lookahead_help),
+            _shown("--swap-space", cache.swap_space, ByteSize(), swap_help),
             _shown("--block-size", cache.block_size, int, "Tokens of a KV block."),
             click.option("--num-kv-blocks", type=int, help="KV blocks in the pool; not together with --kv-cache-memory."),
             click.option("--kv-cache-memory", type=ByteSize(), help=pool_help),
@@ -125,9 +132,9 @@ def engine_options(function: Callable) -> Callable:
 def engine_config(options: dict[str, Any]) -> EngineConfig:
     """EngineConfig of the options' values; missing ones keep their defaults. Raises BadParameter that names the flag."""
     d = _DEFAULTS
-    cache_names = ("block_size", "num_kv_blocks", "kv_cache_memory", "kv_cache_dtype", "prefix_granularity", "kv_reservation")
-    cache = _replaced(d.cache, options, *cache_names)
-    scheduler = _replaced(d.scheduler, options, "max_num_seqs", "max_num_batched_tokens", "max_itl_ms", "scheduling_policy")
+    pool_fields = ("block_size", "num_kv_blocks", "kv_cache_memory", "kv_cache_dtype", "kv_reservation", "swap_space")
+    scheduler_fields = ("max_num_seqs", "max_num_batched_tokens", "max_itl_ms", "scheduling_policy", "preemption", "admission_lookahead")
+    cache, scheduler = _replaced(d.cache, options, "prefix_granularity", *pool_fields), _replaced(d.scheduler, options, *scheduler_fields)
     config = EngineConfig(
         model=_replaced(d.model, options, "model", "served_model_name", "max_model_len"),
         cache=replace(cache, enable_prefix_caching=not options.get("no_enable_prefix_caching", False)),

@@ -14,7 +14,6 @@ rule of selection is in ``beam``; who gives way, in ``planner``.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -49,6 +48,7 @@ class BeamGroup:
         if len(self.rows) < len(owner.sequences):
             return False
         rows = [self.rows.pop(seq.seq_id) for seq in owner.sequences]
+        state.order.drew(owner.request, len(rows))
         parents = self.search.advance(rows)
         if not self.search.done:
             self._follow(state, owner, parents)
@@ -110,29 +110,29 @@ class BeamGroup:
             seq.status = SequenceStatus.FINISHED
             state.release(seq)
         state.stats.num_finished += len(events)
-        del state.requests[request.request_id]
+        state.forget(owner)
         return events
 
     def shortage(self, owner: RequestState) -> str:
         found = f"beam search found {len(self.search.hypotheses)} hypotheses where {owner.request.params.n} are wanted"
         return f"{found}; min_tokens and stop tokens forbid all others"
 
-    def num_missing(self, kv: KVManager, sequences: list[Sequence]) -> int:
-        """Blocks that ``sequences``, the beams or the trunk, lack together to compute all their known tokens (also those that are only
-        known to the beams behind a trunk). Of a part-filled block that several will write, all but the last writer take a copy."""
-        size = kv.block_size
-        if self.collapsed:
-            (trunk,) = sequences
-            shared = len(trunk.token_ids) // size
-            ends = (kv.blocks_for(trunk.num_prompt_tokens + len(beam.token_ids)) for beam in self.search.beams)
-            return shared + sum(end - shared for end in ends) - len(trunk.block_table)
-        num_new, writers = 0, Counter[int]()
-        for seq in sequences:
-            if seq.num_computed < len(seq.token_ids):
-                num_new += kv.num_missing(seq)
-                if seq.num_computed % size:
-                    writers[seq.block_table[seq.num_computed // size]] += 1
-        return num_new + sum(count - (kv.pool.ref_counts[block] == count) for block, count in writers.items())
+    @property
+    def num_output_tokens(self) -> int:
+        """Of each beam: they are of one length."""
+        return len(self.search.beams[0].token_ids)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the beams have tokens: before that one sequence computes the prompt, as for any request."""
+        return self.num_output_tokens > 0
+
+    def num_missing(self, kv: KVManager, trunk: Sequence) -> int:
+        """Blocks that ``trunk`` and the beams behind it lack to compute all their known tokens, if they share none but those that the trunk
+        fills."""
+        num_shared, num_known = len(trunk.token_ids) // kv.block_size, trunk.num_prompt_tokens + self.num_output_tokens
+        num_own = kv.blocks_for(num_known) - num_shared
+        return num_shared + len(self.search.beams) * num_own - len(trunk.block_table)
 
     def _num_shared(self) -> int:
         """Output tokens that all beams begin with; each has at least one more."""

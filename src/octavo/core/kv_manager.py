@@ -83,6 +83,7 @@ class KVManager:
         self._unfilled: set[int] = set()  # blocks that a plan not yet applied fills, by copying: what they hold is not sure
         self._chains: dict[int, _Chain] = {}  # by seq_id
         self._claims: dict[bytes, int] = {}  # key of a block being computed -> seq_id
+        self.loading: set[int] = set()  # seq_ids whose blocks the plan in flight brings in: not offered before it is done
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -98,8 +99,10 @@ class KVManager:
 
         The block of the last known token is never matched: a row has to run to draw the next token.
         """
-        chain = self._chain(seq)
         match = PrefixMatch([])
+        if seq.seq_id in self.loading:
+            return match
+        chain = self._chain(seq)
         if chain is None or not chain.publishable or self.index is None:
             return match
         depth, limit = chain.depth, (len(seq.token_ids) - 1) // self.block_size
@@ -289,6 +292,31 @@ class KVManager:
             self.pool.release(block, keep=False)
         del table[self.blocks_for(seq.num_computed) :]
 
+    def append_block(self, seq: Sequence, shared: int | None) -> int:
+        """Lengthen the table of ``seq`` by a block that is filled from outside: a new one, or ``shared``, which has an owner already."""
+        if shared is None:
+            block = self._allocate()
+            self._unfilled.add(block)
+        else:
+            block = shared
+            self.pool.acquire(block)
+        seq.block_table.append(block)
+        return block
+
+    def is_being_filled(self, seq: Sequence) -> bool:
+        """Whether the plan not yet applied is to copy into a block of ``seq``."""
+        return bool(self._unfilled) and any(block in self._unfilled for block in seq.block_table)
+
+    def num_to_grow(self, group: Seq[Sequence]) -> int:
+        """Blocks that a group needs to make all its known tokens writable, each by its sequence alone, copies on write included."""
+        num_blocks, writers = 0, dict[int, int]()
+        for seq in group:
+            num_blocks += self.num_missing(seq)
+            if seq.num_computed % self.block_size:
+                block = seq.block_table[seq.num_computed // self.block_size]
+                writers[block] = writers.get(block, 0) + 1
+        return num_blocks + sum(min(count, self.pool.ref_counts[block] - 1) for block, count in writers.items())
+
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """``child``, a new continuation with equal tokens, shares all blocks of ``parent``."""
         child.block_table = parent.block_table[:]
@@ -304,6 +332,7 @@ class KVManager:
         self._drop_claims(seq)
         if self._tails is not None:
             self._offer_tail(seq)
+        self.loading.discard(seq.seq_id)
         for block in reversed(seq.block_table):
             pool.release(block, keep=index is not None and index.offers(block))
         # A new array, not a cleared one: whoever still reads the table of a past plan sees what was planned.
@@ -376,7 +405,8 @@ class KVManager:
         if chain is None or self.index is None:
             return
         assert chain.depth <= seq.num_computed // size, f"sequence {seq.seq_id} offers blocks that are not computed"
-        assert not chain.publishable or chain.depth == seq.num_computed // size, f"sequence {seq.seq_id} keeps computed blocks to itself"
+        offered = not chain.publishable or seq.seq_id in self.loading or chain.depth == seq.num_computed // size
+        assert offered, f"sequence {seq.seq_id} keeps computed blocks to itself"
         parent = self.index.node(chain.keys[0])
         for i in range(chain.depth):
             node = self.index.find(parent, chain.keys[i + 1], pack_tokens(seq.token_ids[i * size : (i + 1) * size]))

@@ -107,6 +107,10 @@ class ReservedKV(KVManager):
         table.extend(range(chunk.first + len(table), chunk.first + num_blocks))
         return True
 
+    def num_to_grow(self, group: Iterable[Sequence]) -> int:
+        """None: what a sequence grows into is its own already."""
+        return 0
+
     def truncate(self, seq: Sequence) -> None:
         """Blocks behind the computed tokens leave the table and stay reserved."""
         del seq.block_table[self.blocks_for(seq.num_computed) :]

@@ -8,33 +8,28 @@ splits a request into its choices, and ends sequences. It never touches text, cl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from types import MappingProxyType
 
 from octavo.config import SCHEDULING_POLICIES, CacheConfig, SchedulerConfig
 from octavo.core.beam import BeamSearch
 from octavo.core.beam_group import BeamGroup
-from octavo.core.cost import GapCost
+from octavo.core.cost import GapCost, PreemptionCost
 from octavo.core.limits import LengthLimits, StopEnd, StopRule
 from octavo.core.occupancy import KVOccupancy
 from octavo.core.planner import Planner
 from octavo.core.request import FinishReason, ParameterError, Request, Sequence, SequenceStatus, num_places
+from octavo.core.result_checks import StepProtocolError, TextStops, check_result
 from octavo.core.state import NO_GUESSES, Draft, Guesses, RequestState, SchedulerState, SchedulerStats
 from octavo.core.step import NO_TOKEN_ALLOWED, SequenceSlice, SliceResult, StepPlan, StepResult, TokenEvent, TokenLogprobs
-
-TextStops = Mapping[tuple[str, int], tuple[int, str]]
-"""(request_id, choice) -> (this step's tokens to keep, the stop string that ends the sequence)."""
+from octavo.core.swapping import SwapSpace
 
 _NO_TEXT_STOPS: TextStops = MappingProxyType({})
 
 
-class StepProtocolError(RuntimeError):
-    """plan and apply were called out of turn, or a result does not belong to its plan."""
-
-
 class Scheduler:
     """``num_blocks``: the KV pool. ``max_model_len``: most tokens of a sequence. ``fingerprint``: what KV depends on besides tokens.
-    ``gap_cost``: prices steps for ``config.max_itl_ms``, and is needed with it.
+    ``gap_cost``: prices steps for ``config.max_itl_ms``, and is needed with it. ``num_host_blocks``: blocks in host memory for preempted
+    sequences; ``preemption_cost`` lets ``config.preemption`` auto choose between these and recomputing, else it takes them while there are.
 
     A sequence may reach min(max_model_len, pool tokens + 1) tokens: the last one needs no KV. An explicit max_tokens above what is
     left is clamped to it; ``clamped_max_tokens`` tells, so that the response can say so.
@@ -48,6 +43,8 @@ class Scheduler:
         max_model_len: int,
         fingerprint: str = "",
         gap_cost: GapCost | None = None,
+        num_host_blocks: int = 0,
+        preemption_cost: PreemptionCost | None = None,
     ) -> None:
         if config.scheduling_policy not in SCHEDULING_POLICIES:
             raise ValueError(f"scheduling_policy: {config.scheduling_policy!r} is not allowed; one of {', '.join(SCHEDULING_POLICIES)}")
@@ -55,6 +52,8 @@ class Scheduler:
             raise ValueError(f"gap_cost: {gap_cost!r} is not allowed with max_itl_ms {config.max_itl_ms}; both are needed, or neither")
         self._state = SchedulerState(config, cache, num_blocks, max_model_len, fingerprint)
         self._state.gap_cost = gap_cost
+        self._state.swaps = SwapSpace(num_host_blocks, self._state.kv)
+        self._state.preemption_cost = preemption_cost
         self._planner = Planner(self._state)
         self._in_flight: Draft | None = None
         self._num_plans = 0
@@ -73,11 +72,12 @@ class Scheduler:
         tokens = list(request.prompt_token_ids)
         seq = Sequence(state.next_seq_id(), request, num_choices=n, token_ids=tokens, num_prompt_tokens=len(tokens))
         rule = StopRule.of(request, state.limits.max_output_tokens(request))
-        owner = RequestState(request, state.stats.num_requests, rule, [seq])
+        owner = state.requests[request.request_id] = RequestState(request, state.stats.num_requests, rule, [seq])
         if request.params.beam is not None:
             owner.beams = BeamGroup(BeamSearch.of(request, rule))
-        state.requests[request.request_id] = owner
-        state.waiting.append(seq)
+        state.order.added(request)
+        owner.rank = state.order.rank(request, owner.sequences, rule.max_tokens)
+        state.enqueue(seq)
         state.stats.num_requests += 1
 
     def clamped_max_tokens(self, request: Request) -> int | None:
@@ -90,9 +90,10 @@ class Scheduler:
         Its blocks are free at once, or, when the step in flight computes some of it, with that step's ``apply``. What was computed
         stays in the prefix cache.
         """
-        owner = self._state.requests.pop(request_id, None)
+        owner = self._state.requests.get(request_id)
         if owner is None:
             return []
+        self._state.forget(owner)
         self._state.stats.num_aborted += 1
         return self._drop(owner, FinishReason.ABORT)
 
@@ -108,14 +109,16 @@ class Scheduler:
                 seq.num_scheduled = seq.num_drafts = 0
                 if seq.status is SequenceStatus.FINISHED:
                     self._state.release(seq)
+        self._state.swaps.end_loads(succeeded=False)
         owners = list(self._state.requests.values())
-        self._state.requests.clear()
+        for owner in owners:
+            self._state.forget(owner)
         self._state.stats.num_failed += len(owners)
         return [event for owner in owners for event in self._drop(owner, FinishReason.ERROR, message)]
 
     def _fail(self, owner: RequestState, outcome: SliceResult) -> list[TokenEvent]:
         """End one request, all its choices, because a row of it allowed no answer."""
-        del self._state.requests[owner.request.request_id]
+        self._state.forget(owner)
         self._state.stats.num_failed += 1
         return self._drop(owner, FinishReason.ERROR, outcome.error, outcome.error_code)
 
@@ -190,6 +193,20 @@ class Scheduler:
         return self._state.kv.occupancy((seq, limits.final_tokens(seq.request)) for seq in (*self._state.running, *dropped))
 
     @property
+    def num_swapped(self) -> int:
+        """Waiting sequences whose blocks are in host memory."""
+        return self._state.swaps.num_saved
+
+    @property
+    def num_host_blocks(self) -> int:
+        return self._state.swaps.pool.num_blocks
+
+    @property
+    def num_used_host_blocks(self) -> int:
+        """Blocks in host memory that preempted sequences hold, or that the step in flight reads."""
+        return self._state.swaps.pool.num_used
+
+    @property
     def in_flight_sequences(self) -> list[Sequence]:
         """Sequences of the plan in flight, in the order of its slices (none between steps). FINISHED ones were aborted meanwhile."""
         return [] if self._in_flight is None else self._in_flight.sequences
@@ -251,10 +268,12 @@ class Scheduler:
         draft = self._in_flight
         if draft is None:
             raise StepProtocolError("there is no step in flight")
-        _check_result(draft, result, text_stops)
+        check_result(draft, result, text_stops)
         self._in_flight = None
         state, events = self._state, list[TokenEvent]()
         state.kv.plan_applied()
+        state.swaps.end_loads(succeeded=True)
+        state.stats.move_s += result.move_seconds
         for piece, outcome, seq in zip(draft.plan.slices, result.slices, draft.sequences, strict=True):
             seq.num_computed += seq.num_scheduled
             state.stats.num_computed_tokens += seq.num_scheduled + seq.num_drafts
@@ -303,6 +322,7 @@ class Scheduler:
             if piece.num_drafts:
                 self._settle_drafts(choice, piece, len(outcome.token_ids) - 1)
             self._state.stats.num_output_tokens += len(token_ids)
+            self._state.order.drew(owner.request, len(token_ids))
             events.append(self._event(owner, choice, token_ids, logprobs and logprobs[: len(token_ids)], end))
 
     def _settle_drafts(self, seq: Sequence, piece: SequenceSlice, num_accepted: int) -> None:
@@ -344,7 +364,7 @@ class Scheduler:
         self._state.stats.num_finished += 1
         owner.sequences.remove(seq)
         if not owner.sequences:
-            del self._state.requests[owner.request.request_id]
+            self._state.forget(owner)
 
     def _take_beam_row(self, owner: RequestState, beams: BeamGroup, seq: Sequence, outcome: SliceResult) -> list[TokenEvent]:
         if not beams.take_row(self._state, owner, seq, outcome):
@@ -354,47 +374,3 @@ class Scheduler:
     def check_invariants(self) -> None:
         """AssertionError unless queues, requests, slots and the KV books agree. For tests and idle debug runs: slow."""
         self._state.check_invariants(self.in_flight_sequences)
-
-
-def _check_result(draft: Draft, result: StepResult, text_stops: TextStops) -> None:
-    step = draft.plan.step_index
-    if result.step_index != step:
-        raise StepProtocolError(f"the result of step {result.step_index} was applied while step {step} is in flight")
-    if len(result.slices) != len(draft.plan.slices):
-        raise StepProtocolError(f"step {step}: {len(result.slices)} results for {len(draft.plan.slices)} slices")
-    for piece, outcome in zip(draft.plan.slices, result.slices, strict=True):
-        num_drawn = len(outcome.token_ids)
-        if piece.num_drafts and outcome.error is None and 0 < num_drawn <= piece.num_samples:
-            _check_drafts(step, piece, outcome)
-        elif outcome.error is None and num_drawn != piece.num_samples:
-            drawn = f"{len(outcome.token_ids)} tokens for {piece.num_samples} samples"
-            raise StepProtocolError(f"step {step}, sequence {piece.seq_id}: {drawn}")
-        if outcome.error is None:
-            _check_logprobs(step, piece, outcome)
-    if text_stops:
-        drawn_by = {
-            (seq.request.request_id, seq.choice + i): len(outcome.token_ids) if piece.num_drafts else 1
-            for piece, outcome, seq in zip(draft.plan.slices, result.slices, draft.sequences, strict=True)
-            for i in range(1 if piece.num_drafts else piece.num_samples)
-        }
-        for key, (num_kept, text) in text_stops.items():
-            if not 0 <= num_kept <= drawn_by.get(key, -1):
-                raise StepProtocolError(f"step {step}: stop {text!r} keeps {num_kept} tokens of {key}, which drew {drawn_by.get(key, 0)}")
-
-
-def _check_drafts(step: int, piece: SequenceSlice, outcome: SliceResult) -> None:
-    """All drawn tokens but the last are the drafts."""
-    accepted = outcome.token_ids[:-1]
-    if accepted != piece.token_ids[piece.num_tokens - piece.num_drafts :][: len(accepted)]:
-        raise StepProtocolError(f"step {step}, sequence {piece.seq_id}: {outcome.token_ids} were drawn behind other drafts")
-
-
-def _check_logprobs(step: int, piece: SequenceSlice, outcome: SliceResult) -> None:
-    """Log-probabilities are there when asked, one per token: found out before anything is applied."""
-    wanted = (
-        ("logprobs", outcome.logprobs, len(outcome.token_ids) if piece.logprobs is not None else 0),
-        ("prompt_logprobs", outcome.prompt_logprobs, len(piece.next_token_ids) if piece.prompt_logprobs is not None else 0),
-    )
-    for name, given, count in wanted:
-        if len(given or ()) != count:
-            raise StepProtocolError(f"step {step}, sequence {piece.seq_id}: {len(given or ())} {name} for {count} tokens")

@@ -28,6 +28,14 @@ class BlockCopy:
 
 
 @dataclass(slots=True)
+class BlockMove:
+    """Copy one whole KV block (all layers) between the pool and host memory; the list that it is in tells the direction."""
+
+    pool_block: int
+    host_block: int
+
+
+@dataclass(slots=True)
 class SlotOpen:
     """Give a sequence a sampling-state slot, rebuilt from its tokens (penalty counts, bad-word tails)."""
 
@@ -77,7 +85,10 @@ class SequenceSlice:
 
 @dataclass(slots=True)
 class StepPlan:
-    """One step. Order of effect: close slots, open slots, fork slots, copy blocks, forward pass, sampling.
+    """One step. Order of effect: close slots, open slots, fork slots, save blocks, load blocks, copy blocks, forward pass, sampling.
+
+    ``block_saves`` go from the pool to host memory and see what the step before left; ``block_loads`` go from host memory to the pool.
+    So a pool block may be saved and then, in the same plan, be loaded into, copied into or written by somebody else.
 
     ``slot_forks`` are (source slot, new slot, seed of the new slot). After a step that failed, at whatever point, the next plan closes all
     slots that may be open: closing one that is not does nothing.
@@ -89,10 +100,17 @@ class StepPlan:
     slot_opens: list[SlotOpen] = field(default_factory=list)
     slot_forks: list[tuple[int, int, int]] = field(default_factory=list)
     slot_closes: list[int] = field(default_factory=list)
+    block_saves: list[BlockMove] = field(default_factory=list)
+    block_loads: list[BlockMove] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
         return sum(len(s.token_ids) for s in self.slices)
+
+    @property
+    def num_moves(self) -> int:
+        """Blocks that go to or come from host memory."""
+        return len(self.block_saves) + len(self.block_loads)
 
 
 @dataclass(slots=True)
@@ -124,11 +142,12 @@ class SliceResult:
 
 @dataclass(slots=True)
 class StepResult:
-    """Results in the order of ``plan.slices``; ``seconds`` is what the step took on its device."""
+    """Results in the order of ``plan.slices``; ``seconds`` is what the step took on its device, ``move_seconds`` of it for block moves."""
 
     step_index: int
     slices: list[SliceResult]
     seconds: float = 0.0
+    move_seconds: float = 0.0
 
 
 @dataclass(slots=True)

@@ -19,12 +19,13 @@ from octavo.core.request import Request, SamplingParams
 from octavo.core.scheduler import Scheduler
 from octavo.core.step import StepPlan
 from octavo.costs.gap import GapModel
+from octavo.costs.preemption import PreemptionModel
 from octavo.engine.drafting import DraftModels
 from octavo.engine.itl_warnings import ItlWarnings
 from octavo.engine.loop import EngineLoop
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.outputs import OutputEvent
-from octavo.engine.params import PreparedRequest, RequestPreparer
+from octavo.engine.params import PreparedRequest, RequestPreparer, check_priority
 from octavo.speculative.speculator import create_speculator
 
 if TYPE_CHECKING:
@@ -57,6 +58,9 @@ class Engine:
         try:
             self.num_kv_blocks = resolve_num_kv_blocks(config, backend, self.max_model_len, self._drafting.kv_bytes_per_block)
             backend.allocate_kv(self.num_kv_blocks)
+            num_host_blocks = resolve_num_host_blocks(config, backend)
+            if num_host_blocks:
+                backend.allocate_host_kv(num_host_blocks)
             draft_model, self_draft = self._drafting.start(backend, self.num_kv_blocks)
             if config.speculative.spec_rule == "resample":
                 from octavo.backends.resampling import ResamplingBackend
@@ -66,15 +70,24 @@ class Engine:
             self._drafting.close()
             raise
         fingerprint = f"{model.fingerprint}/{backend.fingerprint()}"
+        self.preemption_model = self._make_preemption_model(num_host_blocks)
         self.scheduler = Scheduler(
-            config.scheduler, config.cache, self.num_kv_blocks, self.max_model_len, fingerprint, gap_cost=self.gap_model
-        )
+            config.scheduler, config.cache, self.num_kv_blocks, self.max_model_len, fingerprint, self.gap_model, num_host_blocks,
+            self.preemption_model,
+        )  # fmt: skip
         others = {one.name: one for one in (draft_model, self_draft) if one is not None}
         self.speculator = create_speculator(config.speculative, self.scheduler.limits.max_total_tokens, self.clock, others)
         self.loop = EngineLoop(self.scheduler, backend.vocab_size, model.tokenizer, self.gap_model, self.speculator)
         max_n = config.scheduler.max_num_seqs
         self._preparer = RequestPreparer(backend.vocab_size, self.scheduler.limits, max_n, model.eos_token_ids, model.tokenizer)
         self._request_numbers = itertools.count()
+
+    def _make_preemption_model(self, num_host_blocks: int) -> PreemptionModel | None:
+        """What prices preemptions where there is a choice."""
+        if not num_host_blocks or self.config.scheduler.preemption != "auto":
+            return None
+        bytes_per_block = self.backend.kv_capacity(0).bytes_per_block
+        return PreemptionModel(bytes_per_block, None if self.gap_model is None else self.gap_model.device)
 
     @classmethod
     def load(cls, config: EngineConfig, beside: Callable[[], object] | None = None) -> Engine:
@@ -112,9 +125,13 @@ class Engine:
         request_id: str | None = None,
         cache_salt: str | None = None,
         speculative: SpeculativeParams | None = None,
+        *,
+        priority: int = 0,
+        user: str | None = None,
     ) -> PreparedRequest:
         """Check a request and resolve its parameters; raises ParameterError. Queues nothing, and may be called from any thread."""
-        return self.prepare_checked(prompt_token_ids, self.check_params(params), request_id, cache_salt, speculative)
+        checked = self.check_params(params)
+        return self.prepare_checked(prompt_token_ids, checked, request_id, cache_salt, speculative, priority=priority, user=user)
 
     def check_params(self, params: SamplingParams) -> SamplingParams:
         """The half of ``prepare`` that needs no prompt; raises ParameterError."""
@@ -127,13 +144,17 @@ class Engine:
         request_id: str | None = None,
         cache_salt: str | None = None,
         speculative: SpeculativeParams | None = None,
+        *,
+        priority: int = 0,
+        user: str | None = None,
     ) -> PreparedRequest:
         """The other half: ``params`` come from ``check_params``, and may since have got a ``max_tokens``."""
         request_id = request_id or self.new_request_id()
         if speculative is not None:
             speculative.validate(self.speculator.methods)
+        check_priority(priority, self.config.scheduler.scheduling_policy)
         request = Request(request_id, prompt_token_ids, params, seed=0, arrival_s=self.clock.now())
-        request.cache_salt, request.speculative = cache_salt, speculative
+        request.cache_salt, request.speculative, request.priority, request.user = cache_salt, speculative, priority, user
         return self._preparer.prepare(request)
 
     def room(self, num_prompt_tokens: int) -> int:
@@ -170,6 +191,8 @@ class Engine:
         self.num_failures_in_a_row = 0
         ended_s = self.clock.now()
         self.loop.end_step(plan, result, ended_s)
+        if self.preemption_model is not None:
+            self.preemption_model.observe(plan, result)
         self.metrics.step_done(plan, ended_s - started_s)
         worst_gap_s = self.metrics.events_made(events, ended_s)
         if worst_gap_s > self._itl_warnings.bound_s:
@@ -223,3 +246,12 @@ def resolve_num_kv_blocks(config: EngineConfig, backend: Backend, max_model_len:
     if num_blocks < 1:
         raise ConfigError(f"kv_cache_memory: {memory_bytes} bytes hold no block; one takes {bytes_per_block}")
     return num_blocks
+
+
+def resolve_num_host_blocks(config: EngineConfig, backend: Backend) -> int:
+    """Blocks of the host pool that ``swap_space`` holds. Raises ConfigError when it is some memory, but less than a block."""
+    swap_space = config.cache.swap_space
+    capacity = backend.kv_capacity(swap_space)
+    if swap_space and not capacity.num_blocks:
+        raise ConfigError(f"swap_space: {swap_space} bytes hold no block; one takes {capacity.bytes_per_block}")
+    return capacity.num_blocks

@@ -93,8 +93,9 @@ class Service:
     ) -> Call:
         params = await run_aside(len(exchange.body) // 16, request.params)
         explain, speculative = self.options.explain_cache, SpeculativeParams.of(request.speculative)
-        request_id, salt = request.checked_request_id(), request.cache_salt or None
-        wanted = Wanted(params, num_shown(request), default_max_tokens, salt, request_id, request.warnings, speculative, explain)
+        request_id, salt, warnings = request.checked_request_id(), request.cache_salt or None, request.warnings
+        priority, user = request.priority or 0, request.user
+        wanted = Wanted(params, num_shown(request), default_max_tokens, salt, request_id, warnings, speculative, explain, priority, user)
         try:
             return await open_call(self.engine, CallIdentity(id_prefix, self.model_name, self.fingerprint), prompts, wanted)
         except ParameterError as error:

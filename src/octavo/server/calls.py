@@ -51,6 +51,8 @@ class Wanted:
     warnings: list[str]
     speculative: SpeculativeParams | None = None
     explain_cache: bool = False  # usage says why prompts were found no further in the prefix cache
+    priority: int = 0
+    user: str | None = None
 
 
 class ChoiceFormat(Protocol):
@@ -138,7 +140,11 @@ def _checked_call(engine: AsyncEngine, identity: CallIdentity, prompts: Sequence
             room = engine.engine.room(len(prompt.token_ids))
             default = max(wanted.default_max_tokens, params.min_tokens)
             params = replace(params, max_tokens=max(1, min(default, room)))
-        prepared.append(engine.engine.prepare_checked(prompt.token_ids, params, f"{unique}-{i}", wanted.cache_salt, wanted.speculative))
+        request_id, salt, priority, user = f"{unique}-{i}", wanted.cache_salt, wanted.priority, wanted.user
+        one = engine.engine.prepare_checked(
+            prompt.token_ids, params, request_id, salt, wanted.speculative, priority=priority, user=user
+        )
+        prepared.append(one)
     outputs = [RequestOutput.start(one.request, prompt.text, one.warnings) for one, prompt in zip(prepared, prompts, strict=True)]
     warnings = list(dict.fromkeys([*wanted.warnings, *(w for one in prepared for w in one.warnings)]))
     explain = wanted.explain_cache

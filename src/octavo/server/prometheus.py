@@ -58,6 +58,13 @@ def _gauges(engine: Engine) -> Iterator[Any]:
     blocks.add_metric(["cached"], scheduler.num_cached_blocks)
     blocks.add_metric(["free"], scheduler.num_free_blocks)
     yield blocks
+    swapped = "Preempted sequences whose KV blocks are in host memory."
+    yield GaugeMetricFamily("octavo_num_requests_swapped", swapped, value=scheduler.num_swapped)
+    in_host = "KV blocks in host memory (swap_space): used by sequences, or free."
+    host = GaugeMetricFamily("octavo_host_kv_blocks", in_host, labels=["state"])
+    host.add_metric(["used"], scheduler.num_used_host_blocks)
+    host.add_metric(["free"], scheduler.num_host_blocks - scheduler.num_used_host_blocks)
+    yield host
     usage = scheduler.num_used_blocks / scheduler.num_blocks
     yield GaugeMetricFamily("octavo_kv_cache_usage_ratio", "Share of KV blocks that sequences use; cached ones do not count.", value=usage)
     fill = "Share of the token slots in used KV blocks that hold a token's keys and values; NaN while none are used."
@@ -105,6 +112,10 @@ def _counters(engine: Engine) -> Iterator[Any]:
         ("octavo_prefix_cache_partial_hits", "Of these, in blocks that matched in part and were copied.", stats.prefix_tail_tokens),
         ("octavo_prefix_cache_copies", "Blocks copied because they matched a prompt in part.", stats.num_tail_copies),
         ("octavo_preemptions", "Sequences that gave their blocks back to others.", stats.num_preemptions),
+        ("octavo_preemptions_by_swap", "Of these, sequences whose blocks went to host memory.", stats.num_swap_preemptions),
+        ("octavo_swapped_out_blocks", "KV blocks copied to host memory.", stats.num_blocks_saved),
+        ("octavo_swapped_in_blocks", "KV blocks copied from host memory.", stats.num_blocks_loaded),
+        ("octavo_swap_seconds", "Time of these copies.", stats.move_s),
         ("octavo_steps", "Steps done.", stats.num_steps),
         ("octavo_inter_token_bound_broken", "Gaps between tokens of a choice that were over max_itl_ms.", metrics.itl_excess_s.count),
         ("octavo_failed_steps", "Steps that could not be computed.", metrics.num_failed_steps),

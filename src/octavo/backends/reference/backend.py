@@ -14,6 +14,7 @@ import numpy as np
 
 import octavo.backends.reference.ops as ops
 from octavo.backends.base import BackendError, KVCapacity
+from octavo.backends.reference.host_pool import HostPool
 from octavo.config import EngineConfig
 from octavo.core.request import MAX_N
 from octavo.core.step import SequenceSlice, SliceResult, StepPlan, StepResult
@@ -32,18 +33,18 @@ class KVPool:
         self.num_blocks = num_blocks
         self.block_size = block_size
         shapes = [(num_blocks, block_size, kv.kv_heads, kv.head_dim) for kv in program.kv_layers]
-        self._layers = [(np.zeros(shape, np.float32), np.zeros(shape, np.float32)) for shape in shapes]
+        self.layers = [(np.zeros(shape, np.float32), np.zeros(shape, np.float32)) for shape in shapes]
 
     def copy_block(self, src: int, dst: int) -> None:
         for block in (src, dst):
             if not 0 <= block < self.num_blocks:
                 raise BackendError(f"block copy {src} -> {dst}: block ids are 0 to {self.num_blocks - 1}")
-        for keys, values in self._layers:
+        for keys, values in self.layers:
             keys[dst], values[dst] = keys[src], values[src]
 
     def write(self, op: Attention, table: np.ndarray, position: int, k: Floats, v: Floats) -> None:
         """Store k and v [kv_heads * head_dim] of one position."""
-        keys, values = self._layers[op.layer]
+        keys, values = self.layers[op.layer]
         at = table[position // self.block_size], position % self.block_size
         keys[at], values[at] = k.reshape(op.kv_heads, op.head_dim), v.reshape(op.kv_heads, op.head_dim)
 
@@ -52,7 +53,7 @@ class KVPool:
         first = 0 if op.window is None else max(0, position - op.window + 1)
         seen = np.arange(first, position + 1)
         at = table[seen // self.block_size], seen % self.block_size
-        keys, values = self._layers[op.layer]
+        keys, values = self.layers[op.layer]
         return keys[at], values[at]
 
 
@@ -84,6 +85,7 @@ class ReferenceBackend:
         self._last_attention = max(i for i, op in enumerate(self.program.ops) if isinstance(op, Attention))
         self._sampler = ReferenceSampler(self.vocab_size, self.max_num_slots)
         self._kv: KVPool | None = None
+        self._host: HostPool | None = None
 
     def kv_capacity(self, memory_bytes: int) -> KVCapacity:
         bytes_per_block = self._block_size * self.program.kv_bytes_per_token(4)
@@ -96,6 +98,32 @@ class ReferenceBackend:
             self._kv = KVPool(self.program, num_blocks, self._block_size)
         except (MemoryError, ValueError) as exc:
             raise BackendError(f"num_blocks: no memory for {num_blocks} KV blocks: {exc}") from exc
+
+    def allocate_host_kv(self, num_blocks: int) -> None:
+        if self._host is not None:
+            raise BackendError("the host pool is already allocated")
+        try:
+            self._host = HostPool(self._pool().layers, num_blocks)
+        except (MemoryError, ValueError) as exc:
+            raise BackendError(f"host KV blocks: no memory for {num_blocks}: {exc}") from exc
+
+    def read_host_block(self, host_block: int) -> bytes:
+        return self._host_pool().read(host_block)
+
+    def write_host_block(self, host_block: int, data: bytes) -> None:
+        self._host_pool().write(host_block, data)
+
+    def _host_pool(self) -> HostPool:
+        if self._host is None:
+            raise BackendError("there is no host pool: allocate_host_kv comes first")
+        return self._host
+
+    def _move_blocks(self, plan: StepPlan) -> float:
+        if not plan.num_moves:
+            return 0.0
+        started = time.perf_counter()
+        self._host_pool().move(plan.block_saves, plan.block_loads)
+        return time.perf_counter() - started
 
     def first_layers(self, num_layers: int) -> ReferenceBackend:
         """As CpuBackend's."""
@@ -113,16 +141,17 @@ class ReferenceBackend:
             self._sampler.open(entry)
         for src, dst, seed in plan.slot_forks:
             self._sampler.fork(src, dst, seed)
+        move_seconds = self._move_blocks(plan)
         for copy in plan.block_copies:
             kv.copy_block(copy.src_block, copy.dst_block)
         results = [self._run_slice(s, kv) for s in plan.slices]
-        return StepResult(plan.step_index, results, time.perf_counter() - started)
+        return StepResult(plan.step_index, results, time.perf_counter() - started, move_seconds)
 
     def fingerprint(self) -> str:
         return f"{self._fingerprint}/reference/f32/kv-f32/layout-1/numpy-{np.__version__}"
 
     def close(self) -> None:
-        self._kv = None
+        self._kv = self._host = None
         self._weights = {}
 
     def _pool(self) -> KVPool:
