@@ -50,7 +50,7 @@ def valid(request: Request) -> bool:
     return request.params.min_tokens <= (request.params.max_tokens or 0)
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250, deadline=None, derandomize=True)
 @given(st.data())
 def test_hypotheses_do_not_depend_on_anything_else(data: st.DataObject) -> None:
     """Batch mates, a pool that forces preemption, host memory, order, block size, budget, chunks, prefix cache, paced steps, aborts."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from octavo.config import CacheConfig, SchedulerConfig
@@ -225,3 +227,36 @@ def test_a_lone_sequence_is_admitted_whatever_it_may_grow_to() -> None:
 def test_requests_with_a_host_pool_have_the_same_limits() -> None:
     scheduler = Scheduler(SchedulerConfig(), CacheConfig(block_size=4), 8, 64, num_host_blocks=100)
     assert scheduler.limits.max_total_tokens == 33
+
+
+@pytest.mark.parametrize("seed", [141, 290, 620, 685, 690, 734, 808, 894])
+def test_choices_that_come_back_in_a_tight_pool(seed: int) -> None:
+    """Loads whose blocks a plan also copies from, and groups of which some are saved and others are computed again."""
+    rng = random.Random(seed)
+    harness = Harness(
+        num_blocks=rng.randint(5, 9),
+        block_size=4,
+        max_num_seqs=rng.randint(5, 10),
+        budget=rng.randint(10, 16),
+        chunked=rng.random() < 0.5,
+        granularity=rng.choice(["token", "block"]),
+        lookahead=rng.choice([1, 1, 3, 8]),
+        num_host_blocks=rng.choice([4, 12, 40]),
+        policy=rng.choice(["fcfs", "priority", "fair", "srf"]),
+        preemption="swap",
+    )
+    num_requests, prompts = 0, [[0]]
+    for _ in range(120):
+        if rng.random() < 0.3 and num_requests < 12:
+            prompt = rng.choice(prompts)[: rng.randint(0, 10)]
+            prompt = (prompt + [rng.randint(0, 2) for _ in range(rng.randint(0 if prompt else 1, 8))])[:11]
+            prompts.append(prompt)
+            order = {"priority": rng.randint(-2, 2), "user": rng.choice([None, "a", "b"]), "ignore_eos": rng.random() < 0.8}
+            n, max_tokens = rng.randint(1, 3), rng.randint(4, 24)
+            harness.add(make_request(f"r{num_requests}", prompt, rng.randint(0, 3), n=n, max_tokens=max_tokens, **order))
+            num_requests += 1
+        else:
+            harness.step()
+    harness.run()
+    harness.check_texts()
+    harness.check_idle()

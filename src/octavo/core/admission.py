@@ -41,13 +41,21 @@ def has_room_for_all(state: SchedulerState, draft: Draft, group: Seq[Sequence], 
     return num_new + _num_promised(state, draft, group) <= state.kv.pool.num_available
 
 
+def would_spoil_copies(state: SchedulerState, draft: Draft, group: Seq[Sequence]) -> bool:
+    """Whether loading the saved blocks of ``group`` might overwrite what the plan copies: it loads before it copies, and a block that is
+    copied and that nobody holds may be given away."""
+    if not state.swaps.num_saved or not any(map(state.swaps.holds, group)):
+        return False
+    return any(state.kv.pool.ref_counts[copy.src_block] == 0 for copy in draft.plan.block_copies)
+
+
 def num_new_blocks(state: SchedulerState, group: Seq[Sequence], matches: Seq[PrefixMatch]) -> int:
     """Blocks that a waiting group takes from what is available to hold all its known tokens.
 
     Common to its choices are the blocks that were saved for several of them, or, where blocks are recomputed, the full blocks of the
     prompt; each choice has its own part-filled block, for it is about to write there.
     """
-    kv, num_own, common, revived = state.kv, 0, set[int](), set[int]()
+    kv, num_own, common, revived = state.kv, 0, set[tuple[bool, int]](), set[int]()
     for seq, match in zip(group, matches, strict=True):
         revived.update(node.block for node in match.nodes if kv.pool.ref_counts[node.block] == 0)
         blocks: Seq[int] = ()
@@ -55,7 +63,7 @@ def num_new_blocks(state: SchedulerState, group: Seq[Sequence], matches: Seq[Pre
             blocks = state.swaps.full_blocks(seq)
         elif kv.index is not None and seq.num_output_tokens:
             blocks = range(seq.num_prompt_tokens // kv.block_size)
-        common.update(blocks[len(match.nodes) :])
+        common.update((state.swaps.holds(seq), block) for block in blocks[len(match.nodes) :])  # host blocks, or places in the prompt
         num_own += kv.blocks_for(len(seq.token_ids)) - max(len(blocks), len(match.nodes))
     return num_own + len(common) + len(revived)
 

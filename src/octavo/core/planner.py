@@ -206,6 +206,8 @@ class Planner:
         """
         state = self._state
         group = admission.waiting_group(state)
+        if admission.would_spoil_copies(state, draft, group):
+            return []
         if len(group) > 1:
             matches = [match, *(self._find_prefix(seq) for seq in group[1:])]
             if admission.has_room_for_all(state, draft, group, matches):
@@ -324,8 +326,11 @@ class Planner:
         if wants_prompt_logprobs(seq):
             return PrefixMatch([])
         match = self._state.kv.find_prefix(seq)
-        if self._state.swaps.holds(seq):
-            match.num_pending, match.tail = 0, None  # its own blocks come back, whoever else has or computes the same
+        swaps = self._state.swaps
+        if swaps.holds(seq):
+            match.num_pending = 0  # its own blocks come back, whoever else has or computes the same
+        if swaps.num_saved and any(map(swaps.holds, self._state.requests[seq.request.request_id].sequences)):
+            match.tail = None  # a choice that comes in behind it would load before this is copied
         return match
 
     def _gap_after(self, seq: Sequence, match: PrefixMatch) -> int:
