@@ -20,11 +20,13 @@ and has not offered i. If Y in turn waits, it lacks a block j <= i of that chain
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from octavo.core.block_pool import BlockPool
+from octavo.core.kv_restore import Restorer
+from octavo.core.kv_tiers import BlockRef, KVTiers, TierMatch
 from octavo.core.prefix_index import Namespace, PrefixIndex, PrefixNode, block_key, pack_tokens
 from octavo.core.request import Sequence
 from octavo.core.step import BlockCopy
@@ -54,10 +56,23 @@ class PrefixMatch:
 
     nodes: list[PrefixNode]
     num_pending: int = 0  # blocks after those that another sequence is computing; above 0: wait
+    tier: TierMatch | None = None  # blocks after those that can be restored
+
+    @property
+    def waits(self) -> bool:
+        """Whether the sequence, once it shares what was found, sits out a step at least."""
+        return self.num_pending > 0 or bool(self.tier)
+
+
+def ref_of(node: PrefixNode) -> BlockRef:
+    assert node.parent is not None, "a root holds no block"
+    return BlockRef(node.key, node.parent.key, node.tokens)
 
 
 class KVManager:
     """``num_blocks`` blocks of ``block_size`` tokens. ``fingerprint`` names what else the KV depends on (model, formats, layout)."""
+
+    restorer: Restorer | None = None  # there when the cache has tiers
 
     def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool = True, fingerprint: str = "") -> None:
         if block_size < 1:
@@ -100,7 +115,18 @@ class KVManager:
             depth += 1
             if depth < limit:
                 chain.extend(seq.token_ids, self.block_size, depth + 1)
+        if self.restorer is not None and not match.num_pending and (match.nodes or seq.num_computed % self.block_size == 0):
+            match.tier = self.restorer.match(seq, self._unclaimed_refs(seq, chain, depth, limit), depth)
         return match
+
+    def _unclaimed_refs(self, seq: Sequence, chain: _Chain, depth: int, limit: int) -> Iterator[BlockRef]:
+        """The blocks of ``seq`` from number ``depth`` on, up to the first that another sequence is computing."""
+        while depth < limit:
+            chain.extend(seq.token_ids, self.block_size, depth + 1)
+            if self._claims.get(chain.keys[depth + 1], seq.seq_id) != seq.seq_id:
+                return
+            yield BlockRef(chain.keys[depth + 1], chain.keys[depth], chain.tokens[depth])
+            depth += 1
 
     def can_admit(self, seq: Sequence, match: PrefixMatch, num_spare: int) -> bool:
         """Whether all known tokens of ``seq``, which holds nothing, fit with ``match`` while ``num_spare`` blocks stay available."""
@@ -195,6 +221,12 @@ class KVManager:
             table.append(self._allocate())
         return True
 
+    def append_blocks(self, seq: Sequence, num_blocks: int) -> list[int]:
+        """Allocate blocks, which have to be available, at the end of the table of ``seq``."""
+        blocks = [self._allocate() for _ in range(num_blocks)]
+        seq.block_table.extend(blocks)
+        return blocks
+
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """``child``, a new continuation with equal tokens, shares all blocks of ``parent``."""
         child.block_table = parent.block_table[:]
@@ -208,6 +240,8 @@ class KVManager:
         """Give back all blocks, the end of the table first, and all claims. ``forget`` when the sequence never runs again."""
         index, pool = self.index, self.pool
         self._drop_claims(seq)
+        if self.restorer is not None:
+            self.restorer.leave(seq)
         for block in reversed(seq.block_table):
             pool.release(block, keep=index is not None and index.offers(block))
         # A new array, not a cleared one: whoever still reads the table of a past plan sees what was planned.
@@ -222,8 +256,21 @@ class KVManager:
         block, evicted = self.pool.allocate()
         if evicted:
             assert self.index is not None
-            self.index.forget(block)
+            node = self.index.forget(block)
+            if self.restorer is not None:
+                self.restorer.tiers.save(ref_of(node), block)
         return block
+
+    def attach_tiers(self, tiers: KVTiers) -> None:
+        """What the pool evicts goes to ``tiers`` from now on, and is looked up there."""
+        if self.index is None:
+            raise ValueError("tiers keep blocks of the prefix cache, which is off")
+        self.restorer = Restorer(self, tiers)
+
+    def evictable_blocks(self) -> list[tuple[BlockRef, int]]:
+        """The blocks that are offered and not referenced, the next to be evicted first."""
+        nodes = {} if self.index is None else self.index.blocks()
+        return [(ref_of(nodes[block]), block) for block in self.pool.eviction_order()]
 
     def _chain(self, seq: Sequence) -> _Chain | None:
         if self.index is None:
@@ -259,6 +306,8 @@ class KVManager:
         if self.index is not None:
             self._check_index(self.index)
         alive = {seq.seq_id for seq in holders}
+        if self.restorer is not None:
+            self.restorer.tiers.check_invariants(alive)
         for key, seq_id in self._claims.items():
             assert seq_id in alive, f"sequence {seq_id} holds a claim but no blocks"
             assert self.index is not None and self.index.node(key) is None, "a block is both offered and claimed"

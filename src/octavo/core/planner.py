@@ -31,6 +31,8 @@ class Planner:
         state = self._state
         draft = Draft(StepPlan(step_index), state.config.max_num_batched_tokens)
         num_preemptions = num_before = state.stats.num_preemptions
+        if state.kv.restorer is not None:
+            state.kv.restorer.tiers.begin_plan(now)
         if state.gap_cost is not None:
             state.gap_cost.begin(now)
             self._admit_paced(draft, now)
@@ -43,9 +45,15 @@ class Planner:
             num_before = state.stats.num_preemptions
         if state.gap_cost is None and state.stats.num_preemptions == num_preemptions:
             self._plan_admissions(draft, now)
-        if not draft.sequences:
-            assert not state.running and not state.waiting, "sequences are left but none can go on"
+        restorer = state.kv.restorer
+        loads = [] if restorer is None else restorer.loads()
+        if not draft.sequences and not loads:
+            waits = restorer is not None and restorer.tiers.is_waiting
+            assert waits or (not state.running and not state.waiting), "sequences are left but none can go on"
             return None
+        if restorer is not None:
+            draft.plan.block_saves += restorer.tiers.take_saves()
+            draft.plan.block_loads += loads
         draft.plan.slot_closes = state.slots.drain_closes()
         return draft
 
@@ -102,7 +110,7 @@ class Planner:
             seq = waiting[0]
             match = self._find_prefix(seq)
             num_tokens = policy.chunk_size(self._gap_after(seq, match), draft.budget, 0, chunked)
-            if (num_tokens == 0 and not match.num_pending) or not self._has_room(draft, seq, match):
+            if (num_tokens == 0 and not match.waits) or not self._has_room(draft, seq, match):
                 return
             self._admit(draft, match, num_tokens, now)
 
@@ -123,7 +131,7 @@ class Planner:
             return False
         match = self._find_prefix(state.waiting[0])
         gap = self._gap_after(state.waiting[0], match)
-        if match.num_pending or not policy.runs_alone(gap, draft.budget, num_decoding):
+        if match.waits or not policy.runs_alone(gap, draft.budget, num_decoding):
             return False
         if not self._has_room(draft, state.waiting[0], match):
             return False
@@ -206,13 +214,14 @@ class Planner:
         return len(seq.token_ids) - len(match.nodes) * self._state.kv.block_size
 
     def _adopt_prefix(self, draft: Draft, seq: Sequence, match: PrefixMatch) -> bool:
-        """Share what was found. True: the next blocks are being computed by another sequence, so ``seq`` sits this step out."""
+        """Share what was found. True: the next blocks are being computed by another sequence or restored, so ``seq`` sits this step out."""
         num_gained = self._state.kv.adopt_prefix(seq, match)
         if num_gained and seq.num_preemptions == 0 and seq.num_output_tokens == 0:
             seq.num_cached += num_gained
             self._state.stats.prefix_hit_tokens += num_gained
         draft.num_pending[seq.seq_id] = match.num_pending
-        return match.num_pending > 0
+        restorer = self._state.kv.restorer
+        return match.num_pending > 0 or (restorer is not None and match.tier is not None and restorer.begin(seq, match.tier))
 
     # --- slices -------------------------------------------------------------------------------------------------------------------------
 

@@ -123,8 +123,8 @@ class PrefixIndex:
         self._evicted.pop(key, None)
         return node
 
-    def forget(self, block: int) -> None:
-        """Stop offering ``block``, which is being evicted and must be a leaf."""
+    def forget(self, block: int) -> PrefixNode:
+        """Stop offering ``block``, which is being evicted and must be a leaf. Returns what its node was."""
         node = self._by_block[block]
         if node.children or node.parent is None:
             raise AssertionError(f"block {block} is evicted before its children")
@@ -134,6 +134,7 @@ class PrefixIndex:
         self._evicted[node.key] = None
         if len(self._evicted) > self._num_remembered:
             self._evicted.popitem(last=False)
+        return node
 
     def explain(self, namespace: Namespace, token_ids: Seq[int]) -> MatchReport:
         """How far a prompt would hit now, and why no further. Looks only; its time grows with the prompt and the siblings at the end."""
