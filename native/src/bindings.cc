@@ -15,6 +15,7 @@
 #include <set>
 #include <string>
 
+#include "host_kv.h"
 #include "program/runner.h"
 #include "program/step_outputs.h"
 #include "runtime/cpu_features.h"
@@ -82,6 +83,7 @@ class Model {
   Model(const std::string& isa, int threads) : runner_(kernels_of(isa), threads), sampling_scratch_((size_t)threads) {}
 
   Runner runner_;
+  HostKV host_kv_;
 
   nb::tuple add_matrix(const std::string& dtype, Bytes raw, int n, int k, bool widen, bool mapped) {
     check_raw("matrix", dtype, raw, n, k);
@@ -164,20 +166,24 @@ void Model::check_requests(const Step& s, const SamplerSlots& slots, int max_top
     require(row > previous_row && row < (int)s.tokens.size(), "logit rows: ascending rows of the step");
     previous_row = row;
   }
+  bool draft = false;  // the request before has one
   for (size_t i = 0; i < n; ++i) {
     const int32_t* r = s.requests.data() + 5 * i;
+    require(!draft || (r[0] == r[-5] + 1 && r[1] == r[-4]), "requests: behind a draft comes the same slot with the next row");
     require(r[0] >= previous_index && r[0] < (int)s.logit_rows.size(), "requests: in order of their logit rows");
     previous_index = r[0];
     if (r[1] >= 0) {
       require(slots.is_open(r[1]), "slot: " + std::to_string(r[1]) + " is not open");
-      require(drawn.insert(r[1]).second, "slot: " + std::to_string(r[1]) + " draws twice in one step");
+      require(draft || drawn.insert(r[1]).second, "slot: " + std::to_string(r[1]) + " draws twice in one step");
     } else {
       require(r[3] >= 0 && r[3] < vocab, "token id " + std::to_string(r[3]) + " is not in 0 .. " + std::to_string(vocab - 1));
     }
+    draft = r[1] >= 0 && r[3] >= 0;
     require(r[4] <= kMaxLogprobs && r[4] <= max_top, "logprobs: " + std::to_string(r[4]) + " is not in 0 .. " + std::to_string(kMaxLogprobs));
     const int64_t offset = s.mask_offset.data()[i];
     require(offset < 0 || offset + (vocab + 31) / 32 <= (int64_t)s.masks.size(), "masks: shorter than the vocabulary");
   }
+  require(!draft, "requests: nothing is drawn behind the last draft");
 }
 
 void Model::step(SamplerSlots& slots, In<int32_t> tokens, In<int32_t> seq_start, In<int32_t> seq_rows, In<int32_t> table_offset, In<int32_t> tables,
@@ -313,6 +319,11 @@ void bind_running(nb::class_<Model>& c) {
             m.runner_.kv()->copy_block(src, dst);
           },
           "src"_a, "dst"_a)
+      .def("allocate_host_kv", [](Model& m, int num_blocks) { m.host_kv_.allocate(m.runner_.kv(), num_blocks); }, "num_blocks"_a)
+      .def("move_blocks", [](Model& m, HostKV::Pairs saves, HostKV::Pairs loads) { m.host_kv_.move(m.runner_.kv(), saves, loads); },
+           "saves"_a.noconvert(), "loads"_a.noconvert(), "int32 pairs (pool block, host block), flat: all saves (pool to host), then all loads; without the interpreter lock.")
+      .def("read_host_block", [](Model& m, int block) { return m.host_kv_.read(block); }, "host_block"_a)
+      .def("write_host_block", [](Model& m, int block, Bytes data) { m.host_kv_.write(block, data); }, "host_block"_a, "data"_a.noconvert())
       .def("packed_bytes", [](Model& m) { return m.runner_.packed_bytes(); })
       .def("step", &Model::step, "slots"_a, "tokens"_a.noconvert(), "seq_start"_a.noconvert(), "seq_rows"_a.noconvert(), "table_offset"_a.noconvert(), "tables"_a.noconvert(), "logit_rows"_a.noconvert(), "requests"_a.noconvert(),
            "masks"_a.noconvert(), "mask_offset"_a.noconvert(), "out_token"_a.noconvert(), "out_status"_a.noconvert(), "out_rank"_a.noconvert(), "out_logprob"_a.noconvert(), "max_top"_a, "out_top_ids"_a.noconvert(),

@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass, field
 
 KV_DTYPES = ("f16", "bf16", "f32", "int8")
+MAX_DRAFTS = 16  # draft tokens of one sequence in one step
 
 
 class ConfigError(ValueError):
@@ -46,6 +47,28 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class SpeculativeConfig:
+    """What requests get that say nothing themselves (``num_drafts``, ``method``), and how the proposers that need no model are set."""
+
+    num_drafts: int | str = "off"  # off | auto | K drafts wherever there are some
+    method: str = "auto"  # auto | ngram | suffix
+    max_drafts: int = MAX_DRAFTS  # most that "auto" takes
+    ngram_min: int = 2  # tokens
+    ngram_max: int = 4
+    suffix_min: int = 2  # tokens that have to match
+
+    def validate(self) -> None:
+        """Raise ConfigError for the first field outside its limits."""
+        k = self.num_drafts
+        ok = k in ("off", "auto") if isinstance(k, str) else type(k) is int and 0 <= k <= MAX_DRAFTS
+        _check(ok, "num_drafts", k, f"off, auto, or an integer from 0 to {MAX_DRAFTS}")
+        _check(1 <= self.max_drafts <= MAX_DRAFTS, "max_drafts", self.max_drafts, f"from 1 to {MAX_DRAFTS}")
+        _check(1 <= self.ngram_min <= 32, "ngram_min", self.ngram_min, "from 1 to 32 tokens")
+        _check(self.ngram_min <= self.ngram_max <= 32, "ngram_max", self.ngram_max, f"from ngram_min ({self.ngram_min}) to 32 tokens")
+        _check(1 <= self.suffix_min <= 64, "suffix_min", self.suffix_min, "from 1 to 64 tokens")
+
+
+@dataclass(frozen=True, slots=True)
 class BackendConfig:
     backend: str = "cpu"  # cpu | reference
     compute: str = "fast"  # fast | f32
@@ -58,6 +81,7 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     backend: BackendConfig = field(default_factory=BackendConfig)
+    speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
 
     def validate(self) -> EngineConfig:
         """Raise ConfigError for the first field outside its limits; return self."""
@@ -85,6 +109,7 @@ class EngineConfig:
         _check(b.backend in ("cpu", "reference"), "backend", b.backend, "one of cpu, reference")
         _check(b.compute in ("fast", "f32"), "compute", b.compute, "one of fast, f32")
         _check(b.threads is None or 1 <= b.threads <= 1024, "threads", b.threads, "from 1 to 1024")
+        self.speculative.validate()
         return self
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,8 +14,10 @@ from octavo.backends.cpu.backend import CpuBackend
 from octavo.config import BackendConfig, CacheConfig, EngineConfig, SchedulerConfig
 from octavo.core.request import Request, SamplingParams
 from octavo.core.scheduler import Scheduler
+from octavo.core.step import TokenLogprobs
 from octavo.models.loaded import LoadedModel, WeightTensor
 
+GREEDY = SamplingParams(temperature=0.0)
 Logits = dict[tuple[str, int], bytes]  # (request id, position of the row) -> digest of its logits' bytes
 
 
@@ -55,25 +57,29 @@ class Run:
         self.scheduler = Scheduler(config.scheduler, config.cache, setup.num_blocks, max_model_len)
         self.logits: Logits = {}
         self.tokens: dict[str, list[int]] = {}
+        self.logprobs: dict[str, list[TokenLogprobs]] = {}
         self.cached: dict[str, int] = {}
+        self.guess: Callable[[str, int], list[int]] = lambda name, num_output: []  # drafts behind so many output tokens
         self._requests: dict[int, str] = {}
         self.backend.logits_hook = self._keep
 
     def _keep(self, seq_id: int, position: int, logits: np.ndarray) -> None:
         self.logits[self._requests[seq_id], position] = hashlib.blake2b(logits.tobytes(), digest_size=16).digest()
 
-    def batch(self, prompts: dict[str, Sequence[int]], num_output: int) -> Run:
+    def batch(self, prompts: dict[str, Sequence[int]], num_output: int, params: SamplingParams = GREEDY) -> Run:
         """Compute all prompts together, greedy, each with its own number of steps; returns self."""
         for name, ids in prompts.items():
-            self.scheduler.add(Request(name, list(ids), SamplingParams(temperature=0.0, max_tokens=num_output, ignore_eos=True), seed=1))
+            self.scheduler.add(Request(name, list(ids), replace(params, max_tokens=num_output, ignore_eos=True), seed=1))
         while self.scheduler.has_work:
-            plan = self.scheduler.plan()
+            drafts = {s.seq_id: self.guess(s.request.request_id, s.num_output_tokens) for s in self.scheduler.decoding_sequences}
+            plan = self.scheduler.plan(drafts=drafts)
             assert plan is not None
             for seq in self.scheduler.in_flight_sequences:
                 self._requests[seq.seq_id] = seq.request.request_id
             for event in self.scheduler.apply(self.backend.execute(plan)):
                 assert event.error is None
                 self.tokens.setdefault(event.request_id, []).extend(event.token_ids)
+                self.logprobs.setdefault(event.request_id, []).extend(event.logprobs or [])
                 self.cached[event.request_id] = event.num_cached_tokens
         return self
 
@@ -112,3 +118,14 @@ def fixture_model(family: str) -> LoadedModel:
 
     folder = Path(__file__).parents[1] / "fixtures" / "parity" / family
     return open_gguf_weights(next(folder.glob("*.gguf")))
+
+
+def guesses_of(tokens: dict[str, list[int]], most: int, hit: float, vocab_size: int, seed: int = 1) -> Callable[[str, int], list[int]]:
+    """Drafts of up to ``most`` tokens, each the one of a run before with probability ``hit``, else another."""
+    rng = random.Random(seed)
+
+    def guess(name: str, num_output: int) -> list[int]:
+        coming = tokens[name][num_output : num_output + rng.randint(0, most)]
+        return [token if rng.random() < hit else (token + 1) % vocab_size for token in coming]
+
+    return guess

@@ -84,7 +84,12 @@ BAD_PLANS: dict[str, tuple[Callable[[], StepPlan], str]] = {
     "too many logprobs": (lambda: good(logprobs=21), "logprobs is 21; from 0 to 20"),
     "negative logprobs": (lambda: good(logprobs=-2), "logprobs is -2"),
     "too many prompt logprobs": (lambda: good(prompt_logprobs=21, next_token_ids=[1]), "prompt_logprobs is 21"),
-    "drafts": (lambda: good(num_drafts=1), "num_drafts is 1"),
+    "drafts without samples for them": (lambda: good(num_drafts=1), "1 drafts among 3 tokens need 2 samples, not 1"),
+    "nothing but drafts": (lambda: good(num_drafts=3, num_samples=4), "3 drafts among 3 tokens"),
+    "drafts and several slots": (lambda: good(num_drafts=1, num_samples=2, sample_slots=[0, 1]), "2 samples and 2 slots"),
+    "drafts of a prompt that is scored": (
+        lambda: good(num_drafts=1, num_samples=2, prompt_logprobs=1, next_token_ids=[1, 2]), "1 drafts among 3 tokens",
+    ),
     "copy from outside": (lambda: StepPlan(0, [GOOD], [BlockCopy(NUM_BLOCKS, 0)]), f"block copy {NUM_BLOCKS} -> 0"),
     "copy to outside": (lambda: StepPlan(0, [GOOD], [BlockCopy(0, -1)]), "block copy 0 -> -1"),
     "slot opened twice": (lambda: StepPlan(0, [GOOD], slot_opens=[opened(0)]), "slot: 0 is already open"),

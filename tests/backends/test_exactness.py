@@ -9,8 +9,9 @@ from dataclasses import replace
 
 import pytest
 
+from octavo.core.request import SamplingParams
 from octavo.models.loaded import LoadedModel
-from tests.backends.exactness import Run, Setup, fixture_model, of, quantised, random_prompts
+from tests.backends.exactness import GREEDY, Run, Setup, fixture_model, guesses_of, of, quantised, random_prompts
 
 PLAIN = Setup(threads=1)
 # Around tiles of 16 and 64 tokens, splits of 256, the tiny model's window, and rows of a matrix tile.
@@ -112,6 +113,26 @@ class TestTinyGemma3:
             assert_same(plain, run(model, replace(setup, kv_dtype=kv_dtype), prompts), list(prompts))
         hit = {n: ids for n, ids in prompts.items() if len(ids) > 16}
         assert_same(plain, prefix_hit(model, hit, Setup(prefix_caching=True, kv_dtype=kv_dtype)), list(hit))
+
+    @pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
+    @pytest.mark.parametrize("batch", [1, 6])
+    def test_drafts(self, model: LoadedModel, isa: str, batch: int, sampled: bool) -> None:
+        """What drafts come true, and what is drawn behind them: logits, tokens and log-probabilities of the run without."""
+        lengths, num_output = (1, 15, 62, 63, 254, 509), 24
+        prompts = random_prompts(lengths, model.program.vocab_size)
+        params = SamplingParams(temperature=0.9, top_p=0.95, frequency_penalty=0.7, repetition_penalty=1.2, logprobs=2) if sampled else GREEDY
+        plain = Run(model, PLAIN)
+        plain.batch(prompts, num_output, params)
+        plain.close()
+        for most, hit in ((4, 0.7), (9, 1.0), (3, 0.0)):
+            r = Run(model, Setup(threads=2, max_num_seqs=batch, chunk=256))
+            r.guess = guesses_of(plain.tokens, most, hit, model.program.vocab_size)
+            r.batch(prompts, num_output, params)
+            r.close()
+            assert_same(plain, r, list(prompts))
+            assert plain.logprobs == r.logprobs
+            stats = r.scheduler.stats
+            assert (stats.num_accepted_tokens > 0) == (hit > 0) and (stats.num_accepted_tokens < stats.num_draft_tokens) == (hit < 1)
 
     @pytest.mark.parametrize("block_size", [16, 32])
     @pytest.mark.parametrize("threads", [1, 2])

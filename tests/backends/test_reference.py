@@ -177,7 +177,9 @@ def test_a_row_without_an_answer_fails_alone(model: LoadedModel, plain: np.ndarr
         (slice_of([1], 0, [4]), "must name 1 blocks from 0 to 3"),
         (slice_of([1], 0, [-1]), "must name 1 blocks from 0 to 3"),
         (slice_of([1], 0, [0], num_samples=2, sample_slots=[0]), "2 samples need as many slots"),
-        (slice_of([1, 2], 0, [0], num_drafts=1), "verifies no drafts"),
+        (slice_of([1, 2], 0, [0], num_drafts=1), "1 drafts among 2 tokens need 2 samples, not 0"),
+        (slice_of([1, 2], 0, [0], num_drafts=2, num_samples=3, sample_slots=[0]), "2 drafts among 2 tokens"),
+        (slice_of([1, 2], 0, [0], num_drafts=1, num_samples=2, sample_slots=[0, 1]), "2 samples need as many slots"),
     ],
 )
 def test_a_plan_that_cannot_be_is_refused(model: LoadedModel, s: SequenceSlice, message: str) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from octavo.config import CacheConfig, SchedulerConfig
 from octavo.core.cost import StepShape
-from octavo.core.request import FinishReason, Request, SamplingParams
+from octavo.core.request import FinishReason, Request, SamplingParams, Sequence
 from octavo.core.scheduler import Scheduler
 from octavo.core.step import StepPlan, StepResult, TokenEvent
-from tests.core.kv_memory import EOS, KVMemoryBackend, Text, plain_run, text_stop
+from tests.core.kv_memory import EOS, VOCAB, KVMemoryBackend, Text, plain_run, text_stop
+
+
+Guess = Callable[[Sequence], list[int]]
 
 
 def make_request(request_id: str, prompt: Iterable[int], seed: int = 0, salt: str | None = None, **params: object) -> Request:
@@ -43,6 +48,7 @@ class Harness:
         chunked: bool = True,
         caching: bool = True,
         max_itl_ms: float | None = None,
+        guess: Guess | None = None,
     ) -> None:
         config = SchedulerConfig(max_num_seqs, budget, max_itl_ms, enable_chunked_prefill=chunked)
         self.cost = None if max_itl_ms is None else RowCost()
@@ -53,6 +59,7 @@ class Harness:
         self.texts: dict[tuple[str, int], Text] = {}
         self.num_cached: dict[tuple[str, int], int] = {}
         self.pending: StepResult | None = None
+        self.guess = guess
         self.plans: list[StepPlan] = []
 
     def add(self, request: Request) -> None:
@@ -64,7 +71,8 @@ class Harness:
 
     def begin(self) -> StepPlan | None:
         """Plan and execute, but do not apply."""
-        plan = self.scheduler.plan()
+        drafts = {} if self.guess is None else {seq.seq_id: self.guess(seq) for seq in self.scheduler.decoding_sequences}
+        plan = self.scheduler.plan(drafts=drafts)
         self.check()
         if plan is not None:
             self.plans.append(plan)
@@ -132,10 +140,11 @@ class Harness:
         stops = {}
         for seq, outcome in zip(self.scheduler.in_flight_sequences, result.slices, strict=True):
             for i, token in enumerate(outcome.token_ids):
-                key = (seq.request.request_id, seq.choice + i)
-                stop = text_stop(seq.request, [*seq.output_token_ids, token])
-                if stop is not None:
-                    stops[key] = (1, stop)
+                behind = outcome.token_ids[:i] if seq.num_drafts else []  # several tokens of one choice, or one of each
+                key = (seq.request.request_id, seq.choice if seq.num_drafts else seq.choice + i)
+                stop = text_stop(seq.request, [*seq.output_token_ids, *behind, token])
+                if stop is not None and key not in stops:
+                    stops[key] = (1 + len(behind), stop)
         return stops
 
     def _receive(self, events: list[TokenEvent]) -> None:
@@ -152,3 +161,20 @@ class Harness:
                 text.prompt_logprobs = [entry.logprob for entry in event.prompt_logprobs]
             text.finish_reason, text.stop_reason = event.finish_reason, event.stop_reason
             self.num_cached[event.request_id, event.choice] = event.num_cached_tokens
+
+
+class Oracle:
+    """Drafts of up to ``most`` tokens, each the one that will be drawn with probability ``hit``, else another."""
+
+    def __init__(self, harness: Harness, most: int, hit: float, seed: int = 0) -> None:
+        self._harness, self._most, self._hit = harness, most, hit
+        self._random = random.Random(seed)
+        self._texts: dict[tuple[str, int], list[int]] = {}
+
+    def __call__(self, seq: Sequence) -> list[int]:
+        key = (seq.request.request_id, seq.choice)
+        if key not in self._texts:
+            endless = replace(seq.request, params=replace(seq.request.params, ignore_eos=True, stop=(), stop_token_ids=(), prompt_logprobs=None))
+            self._texts[key] = plain_run(endless, seq.choice, self._harness.scheduler.limits.max_total_tokens + self._most).token_ids
+        coming = self._texts[key][seq.num_output_tokens :][: self._random.randint(0, self._most)]
+        return [token if self._random.random() < self._hit else (token + 1) % VOCAB for token in coming]

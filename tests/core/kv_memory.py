@@ -91,15 +91,21 @@ class KVMemoryBackend:
             if i < len(piece.next_token_ids):
                 assert result.prompt_logprobs is not None
                 result.prompt_logprobs.append(logprobs_of(piece.next_token_ids[i], prompt_value(read)))
-        assert len(piece.sample_slots) == piece.num_samples
+        assert len(piece.sample_slots) == piece.num_samples - piece.num_drafts
         for slot in piece.sample_slots:
-            state = self.slots[slot]
-            token, value = draw(read, state.seed, state.output)
-            state.output.append(token)
-            result.token_ids.append(token)
-            if piece.logprobs is not None:
-                result.logprobs = [*(result.logprobs or []), logprobs_of(token, value)]
+            for i in range(piece.num_drafts, -1, -1):
+                token = self._draw(piece, read[: len(read) - i], self.slots[slot], result)
+                if i and token != piece.token_ids[piece.num_tokens - i]:
+                    break
         return result
+
+    def _draw(self, piece: SequenceSlice, read: list[int], state: SlotState, result: SliceResult) -> int:
+        token, value = draw(read, state.seed, state.output)
+        state.output.append(token)
+        result.token_ids.append(token)
+        if piece.logprobs is not None:
+            result.logprobs = [*(result.logprobs or []), logprobs_of(token, value)]
+        return token
 
 
 def prompt_value(read: list[int]) -> float:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from octavo.core.request import FinishReason, ParameterError
-from tests.core.harness import Harness, make_request
+from tests.core.harness import Harness, Oracle, make_request
 
 tokens = st.integers(0, 2)
 
@@ -24,9 +24,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         chunked=st.sampled_from([True, True, False]),
         caching=st.sampled_from([True, True, False]),
         max_itl_ms=st.sampled_from([None, 0.5, 6.5]),
+        guessing=st.sampled_from([None, None, (4, 1.0), (5, 0.8), (3, 0.3)]),
+        seed=st.integers(0, 3),
     )
-    def start(self, max_itl_ms: float | None, **sizes: int) -> None:
+    def start(self, max_itl_ms: float | None, guessing: tuple[int, float] | None, seed: int, **sizes: int) -> None:
         self.harness = Harness(max_itl_ms=max_itl_ms if sizes["chunked"] else None, **sizes)
+        if guessing is not None:
+            self.harness.guess = Oracle(self.harness, *guessing, seed)
         self.num_requests = 0
 
     @rule(

@@ -105,13 +105,18 @@ class Bigram:
             rows = zip(piece.token_ids, piece.next_token_ids, strict=False)
             result.prompt_logprobs = [raw_logprobs(self.logits[t], following, piece.prompt_logprobs) for t, following in rows]
         for slot in piece.sample_slots:
-            row = self.logits[piece.token_ids[-1]]
-            outcome = self._sampler.sample(slot, row, piece.start + piece.num_tokens, piece.mask, piece.logprobs)
-            if outcome.error is not None:
-                return SliceResult(error=outcome.error, error_code=outcome.error_code)
-            result.token_ids.append(outcome.token_id)
-            if outcome.logprobs is not None:
-                result.logprobs = (result.logprobs or []) + [outcome.logprobs]
+            for row in range(piece.num_tokens - 1 - piece.num_drafts, piece.num_tokens):
+                logits = self.logits[piece.token_ids[row]]
+                outcome = self._sampler.sample(slot, logits, piece.start + row + 1, piece.mask, piece.logprobs)
+                if outcome.error is not None and not (piece.num_drafts and result.token_ids):
+                    return SliceResult(error=outcome.error, error_code=outcome.error_code)
+                if outcome.error is not None:
+                    break
+                result.token_ids.append(outcome.token_id)
+                if outcome.logprobs is not None:
+                    result.logprobs = (result.logprobs or []) + [outcome.logprobs]
+                if row + 1 < piece.num_tokens and outcome.token_id != piece.token_ids[row + 1]:
+                    break
         return result
 
 

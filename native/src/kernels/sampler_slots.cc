@@ -117,6 +117,7 @@ std::string sample_error(SampleStatus status, int token_id) {
     case SampleStatus::kInf: return token + "inf; every logit must be finite or -inf";
     case SampleStatus::kOverflow: return token + "inf after bias and penalties";
     case SampleStatus::kAllForbidden: return "every token is forbidden: no finite logit is left after bias, masks, bad words and min_tokens";
+    case SampleStatus::kNotDrawn: return "no token was drawn: the draft before did not come true";
     case SampleStatus::kOk: break;
   }
   return "";

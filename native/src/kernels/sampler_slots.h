@@ -33,7 +33,8 @@ struct SlotParams {
   std::vector<uint32_t> allowed;                // packed mask, empty: every token
 };
 
-enum class SampleStatus : int32_t { kOk, kNan, kInf, kAllForbidden, kOverflow };
+// kNotDrawn: the row follows a draft that did not come true.
+enum class SampleStatus : int32_t { kOk, kNan, kInf, kAllForbidden, kOverflow, kNotDrawn };
 
 struct SampleOutput {
   int32_t token_id;  // drawn when kOk, else the token that status is about (-1: none)

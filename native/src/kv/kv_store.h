@@ -29,6 +29,8 @@ class KVStore {
   const KVLayerView& layer(int i) const { return views_[(size_t)i]; }
   int num_blocks() const { return num_blocks_; }
   int block_size() const { return block_size_; }
+  size_t block_bytes() const { return block_bytes_; }  // over all layers, contiguous from `block`
+  uint8_t* block(int i) { return base_ + (size_t)i * block_bytes_; }
   void copy_block(int src, int dst);  // throws std::invalid_argument for ids outside the pool
 
  private:

@@ -83,6 +83,8 @@ class LogitsConsumer {
   virtual ~LogitsConsumer() = default;
   virtual int num_requests() const = 0;
   virtual int logit_index(int request) const = 0;
+  // Whether a request has to wait for the one before it.
+  virtual bool follows(int request) const = 0;
   // A part of a row, while it is still in a near cache; as SamplingKernels::scan.
   virtual int scan(const float* logits, int begin, int end, float* block_best) const = 0;
   // The whole row, scanned; its best is still to be found.

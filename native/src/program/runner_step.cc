@@ -295,8 +295,10 @@ void Runner::run_head(const StepInput& in, LogitsConsumer& consumer, int thread,
     int end_request = request;
     while (end_request < consumer.num_requests() && consumer.logit_index(end_request) < first + rows) ++end_request;
     std::atomic<int>& next_request = counter(index++, 1);
-    for (int r = request + next_request.fetch_add(1); r < end_request; r = request + next_request.fetch_add(1))
-      consumer.consume(r, scanned_row(consumer.logit_index(r) - first), thread);
+    for (int r = request + next_request.fetch_add(1); r < end_request; r = request + next_request.fetch_add(1)) {
+      if (r > request && consumer.follows(r)) continue;  // whoever has the first of them takes them all
+      for (int i = r; i == r || (i < end_request && consumer.follows(i)); ++i) consumer.consume(i, scanned_row(consumer.logit_index(i) - first), thread);
+    }
     if (in.logits_out && thread == 0)
       for (int r = 0; r < rows; ++r) std::memcpy(in.logits_out + (size_t)(first + r) * n, logits_.data() + (size_t)r * logits_stride(), sizeof(float) * n);
     request = end_request;

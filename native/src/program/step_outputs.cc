@@ -12,8 +12,13 @@ StepOutputs::StepOutputs(SamplerSlots& slots, const LogitsRequest* requests, int
 }
 
 void StepOutputs::consume(int request, LogitRow row, int thread) {
-  if (row.bad_id < 0) slots_.kernels().find_best(&row);
   const LogitsRequest& r = requests_[request];
+  if (follows(request) && (out_.status[request - 1] != (int32_t)SampleStatus::kOk || out_.token[request - 1] != requests_[request - 1].token)) {
+    out_.token[request] = -1;
+    out_.status[request] = (int32_t)SampleStatus::kNotDrawn;
+    return;
+  }
+  if (row.bad_id < 0) slots_.kernels().find_best(&row);
   AlignedArray<float>& scratch = scratch_[(size_t)thread];
   const SampleOutput o = r.slot >= 0
                              ? slots_.sample(r.slot, row, scratch.data(), r.position, masks_[(size_t)request], r.num_logprobs)

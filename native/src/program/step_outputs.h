@@ -10,12 +10,13 @@
 
 namespace octavo {
 
-// One thing wanted of one row's logits. slot >= 0: draw a token; else the log-probability of the known `token`.
+// One thing wanted of one row's logits. slot >= 0: draw a token; else the log-probability of the known `token`. A request to draw whose
+// `token` is not negative has a draft: the request after it, of the same slot, is drawn for only if the draft comes true.
 struct LogitsRequest {
   int32_t logit_index;
   int32_t slot;
   int32_t position;      // of the token drawn
-  int32_t token;         // known token when slot < 0
+  int32_t token;         // known token when slot < 0; else the draft, or -1
   int32_t num_logprobs;  // -1: none wanted
 };
 
@@ -40,6 +41,7 @@ class StepOutputs : public LogitsConsumer {
   int num_requests() const override { return num_requests_; }
   int logit_index(int request) const override { return requests_[request].logit_index; }
   int scan(const float* logits, int begin, int end, float* block_best) const override { return slots_.kernels().scan(logits, begin, end, block_best); }
+  bool follows(int request) const override { return request > 0 && requests_[request - 1].slot >= 0 && requests_[request - 1].token >= 0; }
   void consume(int request, LogitRow row, int thread) override;
 
  private:

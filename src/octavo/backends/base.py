@@ -41,6 +41,24 @@ class Backend(Protocol):
         """Allocate the pool. Raises BackendError when the memory is not to be had."""
         ...
 
+    def allocate_host_kv(self, num_blocks: int) -> None:
+        """Allocate a second pool in host memory, of blocks as large as those of the first, once and after ``allocate_kv``.
+
+        ``plan.block_saves`` and ``plan.block_loads`` need it. Raises BackendError when the memory is not to be had.
+        """
+        ...
+
+    def read_host_block(self, host_block: int) -> bytes:
+        """A copy of what a host block holds, in the backend's own layout, which ``fingerprint`` names.
+
+        This and ``write_host_block`` may be called from any thread while a step runs, for blocks that its plan does not move.
+        """
+        ...
+
+    def write_host_block(self, host_block: int, data: bytes) -> None:
+        """Fill a host block with what ``read_host_block`` of a backend with the same fingerprint gave. ValueError for another size."""
+        ...
+
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step. Effects in the order StepPlan documents; deterministic in (weights, tokens, params, seed) alone."""
         ...

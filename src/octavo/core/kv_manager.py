@@ -227,6 +227,13 @@ class KVManager:
         seq.block_table.extend(blocks)
         return blocks
 
+    def truncate(self, seq: Sequence) -> None:
+        """Give back the blocks behind the computed tokens: they were for drafts that did not come true."""
+        table = seq.block_table
+        for block in reversed(table[self.blocks_for(seq.num_computed) :]):
+            self.pool.release(block, keep=False)
+        del table[self.blocks_for(seq.num_computed) :]
+
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """``child``, a new continuation with equal tokens, shares all blocks of ``parent``."""
         child.block_table = parent.block_table[:]
@@ -315,7 +322,7 @@ class KVManager:
     def _check_table(self, seq: Sequence) -> None:
         size, table, end = self.block_size, seq.block_table, seq.num_computed + seq.num_scheduled
         assert seq.num_computed <= len(seq.token_ids) and end <= len(seq.token_ids), f"sequence {seq.seq_id} computes unknown tokens"
-        assert len(table) == self.blocks_for(end), f"sequence {seq.seq_id} holds {len(table)} blocks for {end} tokens"
+        assert len(table) == self.blocks_for(end + seq.num_drafts), f"sequence {seq.seq_id} holds {len(table)} blocks for {end} tokens"
         if seq.num_scheduled:
             for block in table[seq.num_computed // size :]:
                 assert self.pool.ref_counts[block] == 1, f"block {block} is shared and about to be written"

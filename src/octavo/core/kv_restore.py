@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from octavo.core.kv_tiers import BlockRef, KVTiers, TierMatch
 from octavo.core.request import Sequence
+from octavo.core.step import BlockMove
 
 if TYPE_CHECKING:
     from octavo.core.kv_manager import KVManager
@@ -25,7 +26,7 @@ class Restore:
     """What the plan being made, or in flight, loads for a sequence."""
 
     seq: Sequence
-    loads: list[tuple[int, int]]  # (host block, pool block)
+    loads: list[BlockMove]
     num_host_tokens: int
     num_disk_tokens: int
 
@@ -65,7 +66,7 @@ class Restorer:
         size = self._kv.block_size
         num_disk_tokens = size * sum(entry.from_disk for entry in entries)
         blocks = self._kv.append_blocks(seq, len(entries))
-        loads = [(entry.host_block, block) for entry, block in zip(entries, blocks, strict=True)]
+        loads = [BlockMove(block, entry.host_block) for entry, block in zip(entries, blocks, strict=True)]
         for entry in entries:
             entry.from_disk = False
         seq.num_scheduled = size * len(entries)
@@ -73,8 +74,8 @@ class Restorer:
         self._kv.claim(seq)
         return True
 
-    def loads(self) -> list[tuple[int, int]]:
-        """(host block, pool block) of the plan being made, in order."""
+    def loads(self) -> list[BlockMove]:
+        """What the plan being made loads."""
         return [load for restore in self._restores.values() for load in restore.loads]
 
     def end(self, failed: bool = False) -> list[Restore]:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from octavo.core.cost import RestoreCost
+from octavo.core.step import BlockMove
 
 
 class BlockRef(NamedTuple):
@@ -28,19 +29,6 @@ class BlockRef(NamedTuple):
     key: bytes
     parent_key: bytes
     tokens: bytes  # int32 token ids
-
-
-class HostBlocks(Protocol):
-    """Block ids of host memory."""
-
-    @property
-    def num_blocks(self) -> int: ...
-
-    def allocate(self) -> int | None:
-        """A free block; None when there is none."""
-        ...
-
-    def release(self, block: int) -> None: ...
 
 
 class DiskIndex(Protocol):
@@ -94,12 +82,18 @@ class TierMatch:
 
 
 class KVTiers:
-    """``host`` may be shared with others who take blocks from it. ``disk`` None: what host memory evicts is gone."""
+    """``num_host_blocks`` from ``first_host_block`` on are its own. ``disk`` None: what host memory evicts is gone."""
 
-    def __init__(self, host: HostBlocks, disk: DiskIndex | None, cost: RestoreCost, block_size: int) -> None:
+    def __init__(
+        self, num_host_blocks: int, block_size: int, cost: RestoreCost, disk: DiskIndex | None = None, first_host_block: int = 0
+    ) -> None:
+        if num_host_blocks < 1:
+            raise ValueError(f"num_host_blocks: {num_host_blocks} is not allowed; at least 1")
         self.stats = TierStats()
         self.block_size = block_size
-        self._host, self._disk, self._cost = host, disk, cost
+        self.first_host_block, self.num_host_blocks = first_host_block, num_host_blocks
+        self._disk, self._cost = disk, cost
+        self._free = list(range(first_host_block + num_host_blocks - 1, first_host_block - 1, -1))
         self._entries: OrderedDict[bytes, HostEntry] = OrderedDict()  # least recently used first
         self._busy: set[int] = set()  # host blocks that the plan being made, or in flight, saves to or loads from
         self._saves: dict[int, tuple[int, bytes]] = {}  # host block -> (pool block, key): not in a plan yet
@@ -111,7 +105,7 @@ class KVTiers:
         self._now_s = 0.0
 
     @property
-    def num_host_blocks(self) -> int:
+    def num_used_host_blocks(self) -> int:
         """Host blocks that hold a block of the cache."""
         return len(self._entries)
 
@@ -138,24 +132,19 @@ class KVTiers:
         self.stats.num_saved_blocks += 1
 
     def _take_host_block(self) -> int | None:
-        host_block = self._host.allocate()
-        if host_block is None and self.evict_one():
-            host_block = self._host.allocate()
-        return host_block
-
-    def evict_one(self) -> bool:
-        """Give back the least recently used host block that nobody needs right now; its contents go to disk. False: there is none."""
+        """A free host block, or that of the least recently used entry which nobody needs right now; None when there is neither."""
+        if self._free:
+            return self._free.pop()
         for entry in self._entries.values():
             if entry.num_awaited == 0 and entry.host_block not in self._busy:
                 break
         else:
-            return False
+            return None
         del self._entries[entry.ref.key]
-        self._host.release(entry.host_block)
         if self._disk is not None and entry.ref.key not in self._disk:
             self._spills.append((entry.ref, entry.host_block))
             self.stats.num_spilled_blocks += 1
-        return True
+        return entry.host_block
 
     def take_spills(self) -> list[tuple[BlockRef, int]]:
         """(block, host block) to be read from host memory and written to disk before the plan runs, or anything is written there."""
@@ -190,7 +179,7 @@ class KVTiers:
         """Half of host memory may be kept for blocks on their way from the disk, so that saving goes on."""
         assert self._disk is not None
         num_kept = sum(len(wait.missing) + len(wait.entries) for wait in self._waits.values())
-        return num_kept + num_before < max(1, self._host.num_blocks // 2) and (key in self._disk or key in self._reading)
+        return num_kept + num_before < max(1, self.num_host_blocks // 2) and (key in self._disk or key in self._reading)
 
     def begin_read(self, seq_id: int, refs: Sequence[BlockRef], start: int) -> None:
         """``seq_id`` waits for these blocks, which ``match`` has found on disk."""
@@ -280,9 +269,9 @@ class KVTiers:
             if wait.missing and now_s >= wait.deadline_s:
                 self._give_up(wait)
 
-    def take_saves(self) -> list[tuple[int, int]]:
-        """(pool block, host block) that the plan, which is going to be executed, copies before anything else."""
-        saves = [(block, host_block) for host_block, (block, _) in self._saves.items()]
+    def take_saves(self) -> list[BlockMove]:
+        """What the plan, which is going to be executed, copies before anything else."""
+        saves = [BlockMove(block, host_block) for host_block, (block, _) in self._saves.items()]
         self._saving = [key for _, key in self._saves.values()]
         self._saves.clear()
         return saves
@@ -291,7 +280,7 @@ class KVTiers:
         """The plan in flight has run, or failed: then nobody knows what was saved."""
         if failed:
             for key in self._saving:
-                self._host.release(self._entries.pop(key).host_block)
+                self._free.append(self._entries.pop(key).host_block)
         self._saving.clear()
         self._busy = set(self._saves)
 
@@ -305,13 +294,14 @@ class KVTiers:
         """Forget what host memory holds. Nothing may be in flight and nobody waiting."""
         assert not self._busy and not self._waits, "host blocks are in use"
         for entry in self._entries.values():
-            self._host.release(entry.host_block)
+            self._free.append(entry.host_block)
         self._entries.clear()
 
     def check_invariants(self, waiting: set[int]) -> None:
         """AssertionError unless the books balance. ``waiting``: ids of sequences that may wait for the disk."""
         blocks = [entry.host_block for entry in self._entries.values()]
-        assert len(set(blocks)) == len(blocks), "two entries share a host block"
+        ids = range(self.first_host_block, self.first_host_block + self.num_host_blocks)
+        assert sorted([*blocks, *self._free]) == list(ids), "a host block is neither free nor of one entry"
         assert self._busy <= set(blocks), "a plan uses a host block that holds nothing"
         assert set(self._waits) <= waiting, "a sequence waits that holds no place"
         awaited: dict[int, int] = {}

@@ -8,17 +8,22 @@ preempt from the back; an admission never preempts, and none happens in a plan t
 Under a bound on the gaps of running streams (``max_itl_ms``) a step is *paced*: all that fit are admitted, and the room of the step is
 shared among the prompts by ``pacing``; a running sequence may then get nothing of a step.
 
+Drafts for decoding sequences are guesses of tokens to come, computed behind the last known one; they take what is left of budget and blocks,
+and never preempt anybody.
+
 Moves sequences between the queues. Never appends tokens or finishes anything; the rules it follows are in ``policy``.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence as Seq
 
 from octavo.core import policy
 from octavo.core.cost import GapCost, StepShape
 from octavo.core.kv_manager import PrefixMatch
 from octavo.core.pacing import Prompt, StepRoom
 from octavo.core.request import Sequence, SequenceStatus, derive_seed
-from octavo.core.state import Draft, SchedulerState
+from octavo.core.state import NO_GUESSES, Draft, Guesses, SchedulerState
 from octavo.core.step import SequenceSlice, SlotOpen, StepPlan
 
 
@@ -26,10 +31,10 @@ class Planner:
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
 
-    def plan(self, step_index: int, now: float) -> Draft | None:
+    def plan(self, step_index: int, now: float, guesses: Guesses = NO_GUESSES) -> Draft | None:
         """The next step, or None when no sequence is left. ``now``: seconds on the clock of ``Request.arrival_s``."""
         state = self._state
-        draft = Draft(StepPlan(step_index), state.config.max_num_batched_tokens)
+        draft = Draft(StepPlan(step_index), state.config.max_num_batched_tokens, guesses)
         num_preemptions = num_before = state.stats.num_preemptions
         if state.kv.restorer is not None:
             state.kv.restorer.tiers.begin_plan(now)
@@ -77,8 +82,28 @@ class Planner:
                     num_tokens = policy.chunk_size(gap, draft.budget, _num_decoding(running, i), chunked)
                 if num_tokens == 0:
                     continue
+            if draft.guesses and num_tokens == 1 and self._add_drafts(draft, seq, _num_decoding(running, i)):
+                continue
             if grow(seq, num_tokens, draft.plan.block_copies) or self._grow_by_preempting(draft, seq, num_tokens):
                 self._add_slice(draft, seq, num_tokens)
+
+    def _add_drafts(self, draft: Draft, seq: Sequence, num_decoding_behind: int) -> bool:
+        """A slice with as many drafts as there are, as the budget allows, and as leave every sequence behind its token and nobody preempted."""
+        room = min(draft.budget - 1 - num_decoding_behind, self._max_drafts(seq))
+        guess = draft.guesses.get(seq.seq_id, ())[: max(room, 0)]
+        num_blocks = self._state.kv.blocks_for(len(seq.token_ids) + len(guess)) - len(seq.block_table)
+        if not guess or num_blocks > 1 + max(0, self._state.kv.pool.num_available - len(self._state.running)):
+            return False
+        if not self._state.kv.grow(seq, 1 + len(guess), draft.plan.block_copies):
+            return False
+        self._add_slice(draft, seq, 1, guess)
+        return True
+
+    def _max_drafts(self, seq: Sequence) -> int:
+        """One token less than the sequence may still make: the step draws one more than it accepts."""
+        if seq.num_choices > 1 or seq.request.params.prompt_logprobs is not None and wants_prompt_logprobs(seq):
+            return 0
+        return self._state.requests[seq.request.request_id].stop_rule.max_tokens - seq.num_output_tokens - 1
 
     def _grow_by_preempting(self, draft: Draft, seq: Sequence, num_tokens: int) -> bool:
         """Preempt from the back until ``seq`` has its blocks; False when it came to be the victim itself."""
@@ -189,7 +214,8 @@ class Planner:
         shape, has_stream, prompts = StepShape(), False, dict[int, Prompt]()
         for seq in state.running:
             if len(seq.token_ids) - seq.num_computed == 1:
-                shape.add(seq.num_computed, 1, 1)
+                num_rows = 1 + min(len(draft.guesses.get(seq.seq_id, ())), max(self._max_drafts(seq), 0))
+                shape.add(seq.num_computed, num_rows, num_rows)
                 has_stream = has_stream or len(seq.token_ids) > seq.num_prompt_tokens
             elif not self._adopt_prefix(draft, seq, self._find_prefix(seq)):
                 if not state.kv.claims_next(seq):
@@ -225,23 +251,23 @@ class Planner:
 
     # --- slices -------------------------------------------------------------------------------------------------------------------------
 
-    def _add_slice(self, draft: Draft, seq: Sequence, num_tokens: int) -> None:
+    def _add_slice(self, draft: Draft, seq: Sequence, num_tokens: int, guess: Seq[int] = ()) -> None:
         tokens, start = seq.token_ids, seq.num_computed
         end, params = start + num_tokens, seq.request.params
-        piece = SequenceSlice(seq.seq_id, start, tokens[start:end], seq.block_table)
+        piece = SequenceSlice(seq.seq_id, start, [*tokens[start:end], *guess], seq.block_table, num_drafts=len(guess))
         if start + 1 < len(tokens) and self._state.gap_cost is None:  # in a paced step it was claimed before the shares were
             self._state.kv.claim(seq)
         if end == len(tokens) and params.max_tokens != 0:
             if seq.slot < 0:
                 self._open_slots(draft.plan, seq)
-            piece.num_samples = seq.num_choices
+            piece.num_samples = seq.num_choices + len(guess)
             piece.sample_slots = [seq.slot] if seq.num_choices == 1 else self._state.slots.slots_of(seq)
             piece.logprobs = params.logprobs
         if params.prompt_logprobs is not None and wants_prompt_logprobs(seq):
             piece.prompt_logprobs = params.prompt_logprobs
             piece.next_token_ids = tokens[start + 1 : end + 1]
-        seq.num_scheduled = num_tokens
-        draft.budget -= num_tokens
+        seq.num_scheduled, seq.num_drafts = num_tokens, len(guess)
+        draft.budget -= num_tokens + len(guess)
         draft.plan.slices.append(piece)
         draft.sequences.append(seq)
 

@@ -13,6 +13,10 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from octavo.core.speculative_params import SpeculativeParams
 
 
 class ParameterError(ValueError):
@@ -203,6 +207,7 @@ class Request:
     eos_token_ids: frozenset[int] = frozenset()
     arrival_s: float = 0.0
     cache_salt: str | None = None
+    speculative: SpeculativeParams | None = None  # None: as the engine is configured
 
 
 @dataclass(slots=True, eq=False)
@@ -210,7 +215,8 @@ class Sequence:
     """One continuation of a request.
 
     ``token_ids`` are known tokens: prompt, then output. ``num_computed`` of them have their KV in the cache.
-    ``num_scheduled`` is what the plan in flight computes (0 between steps). ``block_table`` is owned by KVManager.
+    ``num_scheduled`` is what the plan in flight computes of them, and ``num_drafts`` how many drafts beyond (both 0 between steps).
+    ``block_table`` is owned by KVManager.
     Until the prompt is computed a request with n > 1 has one sequence with ``num_choices`` = n, ``choice`` = 0;
     then KVManager forks it. ``slot`` is the backend's sampling-state slot (-1: none).
     """
@@ -223,6 +229,7 @@ class Sequence:
     num_prompt_tokens: int = 0
     num_computed: int = 0
     num_scheduled: int = 0
+    num_drafts: int = 0
     num_cached: int = 0  # prompt tokens found in the prefix cache before the first output token
     num_preemptions: int = 0
     status: SequenceStatus = SequenceStatus.WAITING

@@ -16,7 +16,7 @@ from octavo.core.cost import GapCost
 from octavo.core.limits import LengthLimits, StopEnd, StopRule
 from octavo.core.planner import Planner
 from octavo.core.request import FinishReason, ParameterError, Request, Sequence, SequenceStatus
-from octavo.core.state import Draft, RequestState, SchedulerState, SchedulerStats
+from octavo.core.state import NO_GUESSES, Draft, Guesses, RequestState, SchedulerState, SchedulerStats
 from octavo.core.step import SequenceSlice, SliceResult, StepPlan, StepResult, TokenEvent, TokenLogprobs
 
 TextStops = Mapping[tuple[str, int], tuple[int, str]]
@@ -99,7 +99,7 @@ class Scheduler:
         if draft is not None:
             self._state.slots.close_again(draft.plan.slot_closes)
             for seq in draft.sequences:
-                seq.num_scheduled = 0
+                seq.num_scheduled = seq.num_drafts = 0
                 if seq.status is SequenceStatus.FINISHED:
                     self._state.release(seq)
         owners = list(self._state.requests.values())
@@ -177,13 +177,25 @@ class Scheduler:
         """Sequences of the plan in flight, in the order of its slices (none between steps). FINISHED ones were aborted meanwhile."""
         return [] if self._in_flight is None else self._in_flight.sequences
 
+    @property
+    def decoding_sequences(self) -> list[Sequence]:
+        """Running sequences that lack the KV of their last token alone, in the order of planning: those that drafts may be offered for."""
+        return [seq for seq in self._state.running if seq.num_choices == 1 and len(seq.token_ids) - seq.num_computed == 1]
+
+    def num_tokens_left(self, seq: Sequence) -> int:
+        """Output tokens that an unfinished sequence may still make."""
+        return self._state.requests[seq.request.request_id].stop_rule.max_tokens - seq.num_output_tokens
+
     # --- plan ---------------------------------------------------------------------------------------------------------------------------
 
-    def plan(self, now: float = 0.0) -> StepPlan | None:
-        """The next step, or None when there is nothing to do. ``now``: seconds on the clock of ``Request.arrival_s``."""
+    def plan(self, now: float = 0.0, drafts: Guesses = NO_GUESSES) -> StepPlan | None:
+        """The next step, or None when there is nothing to do. ``now``: seconds on the clock of ``Request.arrival_s``.
+
+        ``drafts`` of ``decoding_sequences`` are verified as far as budget, blocks and the sequence's limits allow; others are ignored.
+        """
         if self._in_flight is not None:
             raise StepProtocolError(f"step {self._in_flight.plan.step_index} is still in flight; apply its result before planning another")
-        draft = self._planner.plan(self._num_plans, now)
+        draft = self._planner.plan(self._num_plans, now, drafts)
         if draft is None:
             return None
         self._num_plans += 1
@@ -207,8 +219,8 @@ class Scheduler:
         state, events = self._state, list[TokenEvent]()
         for piece, outcome, seq in zip(draft.plan.slices, result.slices, draft.sequences, strict=True):
             seq.num_computed += seq.num_scheduled
-            state.stats.num_computed_tokens += seq.num_scheduled
-            seq.num_scheduled = 0
+            state.stats.num_computed_tokens += seq.num_scheduled + seq.num_drafts
+            seq.num_scheduled = seq.num_drafts = 0
             if outcome.error is None:
                 state.kv.publish(seq)
             if seq.status is SequenceStatus.FINISHED:  # aborted while in flight
@@ -221,7 +233,7 @@ class Scheduler:
             if outcome.prompt_logprobs:
                 owner.prompt_logprobs += outcome.prompt_logprobs
             if piece.num_samples:
-                self._take_samples(owner, seq, outcome, text_stops, events)
+                self._take_samples(owner, seq, piece, outcome, text_stops, events)
             elif seq.num_computed == len(seq.token_ids):  # max_tokens 0: computed is done
                 events += [self._event(owner, choice, [], None, (FinishReason.LENGTH, None)) for choice in self._fork(owner, seq)]
         state.stats.num_steps += 1
@@ -230,16 +242,32 @@ class Scheduler:
         return events
 
     def _take_samples(
-        self, owner: RequestState, seq: Sequence, outcome: SliceResult, text_stops: TextStops, events: list[TokenEvent]
+        self,
+        owner: RequestState,
+        seq: Sequence,
+        piece: SequenceSlice,
+        outcome: SliceResult,
+        text_stops: TextStops,
+        events: list[TokenEvent],
     ) -> None:
         request_id = owner.request.request_id
         for i, choice in enumerate((seq,) if seq.num_choices == 1 else self._fork(owner, seq)):
-            token_ids = [outcome.token_ids[i]]
-            logprobs = None if outcome.logprobs is None else [outcome.logprobs[i]]
+            token_ids = outcome.token_ids[:] if piece.num_drafts else [outcome.token_ids[i]]
+            logprobs = None if outcome.logprobs is None else outcome.logprobs[:] if piece.num_drafts else [outcome.logprobs[i]]
             text_stop = text_stops.get((request_id, choice.choice)) if text_stops else None
             end = owner.stop_rule.append_tokens(choice, token_ids, text_stop)
+            if piece.num_drafts:
+                self._settle_drafts(choice, piece, len(outcome.token_ids) - 1)
             self._state.stats.num_output_tokens += len(token_ids)
             events.append(self._event(owner, choice, token_ids, logprobs and logprobs[: len(token_ids)], end))
+
+    def _settle_drafts(self, seq: Sequence, piece: SequenceSlice, num_accepted: int) -> None:
+        """The KV of accepted drafts that were kept counts as computed; blocks behind it are given back."""
+        seq.num_computed = min(seq.num_computed + num_accepted, len(seq.token_ids))
+        self._state.kv.truncate(seq)
+        self._state.kv.publish(seq)
+        self._state.stats.num_draft_tokens += piece.num_drafts
+        self._state.stats.num_accepted_tokens += num_accepted
 
     def _event(
         self, owner: RequestState, seq: Sequence, token_ids: list[int], logprobs: list[TokenLogprobs] | None, end: StopEnd | None
@@ -291,26 +319,36 @@ def _check_result(draft: Draft, result: StepResult, text_stops: TextStops) -> No
     if len(result.slices) != len(draft.plan.slices):
         raise StepProtocolError(f"step {step}: {len(result.slices)} results for {len(draft.plan.slices)} slices")
     for piece, outcome in zip(draft.plan.slices, result.slices, strict=True):
-        if outcome.error is None and len(outcome.token_ids) != piece.num_samples:
+        num_drawn = len(outcome.token_ids)
+        if piece.num_drafts and outcome.error is None and 0 < num_drawn <= piece.num_samples:
+            _check_drafts(step, piece, outcome)
+        elif outcome.error is None and num_drawn != piece.num_samples:
             drawn = f"{len(outcome.token_ids)} tokens for {piece.num_samples} samples"
             raise StepProtocolError(f"step {step}, sequence {piece.seq_id}: {drawn}")
         if outcome.error is None:
             _check_logprobs(step, piece, outcome)
     if text_stops:
-        num_drawn = {
-            (seq.request.request_id, seq.choice + i): 1
-            for piece, seq in zip(draft.plan.slices, draft.sequences, strict=True)
-            for i in range(piece.num_samples)
+        drawn_by = {
+            (seq.request.request_id, seq.choice + i): len(outcome.token_ids) if piece.num_drafts else 1
+            for piece, outcome, seq in zip(draft.plan.slices, result.slices, draft.sequences, strict=True)
+            for i in range(1 if piece.num_drafts else piece.num_samples)
         }
         for key, (num_kept, text) in text_stops.items():
-            if not 0 <= num_kept <= num_drawn.get(key, -1):
-                raise StepProtocolError(f"step {step}: stop {text!r} keeps {num_kept} tokens of {key}, which drew {num_drawn.get(key, 0)}")
+            if not 0 <= num_kept <= drawn_by.get(key, -1):
+                raise StepProtocolError(f"step {step}: stop {text!r} keeps {num_kept} tokens of {key}, which drew {drawn_by.get(key, 0)}")
+
+
+def _check_drafts(step: int, piece: SequenceSlice, outcome: SliceResult) -> None:
+    """All drawn tokens but the last are the drafts."""
+    accepted = outcome.token_ids[:-1]
+    if accepted != piece.token_ids[piece.num_tokens - piece.num_drafts :][: len(accepted)]:
+        raise StepProtocolError(f"step {step}, sequence {piece.seq_id}: {outcome.token_ids} were drawn behind other drafts")
 
 
 def _check_logprobs(step: int, piece: SequenceSlice, outcome: SliceResult) -> None:
     """Log-probabilities are there when asked, one per token: found out before anything is applied."""
     wanted = (
-        ("logprobs", outcome.logprobs, piece.num_samples if piece.logprobs is not None else 0),
+        ("logprobs", outcome.logprobs, len(outcome.token_ids) if piece.logprobs is not None else 0),
         ("prompt_logprobs", outcome.prompt_logprobs, len(piece.next_token_ids) if piece.prompt_logprobs is not None else 0),
     )
     for name, given, count in wanted:

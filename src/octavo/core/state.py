@@ -10,7 +10,10 @@ The life of a sequence:
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from octavo.config import CacheConfig, SchedulerConfig
 from octavo.core.cost import GapCost
@@ -19,6 +22,12 @@ from octavo.core.limits import LengthLimits, StopRule
 from octavo.core.request import Request, Sequence, SequenceStatus
 from octavo.core.slots import SlotTable
 from octavo.core.step import StepPlan, TokenLogprobs
+
+
+Guesses = Mapping[int, Seq[int]]
+"""seq_id -> drafts: tokens that may follow the known ones of a decoding sequence."""
+
+NO_GUESSES: Guesses = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -35,6 +44,8 @@ class SchedulerStats:
     num_aborted: int = 0  # requests that ended because their client left
     num_failed: int = 0  # requests that ended by an engine error
     num_preemptions: int = 0
+    num_draft_tokens: int = 0  # verified
+    num_accepted_tokens: int = 0  # of these, equal to what was drawn
     prefix_query_tokens: int = 0  # prompt tokens of started requests that were looked up in the prefix cache
     prefix_hit_tokens: int = 0  # of these, found there before the first output token; what is found after a preemption does not count
 
@@ -57,6 +68,7 @@ class Draft:
 
     plan: StepPlan
     budget: int
+    guesses: Guesses = field(default_factory=lambda: NO_GUESSES)
     sequences: list[Sequence] = field(default_factory=list)  # in the order of plan.slices
     num_pending: dict[int, int] = field(default_factory=dict)  # seq_id -> blocks it waits for
 

@@ -27,6 +27,14 @@ class BlockCopy:
 
 
 @dataclass(slots=True)
+class BlockMove:
+    """Copy one whole KV block (all layers) between the pool and host memory; the list that it is in tells the direction."""
+
+    pool_block: int
+    host_block: int
+
+
+@dataclass(slots=True)
 class SlotOpen:
     """Give a sequence a sampling-state slot, rebuilt from its tokens (penalty counts, bad-word tails)."""
 
@@ -47,7 +55,10 @@ class SequenceSlice:
     ``num_samples`` tokens are drawn from the last row: 0 for a chunk that does not reach the last known token,
     1 for one that does, n at a prompt's end of a request with n choices (choice i draws with its own slot/seed:
     ``sample_slots[i]``). ``prompt_logprobs`` k: log-probabilities of the known next token after each row are wanted.
-    ``num_drafts`` of the tokens, the last ones, are drafts to verify.
+
+    ``num_drafts`` of the tokens, the last ones, are drafts to verify: guesses of what will be drawn. A token is then drawn from the row before
+    the first draft and, as long as each equals the draft behind it, from each row after: ``num_samples`` is 1 + ``num_drafts``, at most, all
+    with the one slot in ``sample_slots``. KV of drafts that did not come true is overwritten later.
     """
 
     seq_id: int
@@ -55,7 +66,7 @@ class SequenceSlice:
     token_ids: list[int]  # [num_tokens]
     block_table: array[int]  # int32 block ids, position p lives in block_table[p // block_size]
     num_samples: int = 0
-    sample_slots: list[int] = field(default_factory=list)  # [num_samples]
+    sample_slots: list[int] = field(default_factory=list)  # [num_samples]; with drafts [1]
     logprobs: int | None = None  # top-k wanted for sampled tokens (None: not asked)
     prompt_logprobs: int | None = None
     next_token_ids: list[int] = field(default_factory=list)  # with prompt_logprobs: the known token after each row; the last may have none
@@ -69,7 +80,10 @@ class SequenceSlice:
 
 @dataclass(slots=True)
 class StepPlan:
-    """One step. Order of effect: close slots, open slots, fork slots, copy blocks, forward pass, sampling.
+    """One step. Order of effect: close slots, open slots, fork slots, save blocks, load blocks, copy blocks, forward pass, sampling.
+
+    ``block_saves`` go from the pool to host memory and see what the step before left; ``block_loads`` go from host memory to the pool.
+    So a pool block may be saved and then, in the same plan, be loaded into, copied into or written by somebody else.
 
     ``slot_forks`` are (source slot, new slot, seed of the new slot). After a step that failed, at whatever point, the next plan closes all
     slots that may be open: closing one that is not does nothing.
@@ -81,10 +95,17 @@ class StepPlan:
     slot_opens: list[SlotOpen] = field(default_factory=list)
     slot_forks: list[tuple[int, int, int]] = field(default_factory=list)
     slot_closes: list[int] = field(default_factory=list)
+    block_saves: list[BlockMove] = field(default_factory=list)
+    block_loads: list[BlockMove] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
         return sum(len(s.token_ids) for s in self.slices)
+
+    @property
+    def num_moves(self) -> int:
+        """Blocks that go to or come from host memory."""
+        return len(self.block_saves) + len(self.block_loads)
 
 
 @dataclass(slots=True)
@@ -102,6 +123,8 @@ class TokenLogprobs:
 class SliceResult:
     """For one slice: the drawn tokens (one per sample), their logprobs when asked, and prompt logprobs when asked.
 
+    With drafts: as many tokens as were drawn, at least one; all but the last equal the drafts.
+
     ``error`` says why a row allowed no answer (a nan logit, every token forbidden); ``token_ids`` is then empty.
     """
 
@@ -114,11 +137,12 @@ class SliceResult:
 
 @dataclass(slots=True)
 class StepResult:
-    """Results in the order of ``plan.slices``; ``seconds`` is what the step took on its device."""
+    """Results in the order of ``plan.slices``; ``seconds`` is what the step took on its device, ``move_seconds`` of it for block moves."""
 
     step_index: int
     slices: list[SliceResult]
     seconds: float = 0.0
+    move_seconds: float = 0.0
 
 
 @dataclass(slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import time
+from array import array
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from octavo.backends.cpu.kernel_path import kernel_path
 from octavo.backends.cpu.lowering import Handles, lower
 from octavo.backends.cpu.step_arrays import StepArrays, read_results
 from octavo.backends.machine import available_cpus
-from octavo.core.step import StepPlan, StepResult
+from octavo.core.step import BlockMove, StepPlan, StepResult
 from octavo.models.program import Linear, Rope, RopeScaling
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ class CpuBackend:
         self._rope_index: dict[Rope, int] = {}
         self._ropes: dict[Rope, int] = {}  # positions each rotary table covers
         self._num_pool_tokens = 0
+        self._num_host_blocks = 0
         self._fingerprint = f"{model.fingerprint}:{config.backend.compute}:kv-{self._kv_dtype}:layout-{LAYOUT_VERSION}:{self.isa}"
         self._load()
 
@@ -156,6 +158,33 @@ class CpuBackend:
         self._num_pool_tokens = num_blocks * self.block_size
         self._release_leavings()
 
+    def allocate_host_kv(self, num_blocks: int) -> None:
+        """See ``Backend``. Address space now, memory as blocks are first saved."""
+        native = self._open_native()
+        if not self._num_pool_tokens or self._num_host_blocks:
+            raise BackendError("the host pool is allocated once, after the KV pool")
+        if not 1 <= num_blocks <= MAX_KV_BLOCKS:
+            raise BackendError(f"host KV blocks: {num_blocks} is not allowed; from 1 to {MAX_KV_BLOCKS}")
+        try:
+            native.allocate_host_kv(num_blocks)
+        except MemoryError as e:
+            raise BackendError(f"host KV blocks: {num_blocks} blocks of {self.block_size} tokens cannot be allocated ({e})") from e
+        self._num_host_blocks = num_blocks
+
+    def read_host_block(self, host_block: int) -> bytes:
+        return self._open_native().read_host_block(host_block)
+
+    def write_host_block(self, host_block: int, data: bytes) -> None:
+        self._open_native().write_host_block(host_block, data)
+
+    def _move_blocks(self, plan: StepPlan) -> float:
+        """Saves, then loads, in one native call without the interpreter lock. Returns the seconds they took."""
+        if not plan.num_moves:
+            return 0.0
+        started = time.perf_counter()
+        self._open_native().move_blocks(_pairs(plan.block_saves), _pairs(plan.block_loads))
+        return time.perf_counter() - started
+
     def _release_leavings(self) -> None:
         """The model is loaded, text and all: files need not be mapped in memory any more, and a vocabulary took much to build."""
         from octavo.backends.cpu import _native
@@ -190,10 +219,11 @@ class CpuBackend:
         for source, target, seed in plan.slot_forks:
             slots.fork(source, target, seed)
             self._open_slots.add(target)
+        move_seconds = self._move_blocks(plan)
         for copy in plan.block_copies:
             native.copy_block(copy.src_block, copy.dst_block)
         if not plan.slices:
-            return StepResult(plan.step_index, [], time.perf_counter() - started)
+            return StepResult(plan.step_index, [], time.perf_counter() - started, move_seconds)
         arrays = StepArrays(plan, self.vocab_size)
         self._cover_positions(arrays.num_positions)
         hook = self.logits_hook
@@ -201,7 +231,7 @@ class CpuBackend:
         if hook is not None and logits is not None:
             for (seq_id, position), row in zip(arrays.logit_positions(plan), logits, strict=True):
                 hook(seq_id, position, row)
-        return StepResult(plan.step_index, read_results(plan, arrays), time.perf_counter() - started)
+        return StepResult(plan.step_index, read_results(plan, arrays), time.perf_counter() - started, move_seconds)
 
     def _run(self, a: StepArrays, want_logits: bool) -> np.ndarray | None:
         logits = None
@@ -236,6 +266,11 @@ def kv_dtype_of(config: EngineConfig) -> str:
     if config.cache.kv_cache_dtype != "auto":
         return config.cache.kv_cache_dtype
     return "f32" if config.backend.compute == "f32" else "bf16"
+
+
+def _pairs(moves: list[BlockMove]) -> array[int]:
+    """int32 (pool block, host block), flat."""
+    return array("i", [block for move in moves for block in (move.pool_block, move.host_block)])
 
 
 def _release_pages(file: object) -> None:

@@ -1,7 +1,8 @@
 """A StepPlan as flat arrays for the native call, and its output arrays as SliceResults.
 
 Rows are the plan's tokens in slice order. A *request* is one thing wanted of one row's logits: a drawn token (slot >= 0) or
-the log-probability of a known token. Checks what would be lost in flattening; ranges of ids and positions are the native side's.
+the log-probability of a known token. Behind drafts there is one for each row, in order: a token is drawn from a row only if the one drawn
+before it is the draft. Checks what would be lost in flattening; ranges of ids and positions are the native side's.
 """
 
 from __future__ import annotations
@@ -72,7 +73,9 @@ class StepArrays:
                 self.masks.extend(s.mask)
             logprobs = -1 if s.logprobs is None else min(s.logprobs, self.vocab_size)
             for slot in s.sample_slots:
-                self._request(first + count - 1, slot, end, -1, logprobs, mask)
+                for i in range(s.num_drafts, -1, -1):
+                    draft = s.token_ids[count - i] if i else -1
+                    self._request(first + count - 1 - i, slot, end - i, draft, logprobs, mask)
 
     def _request(self, row: int, slot: int, position: int, token: int, logprobs: int, mask: int) -> None:
         if not self.logit_rows or self.logit_rows[-1] != row:
@@ -94,9 +97,9 @@ class StepArrays:
 
 def _check(s: SequenceSlice, vocab_size: int) -> None:
     where = f"sequence {s.seq_id}"
-    if s.num_drafts:
-        raise ValueError(f"{where}: num_drafts is {s.num_drafts}; the cpu backend verifies no drafts")
-    if len(s.sample_slots) != s.num_samples:
+    if s.num_drafts and not (0 < s.num_drafts < s.num_tokens and s.num_samples == 1 + s.num_drafts and s.prompt_logprobs is None):
+        raise ValueError(f"{where}: {s.num_drafts} drafts among {s.num_tokens} tokens need {s.num_drafts + 1} samples, not {s.num_samples}")
+    if len(s.sample_slots) != s.num_samples - s.num_drafts:
         raise ValueError(f"{where}: {s.num_samples} samples and {len(s.sample_slots)} slots; one each")
     if len(s.next_token_ids) > len(s.token_ids):
         raise ValueError(f"{where}: {len(s.next_token_ids)} next tokens and {len(s.token_ids)} rows; at most one a row")
@@ -109,7 +112,7 @@ def _check(s: SequenceSlice, vocab_size: int) -> None:
 
 def read_results(plan: StepPlan, a: StepArrays) -> list[SliceResult]:
     """One SliceResult per slice; a row that allows no answer becomes its slice's error."""
-    import octavo.backends.cpu._native as _native
+    from octavo.backends.cpu import _native
 
     results, r = [], 0
     for s in plan.slices:
@@ -121,20 +124,29 @@ def read_results(plan: StepPlan, a: StepArrays) -> list[SliceResult]:
             if good < count:
                 result.error = f"position {s.start + good}: {_native.sample_error(a.out_status[r + good], a.out_token[r + good])}"
             r += count
-        for _ in range(s.num_samples):
-            if a.out_status[r] and result.error is None:
-                result.error = _native.sample_error(a.out_status[r], a.out_token[r])
-                result.error_code = NO_TOKEN_ALLOWED if a.out_status[r] == ALL_FORBIDDEN else None
-            result.token_ids.append(a.out_token[r])
-            if s.logprobs is not None:
-                if result.logprobs is None:
-                    result.logprobs = []
-                result.logprobs.append(_logprobs(a, r, s.logprobs))
-            r += 1
+        _read_samples(s, a, r, result)
+        r += s.num_samples
         if result.error is not None:
             result.token_ids, result.logprobs = [], None
         results.append(result)
     return results
+
+
+def _read_samples(s: SequenceSlice, a: StepArrays, first: int, result: SliceResult) -> None:
+    """The slice's drawn tokens, from request ``first`` on."""
+    from octavo.backends.cpu import _native
+
+    if s.num_samples and s.logprobs is not None:
+        result.logprobs = []
+    for r in range(first, first + s.num_samples):
+        if a.out_status[r] and s.num_drafts and r > first:
+            return  # the draft before did not come true, or the row allows no answer: then the next step begins with it
+        if a.out_status[r] and result.error is None:
+            result.error = _native.sample_error(a.out_status[r], a.out_token[r])
+            result.error_code = NO_TOKEN_ALLOWED if a.out_status[r] == ALL_FORBIDDEN else None
+        result.token_ids.append(a.out_token[r])
+        if result.logprobs is not None and s.logprobs is not None:
+            result.logprobs.append(_logprobs(a, r, s.logprobs))
 
 
 def _logprobs(a: StepArrays, i: int, k: int) -> TokenLogprobs:

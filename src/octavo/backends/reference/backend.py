@@ -14,6 +14,7 @@ import numpy as np
 
 import octavo.backends.reference.ops as ops
 from octavo.backends.base import BackendError, KVCapacity
+from octavo.backends.reference.host_pool import HostPool
 from octavo.config import EngineConfig
 from octavo.core.request import MAX_N
 from octavo.core.step import SequenceSlice, SliceResult, StepPlan, StepResult
@@ -32,18 +33,18 @@ class KVPool:
         self.num_blocks = num_blocks
         self.block_size = block_size
         shapes = [(num_blocks, block_size, kv.kv_heads, kv.head_dim) for kv in program.kv_layers]
-        self._layers = [(np.zeros(shape, np.float32), np.zeros(shape, np.float32)) for shape in shapes]
+        self.layers = [(np.zeros(shape, np.float32), np.zeros(shape, np.float32)) for shape in shapes]
 
     def copy_block(self, src: int, dst: int) -> None:
         for block in (src, dst):
             if not 0 <= block < self.num_blocks:
                 raise BackendError(f"block copy {src} -> {dst}: block ids are 0 to {self.num_blocks - 1}")
-        for keys, values in self._layers:
+        for keys, values in self.layers:
             keys[dst], values[dst] = keys[src], values[src]
 
     def write(self, op: Attention, table: np.ndarray, position: int, k: Floats, v: Floats) -> None:
         """Store k and v [kv_heads * head_dim] of one position."""
-        keys, values = self._layers[op.layer]
+        keys, values = self.layers[op.layer]
         at = table[position // self.block_size], position % self.block_size
         keys[at], values[at] = k.reshape(op.kv_heads, op.head_dim), v.reshape(op.kv_heads, op.head_dim)
 
@@ -52,7 +53,7 @@ class KVPool:
         first = 0 if op.window is None else max(0, position - op.window + 1)
         seen = np.arange(first, position + 1)
         at = table[seen // self.block_size], seen % self.block_size
-        keys, values = self._layers[op.layer]
+        keys, values = self.layers[op.layer]
         return keys[at], values[at]
 
 
@@ -83,6 +84,7 @@ class ReferenceBackend:
         self._last_attention = max(i for i, op in enumerate(self.program.ops) if isinstance(op, Attention))
         self._sampler = ReferenceSampler(self.vocab_size, self.max_num_slots)
         self._kv: KVPool | None = None
+        self._host: HostPool | None = None
 
     def kv_capacity(self, memory_bytes: int) -> KVCapacity:
         bytes_per_block = self._block_size * self.program.kv_bytes_per_token(4)
@@ -96,6 +98,31 @@ class ReferenceBackend:
         except (MemoryError, ValueError) as exc:
             raise BackendError(f"num_blocks: no memory for {num_blocks} KV blocks: {exc}") from exc
 
+    def allocate_host_kv(self, num_blocks: int) -> None:
+        if self._host is not None:
+            raise BackendError("the host pool is already allocated")
+        try:
+            self._host = HostPool(self._pool().layers, num_blocks)
+        except (MemoryError, ValueError) as exc:
+            raise BackendError(f"host KV blocks: no memory for {num_blocks}: {exc}") from exc
+
+    def read_host_block(self, host_block: int) -> bytes:
+        return self._host_pool().read(host_block)
+
+    def write_host_block(self, host_block: int, data: bytes) -> None:
+        self._host_pool().write(host_block, data)
+
+    def _host_pool(self) -> HostPool:
+        if self._host is None:
+            raise BackendError("there is no host pool: allocate_host_kv comes first")
+        return self._host
+
+    def _move_blocks(self, plan: StepPlan) -> float:
+        started = time.perf_counter()
+        if plan.num_moves:
+            self._host_pool().move(plan.block_saves, plan.block_loads)
+        return time.perf_counter() - started
+
     def execute(self, plan: StepPlan) -> StepResult:
         started = time.perf_counter()
         kv = self._pool()
@@ -106,16 +133,17 @@ class ReferenceBackend:
             self._sampler.open(entry)
         for src, dst, seed in plan.slot_forks:
             self._sampler.fork(src, dst, seed)
+        move_seconds = self._move_blocks(plan)
         for copy in plan.block_copies:
             kv.copy_block(copy.src_block, copy.dst_block)
         results = [self._run_slice(s, kv) for s in plan.slices]
-        return StepResult(plan.step_index, results, time.perf_counter() - started)
+        return StepResult(plan.step_index, results, time.perf_counter() - started, move_seconds)
 
     def fingerprint(self) -> str:
         return f"{self._fingerprint}/reference/f32/kv-f32/layout-1/numpy-{np.__version__}"
 
     def close(self) -> None:
-        self._kv = None
+        self._kv = self._host = None
         self._weights = {}
 
     def _pool(self) -> KVPool:
@@ -124,9 +152,10 @@ class ReferenceBackend:
         return self._kv
 
     def _run_slice(self, s: SequenceSlice, kv: KVPool) -> SliceResult:
-        """Forward all rows, then draw from the last one."""
+        """Forward all rows and draw from the last one; with drafts from each row behind them, until a draft does not come true."""
         table = self._check_slice(s, kv)
         result = SliceResult()
+        first_drawn = s.num_tokens - 1 - s.num_drafts
         if s.prompt_logprobs is not None:
             result.prompt_logprobs = []
         last: Floats | None = None
@@ -141,26 +170,32 @@ class ReferenceBackend:
                     return result
                 result.prompt_logprobs.append(entry)  # type: ignore[union-attr]
             last = logits
+            if s.num_drafts and row >= first_drawn:
+                self._sample(s, row, logits, result)
+                if row == s.num_tokens - 1 or result.token_ids[row - first_drawn :] != [s.token_ids[row + 1]]:
+                    return result
         if s.num_samples and last is not None:
-            self._sample(s, last, result)
+            self._sample(s, s.num_tokens - 1, last, result)
         return result
 
     def _rows(self, s: SequenceSlice, table: np.ndarray, kv: KVPool) -> Iterator[tuple[int, Floats]]:
         """Compute the rows in order; yield (row, logits) of those whose logits somebody wants."""
         for row, token in enumerate(s.token_ids):
-            wanted = self.all_logits or (s.num_samples > 0 and row == s.num_tokens - 1)
+            wanted = self.all_logits or (s.num_samples > 0 and row >= s.num_tokens - 1 - s.num_drafts)
             wanted = wanted or (s.prompt_logprobs is not None and row < len(s.next_token_ids))
             logits = self._forward(token, s.start + row, table, kv, wanted)
             if logits is not None:
                 yield row, logits
 
-    def _sample(self, s: SequenceSlice, logits: Floats, result: SliceResult) -> None:
-        """Draw ``num_samples`` tokens, each with its own slot; the first failure is the slice's error."""
-        if s.logprobs is not None:
+    def _sample(self, s: SequenceSlice, row: int, logits: Floats, result: SliceResult) -> None:
+        """Draw a token with each slot from a row; the first failure is the slice's error, unless tokens were drawn behind drafts before."""
+        if s.logprobs is not None and result.logprobs is None:
             result.logprobs = []
         for slot in s.sample_slots:
-            outcome = self._sampler.sample(slot, logits, s.start + s.num_tokens, s.mask, s.logprobs)
+            outcome = self._sampler.sample(slot, logits, s.start + row + 1, s.mask, s.logprobs)
             if outcome.error is not None:
+                if s.num_drafts and result.token_ids:
+                    return  # the next step begins with this row
                 result.token_ids, result.error, result.error_code = [], outcome.error, outcome.error_code
                 return
             result.token_ids.append(outcome.token_id)
@@ -172,9 +207,9 @@ class ReferenceBackend:
         where = f"sequence {s.seq_id}"
         if not s.token_ids or s.start < 0:
             raise BackendError(f"{where}: {len(s.token_ids)} tokens from position {s.start}; at least one, from 0 on")
-        if s.num_drafts:
-            raise BackendError(f"{where}: num_drafts is {s.num_drafts}; the reference backend verifies no drafts")
-        if len(s.sample_slots) != s.num_samples or len(s.next_token_ids) > s.num_tokens:
+        if s.num_drafts and not (0 < s.num_drafts < s.num_tokens and s.num_samples == 1 + s.num_drafts and s.prompt_logprobs is None):
+            raise BackendError(f"{where}: {s.num_drafts} drafts among {s.num_tokens} tokens need {s.num_drafts + 1} samples, not {s.num_samples}")
+        if len(s.sample_slots) != s.num_samples - s.num_drafts or len(s.next_token_ids) > s.num_tokens:
             raise BackendError(f"{where}: {s.num_samples} samples need as many slots, and {s.num_tokens} rows at most as many next tokens")
         bad = [t for t in (*s.token_ids, *s.next_token_ids) if not 0 <= t < self.vocab_size]
         if bad:

@@ -1,0 +1,62 @@
+// Python's view of the host pool of KV blocks: checks arguments and releases the GIL around copies; nothing else.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <cstring>
+#include <memory>
+#include <string>
+
+#include "kv/host_store.h"
+
+namespace octavo {
+
+// Blocks may be read and written while a step runs, as long as that step does not move them.
+class HostKV {
+ public:
+  using Pairs = nanobind::ndarray<const int32_t, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
+  using Data = nanobind::ndarray<const uint8_t, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
+
+  void allocate(const KVStore* kv, int num_blocks) {
+    require(kv != nullptr, "allocate_host_kv before allocate_kv");
+    store_ = std::make_unique<HostStore>(num_blocks, kv->block_bytes());
+  }
+
+  void move(KVStore* kv, const Pairs& saves, const Pairs& loads) {
+    HostStore& store = open();
+    require(saves.size() % 2 == 0 && loads.size() % 2 == 0, "block moves: pairs of pool block and host block");
+    nanobind::gil_scoped_release release;
+    move_blocks(*kv, store, saves.data(), saves.size() / 2, loads.data(), loads.size() / 2);
+  }
+
+  nanobind::bytes read(int block) { return nanobind::bytes(at(block), store_->block_bytes()); }
+
+  void write(int block, const Data& data) {
+    uint8_t* to = at(block);
+    const std::string size = std::to_string(store_->block_bytes());
+    require(data.size() == store_->block_bytes(), "host block: " + std::to_string(data.size()) + " bytes are given, and a block has " + size);
+    nanobind::gil_scoped_release release;
+    std::memcpy(to, data.data(), data.size());
+  }
+
+ private:
+  static void require(bool ok, const std::string& message) {
+    if (!ok) throw nanobind::value_error(message.c_str());
+  }
+
+  HostStore& open() {
+    require(store_ != nullptr, "there is no host pool: allocate_host_kv comes first");
+    return *store_;
+  }
+
+  uint8_t* at(int block) {
+    HostStore& store = open();
+    require(block >= 0 && block < store.num_blocks(), "host block " + std::to_string(block) + ": ids are 0 to " + std::to_string(store.num_blocks() - 1));
+    return store.block(block);
+  }
+
+  std::unique_ptr<HostStore> store_;
+};
+
+}  // namespace octavo

@@ -1,0 +1,31 @@
+"""What a request asks of speculative decoding. A record and its limits; drafts are made in ``speculative/``, verified in ``backends/``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from octavo.config import MAX_DRAFTS
+from octavo.core.request import ParameterError
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculativeParams:
+    """``num_drafts``: "auto" (as many as pay, none included), "off", or K: always K where the proposer has them (0 is "off").
+
+    ``method`` names a proposer of the engine; "auto" is the best of those that need no model. Nothing here changes a token.
+    """
+
+    num_drafts: int | str = "auto"
+    method: str = "auto"
+
+    def validate(self, methods: frozenset[str] | set[str]) -> None:
+        """``methods``: the proposers that this engine has. Raises ParameterError."""
+        k = self.num_drafts
+        if not (k in ("auto", "off") if isinstance(k, str) else type(k) is int and 0 <= k <= MAX_DRAFTS):
+            raise ParameterError("speculative.num_drafts", k, f'"auto", "off", or an integer from 0 to {MAX_DRAFTS}')
+        if self.method != "auto" and self.method not in methods:
+            raise ParameterError("speculative.method", self.method, f"one of {', '.join(['auto', *sorted(methods)])}")
+
+    @property
+    def enabled(self) -> bool:
+        return self.num_drafts not in ("off", 0)
