@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 from octavo.config import CacheConfig, SchedulerConfig
 from octavo.core.cost import GapCost
+from octavo.core.kv_tiers import BlockRef, KVTiers
 from octavo.core.limits import LengthLimits, StopEnd, StopRule
 from octavo.core.planner import Planner
 from octavo.core.request import FinishReason, ParameterError, Request, Sequence, SequenceStatus
@@ -31,7 +32,7 @@ class StepProtocolError(RuntimeError):
 
 class Scheduler:
     """``num_blocks``: the KV pool. ``max_model_len``: most tokens of a sequence. ``fingerprint``: what KV depends on besides tokens.
-    ``gap_cost``: prices steps for ``config.max_itl_ms``, and is needed with it.
+    ``gap_cost``: prices steps for ``config.max_itl_ms``, and is needed with it. ``tiers``: where evicted blocks of the prefix cache go.
 
     A sequence may reach min(max_model_len, pool tokens + 1) tokens: the last one needs no KV. An explicit max_tokens above what is
     left is clamped to it; ``clamped_max_tokens`` tells, so that the response can say so.
@@ -45,6 +46,7 @@ class Scheduler:
         max_model_len: int,
         fingerprint: str = "",
         gap_cost: GapCost | None = None,
+        tiers: KVTiers | None = None,
     ) -> None:
         if config.scheduling_policy != "fcfs":
             raise ValueError(f"scheduling_policy: {config.scheduling_policy!r} is not allowed; fcfs is the only policy of this version")
@@ -52,6 +54,8 @@ class Scheduler:
             raise ValueError(f"gap_cost: {gap_cost!r} is not allowed with max_itl_ms {config.max_itl_ms}; both are needed, or neither")
         self._state = SchedulerState(config, cache, num_blocks, max_model_len, fingerprint)
         self._state.gap_cost = gap_cost
+        if tiers is not None:
+            self._state.kv.attach_tiers(tiers)
         self._planner = Planner(self._state)
         self._in_flight: Draft | None = None
         self._num_sequences = 0
@@ -102,6 +106,7 @@ class Scheduler:
                 seq.num_scheduled = seq.num_drafts = 0
                 if seq.status is SequenceStatus.FINISHED:
                     self._state.release(seq)
+            self._state.end_restores(failed=True)
         owners = list(self._state.requests.values())
         self._state.requests.clear()
         self._state.stats.num_failed += len(owners)
@@ -173,6 +178,15 @@ class Scheduler:
         return self._state.kv.pool.num_free
 
     @property
+    def tiers(self) -> KVTiers | None:
+        restorer = self._state.kv.restorer
+        return None if restorer is None else restorer.tiers
+
+    def evictable_blocks(self) -> list[tuple[BlockRef, int]]:
+        """The blocks that ``num_cached_blocks`` counts, the next to be evicted first."""
+        return self._state.kv.evictable_blocks()
+
+    @property
     def in_flight_sequences(self) -> list[Sequence]:
         """Sequences of the plan in flight, in the order of its slices (none between steps). FINISHED ones were aborted meanwhile."""
         return [] if self._in_flight is None else self._in_flight.sequences
@@ -217,6 +231,7 @@ class Scheduler:
         _check_result(draft, result, text_stops)
         self._in_flight = None
         state, events = self._state, list[TokenEvent]()
+        state.end_restores()
         for piece, outcome, seq in zip(draft.plan.slices, result.slices, draft.sequences, strict=True):
             seq.num_computed += seq.num_scheduled
             state.stats.num_computed_tokens += seq.num_scheduled + seq.num_drafts
@@ -309,7 +324,8 @@ class Scheduler:
 
     def check_invariants(self) -> None:
         """AssertionError unless queues, requests, slots and the KV books agree. For tests and idle debug runs: slow."""
-        self._state.check_invariants(self.in_flight_sequences)
+        restorer = self._state.kv.restorer
+        self._state.check_invariants([*self.in_flight_sequences, *([] if restorer is None else restorer.sequences)])
 
 
 def _check_result(draft: Draft, result: StepResult, text_stops: TextStops) -> None:

@@ -97,6 +97,21 @@ class SchedulerState:
         self.slots.give_back(seq)
         self.kv.release(seq, forget=True)
 
+    def end_restores(self, failed: bool = False) -> None:
+        """The plan in flight has run, or failed: what it loaded from the tiers counts as found in the prefix cache."""
+        if self.kv.restorer is None:
+            return
+        for restore in self.kv.restorer.end(failed):
+            seq = restore.seq
+            if seq.status is SequenceStatus.FINISHED:  # aborted while in flight
+                self.release(seq)
+            elif not failed and seq.num_preemptions == 0 and seq.num_output_tokens == 0:
+                tier_stats = self.kv.restorer.tiers.stats
+                tier_stats.host_hit_tokens += restore.num_host_tokens
+                tier_stats.disk_hit_tokens += restore.num_disk_tokens
+                seq.num_cached += restore.num_host_tokens + restore.num_disk_tokens
+                self.stats.prefix_hit_tokens += restore.num_host_tokens + restore.num_disk_tokens
+
     def check_invariants(self, in_flight: list[Sequence]) -> None:
         """AssertionError unless queues, requests, slots and the KV books agree. ``in_flight``: sequences of the plan in flight."""
         dropped = [seq for seq in in_flight if seq.status is SequenceStatus.FINISHED]
