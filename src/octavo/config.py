@@ -35,6 +35,9 @@ class CacheConfig:
     kv_cache_memory: int | None = None  # bytes; used when num_kv_blocks is None; None: a share of free memory
     kv_cache_dtype: str = "auto"  # auto | f16 | bf16 | f32 | int8
     enable_prefix_caching: bool = True
+    kv_host_memory: int | None = None  # bytes for blocks that the pool evicts; None: none, or a little on the way to kv_disk_path
+    kv_disk_path: str | None = None  # folder for blocks that host memory evicts, and for a restart
+    kv_disk_size: int | None = None  # bytes; None: 10 GiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,13 @@ class EngineConfig:
         _check(not both, "kv_cache_memory", c.kv_cache_memory, "give either num_kv_blocks or kv_cache_memory")
         _check(c.kv_cache_memory is None or c.kv_cache_memory >= 1, "kv_cache_memory", c.kv_cache_memory, "at least 1 byte")
         _check(c.kv_cache_dtype in ("auto", *KV_DTYPES), "kv_cache_dtype", c.kv_cache_dtype, f"one of auto, {', '.join(KV_DTYPES)}")
+        tiered = c.kv_host_memory is not None or c.kv_disk_path is not None
+        _check(c.kv_host_memory is None or c.kv_host_memory >= 1, "kv_host_memory", c.kv_host_memory, "at least 1 byte")
+        _check(c.kv_disk_path is None or bool(c.kv_disk_path.strip()), "kv_disk_path", c.kv_disk_path, "a folder is needed")
+        _check(c.kv_disk_size is None or c.kv_disk_size >= 1, "kv_disk_size", c.kv_disk_size, "at least 1 byte")
+        _check(c.kv_disk_size is None or c.kv_disk_path is not None, "kv_disk_size", c.kv_disk_size, "it limits kv_disk_path, which is not set")
+        name, value = ("kv_disk_path", c.kv_disk_path) if c.kv_host_memory is None else ("kv_host_memory", c.kv_host_memory)
+        _check(c.enable_prefix_caching or not tiered, name, value, "it keeps blocks of the prefix cache, and enable_prefix_caching is off")
         _check(1 <= s.max_num_seqs <= 4096, "max_num_seqs", s.max_num_seqs, "from 1 to 4096")
         _check(1 <= s.max_num_batched_tokens <= 1 << 20, "max_num_batched_tokens", s.max_num_batched_tokens, "from 1 to 1048576")
         budget = s.max_num_batched_tokens

@@ -76,6 +76,9 @@ def engine_options(function: Callable) -> Callable:
             click.option("--num-kv-blocks", type=int, help="KV blocks in the pool; not together with --kv-cache-memory."),
             click.option("--kv-cache-memory", type=ByteSize(), help=pool_help),
             _shown("--kv-cache-dtype", cache.kv_cache_dtype, click.Choice(["auto", *KV_DTYPES]), dtype_help),
+            click.option("--kv-host-memory", type=ByteSize(), help="Memory for prefix-cache blocks that the KV pool evicts (default: none)."),
+            click.option("--kv-disk-path", help="Folder for blocks that no longer fit in memory; they survive a restart."),
+            click.option("--kv-disk-size", type=ByteSize(), help="Most bytes in --kv-disk-path (default: 10GiB)."),
             click.option("--no-enable-prefix-caching", is_flag=True, help="Compute every prompt from its first token."),
             click.option("--no-enable-chunked-prefill", is_flag=True, help="Compute each prompt in one step, never in pieces."),
             _shown("--backend", backend.backend, click.Choice(["cpu", "reference"]), backend_help),
@@ -90,6 +93,7 @@ def engine_config(options: dict[str, Any]) -> EngineConfig:
     """EngineConfig of the options' values; missing ones keep their defaults. Raises BadParameter that names the flag."""
     d = _DEFAULTS
     cache = _replaced(d.cache, options, "block_size", "num_kv_blocks", "kv_cache_memory", "kv_cache_dtype")
+    cache = _replaced(cache, options, "kv_host_memory", "kv_disk_path", "kv_disk_size")
     scheduler = _replaced(d.scheduler, options, "max_num_seqs", "max_num_batched_tokens", "max_itl_ms")
     config = EngineConfig(
         model=_replaced(d.model, options, "model", "served_model_name", "max_model_len"),

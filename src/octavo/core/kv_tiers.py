@@ -211,6 +211,14 @@ class KVTiers:
         self._settle(ref.key, entry)
         return host_block
 
+    def discard(self, ref: BlockRef) -> None:
+        """What ``arrived`` made room for could not be put there."""
+        entry = self._entries.pop(ref.key)
+        self._free.append(entry.host_block)
+        for wait in self._waits.values():
+            if entry in wait.entries:
+                self._give_up(wait)
+
     def read_failed(self, ref: BlockRef) -> None:
         """A block could not be read."""
         self._reading.discard(ref.key)
@@ -290,12 +298,16 @@ class KVTiers:
         """What host memory holds, least recently used first."""
         return list(self._entries.values())
 
-    def clear_host(self) -> None:
-        """Forget what host memory holds. Nothing may be in flight and nobody waiting."""
+    def vacate(self, num_blocks: int) -> tuple[list[int], list[HostEntry]]:
+        """At most ``num_blocks`` host blocks for the caller's own use until the end, and the entries that they hold: free blocks first,
+        then the least recently used. Nothing may be in flight and nobody waiting.
+        """
         assert not self._busy and not self._waits, "host blocks are in use"
-        for entry in self._entries.values():
-            self._free.append(entry.host_block)
-        self._entries.clear()
+        free, self._free = self._free[:num_blocks], self._free[num_blocks:]
+        entries = self.entries()[: num_blocks - len(free)]
+        for entry in entries:
+            del self._entries[entry.ref.key]
+        return free + [entry.host_block for entry in entries], entries
 
     def check_invariants(self, waiting: set[int]) -> None:
         """AssertionError unless the books balance. ``waiting``: ids of sequences that may wait for the disk."""

@@ -20,6 +20,7 @@ from octavo.core.scheduler import Scheduler
 from octavo.core.step import StepPlan
 from octavo.costs.gap import GapModel
 from octavo.engine.itl_warnings import ItlWarnings
+from octavo.engine.kv_tiering import open_tiering
 from octavo.engine.loop import EngineLoop
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.outputs import OutputEvent
@@ -53,8 +54,11 @@ class Engine:
         self.num_kv_blocks = resolve_num_kv_blocks(config, backend, self.max_model_len)
         backend.allocate_kv(self.num_kv_blocks)
         fingerprint = f"{model.fingerprint}/{backend.fingerprint()}"
+        device = None if self.gap_model is None else self.gap_model.device
+        self.tiering = open_tiering(config.cache, backend, fingerprint, model.name, self.num_kv_blocks, device)
+        tiers = None if self.tiering is None else self.tiering.tiers
         self.scheduler = Scheduler(
-            config.scheduler, config.cache, self.num_kv_blocks, self.max_model_len, fingerprint, gap_cost=self.gap_model
+            config.scheduler, config.cache, self.num_kv_blocks, self.max_model_len, fingerprint, gap_cost=self.gap_model, tiers=tiers
         )
         self.loop = EngineLoop(self.scheduler, backend.vocab_size, model.tokenizer, self.gap_model)
         max_n = config.scheduler.max_num_seqs
@@ -131,15 +135,23 @@ class Engine:
     def step(self) -> list[OutputEvent]:
         """Plan, execute and apply one step. When the backend fails, every request ends with an error event and the engine goes on."""
         started_s = self.clock.now()
+        if self.tiering is not None:
+            self.tiering.before_plan()
         plan = self.loop.begin_step(started_s)
         if plan is None:
+            if self.tiering is not None:
+                self.tiering.wait()
             return []
         try:
+            if self.tiering is not None:
+                self.tiering.before_execute()
             result = self.backend.execute(plan)
             events = self.loop.finish_step(plan, result)
         except Exception as error:  # whatever a backend raises or returns, the engine must outlive it
             return self._failed(plan, error)
         self.num_failures_in_a_row = 0
+        if self.tiering is not None:
+            self.tiering.step_done(plan, result)
         ended_s = self.clock.now()
         self.loop.end_step(plan, result, ended_s)
         self.metrics.step_done(plan, ended_s - started_s)
@@ -149,6 +161,10 @@ class Engine:
         return events
 
     def close(self) -> None:
+        """Keep what a restart can use, if there is a disk for it, and release threads and memory. Idempotent."""
+        if self.tiering is not None:
+            self.fail_all("the engine is closed")
+            self.tiering.close(self.scheduler)
         self.backend.close()
 
     def _made(self, events: list[OutputEvent]) -> list[OutputEvent]:

@@ -97,8 +97,11 @@ class DiskStore:
 
     # --- writing ------------------------------------------------------------------------------------------------------------------------
 
-    def put(self, ref: BlockRef, payload: bytes | memoryview) -> bool:
-        """Write a block, unless it is there. False when it could not be written; the disk is then left alone for a minute."""
+    def put(self, ref: BlockRef, payload: bytes, used_ns: int | None = None) -> bool:
+        """Write a block, unless it is there. False when it could not be written; the disk is then left alone for a minute.
+
+        ``used_ns``: its last use, nanoseconds since the epoch; None: now.
+        """
         if ref.key in self._keys:
             return True
         if time.monotonic() < self._off_until_s:
@@ -106,7 +109,7 @@ class DiskStore:
         assert len(payload) == self.about.block_bytes, f"a block has {self.about.block_bytes} bytes, not {len(payload)}"
         head, tail = kv_files.encode(self._store_id, ref, payload)
         try:
-            self._write_file(self._file(ref.key), [head, payload, tail])
+            self._write_file(self._file(ref.key), [head, payload, tail], used_ns)
         except FileNotFoundError:  # somebody cleared the folder, or its temporary files, meanwhile
             with contextlib.suppress(OSError):
                 self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -119,7 +122,7 @@ class DiskStore:
         self._keep_limit()
         return True
 
-    def _write_file(self, file: Path, parts: Sequence[bytes | memoryview]) -> None:
+    def _write_file(self, file: Path, parts: Sequence[bytes], used_ns: int | None = None) -> None:
         """All or nothing: under another name first. Not synced: a file that a power cut left torn fails its checksum and is dropped."""
         temporary = file.with_name(f".{file.stem}.{os.getpid()}.{next(_numbers)}.tmp")
         try:
@@ -127,6 +130,8 @@ class DiskStore:
             with open(descriptor, "wb", buffering=0) as out:
                 for part in parts:
                     _write_all(out.fileno(), part)
+            if used_ns is not None:
+                os.utime(temporary, ns=(used_ns, used_ns))
             os.replace(temporary, file)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -135,27 +140,25 @@ class DiskStore:
 
     # --- reading ------------------------------------------------------------------------------------------------------------------------
 
-    def get(self, ref: BlockRef) -> memoryview | None:
+    def get(self, ref: BlockRef) -> bytes | None:
         """The payload of ``ref``, every bit of its file checked. A file that is not what it should be is deleted, with a line in the log."""
         if ref.key not in self._keys:
             return None
         file = self._file(ref.key)
         try:
-            data = file.read_bytes()
-        except FileNotFoundError:  # another process evicted it
-            self._keys.discard(ref.key)
-            return None
-        except OSError as error:
-            self._keys.discard(ref.key)
-            self._failed("read", error)
-            return None
-        try:
-            return kv_files.decode(self._store_id, ref, memoryview(data), self.about.block_bytes)
+            with open(file, "rb", buffering=0) as source:
+                return kv_files.read(source, self._store_id, ref, self.about.block_bytes)
         except kv_files.BlockFileError as error:
             self.num_damaged += 1
             logger.warning("KV block %s is dropped: %s", file, error)
-            self._remove(ref.key, file)
-            return None
+            with contextlib.suppress(OSError):
+                file.unlink()
+        except FileNotFoundError:  # another process evicted it
+            pass
+        except OSError as error:
+            self._failed("read", error)
+        self._keys.discard(ref.key)
+        return None
 
     def used(self, keys: Sequence[bytes]) -> None:
         """These blocks, a parent before its children, were used now. A child counts as used a little earlier: it goes first."""
@@ -166,11 +169,6 @@ class DiskStore:
 
     def _file(self, key: bytes) -> Path:
         return self.folder / f"{key.hex()}{SUFFIX}"
-
-    def _remove(self, key: bytes, file: Path) -> None:
-        self._keys.discard(key)
-        with contextlib.suppress(OSError):
-            file.unlink()
 
     def _failed(self, what: str, error: OSError) -> None:
         """One warning, then silence: what is written later is lost, which costs time and nothing else."""
@@ -316,7 +314,7 @@ def _is_alive(pid: str) -> bool:
     return True
 
 
-def _write_all(descriptor: int, part: bytes | memoryview) -> None:
-    view = memoryview(part).cast("B")
+def _write_all(descriptor: int, part: bytes) -> None:
+    view = memoryview(part)
     while view:
         view = view[os.write(descriptor, view) :]

@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from octavo.core.kv_tiers import BlockRef
 from octavo.engine.kv_disk import DiskStore
@@ -28,7 +29,13 @@ class BlockRead:
     """``payload`` None: the block could not be had."""
 
     ref: BlockRef
-    payload: memoryview | bytes | None
+    payload: bytes | None
+
+
+class _Write(NamedTuple):
+    ref: BlockRef
+    payload: bytes
+    used_ns: int | None
 
 
 @dataclass(slots=True)
@@ -48,7 +55,7 @@ class DiskTier:
         self.read_traffic, self.write_traffic = DiskTraffic(), DiskTraffic()
         self.num_dropped = 0  # blocks that found the queue full
         self._queue_bytes = queue_bytes
-        self._queued: dict[bytes, tuple[BlockRef, bytes]] = {}  # in order; a block leaves when its file is whole, or cannot be
+        self._queued: dict[bytes, _Write] = {}  # in order; a block leaves when its file is whole, or cannot be
         self._num_queued_bytes = 0
         self._batches: deque[list[BlockRef]] = deque()
         self._results: deque[BlockRead] = deque()
@@ -68,8 +75,11 @@ class DiskTier:
 
     # --- writing ------------------------------------------------------------------------------------------------------------------------
 
-    def write(self, ref: BlockRef, payload: bytes, wait_s: float = 0.0) -> bool:
-        """Take a block for writing; ``payload`` is not to change any more. False when after ``wait_s`` there is still no room for it."""
+    def write(self, ref: BlockRef, payload: bytes, wait_s: float = 0.0, used_ns: int | None = None) -> bool:
+        """Take a block for writing; ``payload`` is not to change any more. False when after ``wait_s`` there is still no room for it.
+
+        ``used_ns``: its last use, nanoseconds since the epoch; None: when it is written.
+        """
         with self._to_write:
             if self._closing:
                 return False
@@ -80,7 +90,7 @@ class DiskTier:
             if not self._has_room(payload):
                 self.num_dropped += 1
                 return False
-            self._queued[ref.key] = (ref, payload)
+            self._queued[ref.key] = _Write(ref, payload, used_ns)
             self._num_queued_bytes += len(payload)
             self._to_write.notify()
         return True
@@ -94,10 +104,10 @@ class DiskTier:
                 self._to_write.wait_for(lambda: self._queued or self._closing)
                 if not self._queued:
                     return
-                ref, payload = next(iter(self._queued.values()))
+                ref, payload, used_ns = next(iter(self._queued.values()))
             began_s = time.perf_counter()
             try:
-                done = self.store.put(ref, payload)
+                done = self.store.put(ref, payload, used_ns)
             except Exception:
                 logger.exception("a KV block could not be written")
                 done = False
@@ -149,11 +159,10 @@ class DiskTier:
         if num_read:
             self.store.used([ref.key for ref in batch[:num_read]])
 
-    def _read_block(self, ref: BlockRef) -> memoryview | bytes | None:
+    def _read_block(self, ref: BlockRef) -> bytes | None:
         queued = self._queued.get(ref.key)
         if queued is not None:
-            same = queued[0] == ref
-            return queued[1] if same else None
+            return queued.payload if queued.ref == ref else None
         try:
             return self.store.get(ref)
         except Exception:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import struct
 from hashlib import blake2b
+from typing import BinaryIO
 
 from octavo.core.kv_tiers import BlockRef
 
@@ -33,19 +34,20 @@ def file_bytes(num_tokens: int, payload_bytes: int) -> int:
     return _HEADER.size + _TOKEN_BYTES * num_tokens + payload_bytes + CHECKSUM_BYTES
 
 
-def encode(store_id: bytes, ref: BlockRef, payload: bytes | memoryview) -> tuple[bytes, bytes]:
+def encode(store_id: bytes, ref: BlockRef, payload: bytes) -> tuple[bytes, bytes]:
     """(what stands before the payload, what stands after it)."""
     num_tokens = len(ref.tokens) // _TOKEN_BYTES
     head = _HEADER.pack(MAGIC, VERSION, num_tokens, len(payload), store_id, ref.key, ref.parent_key) + ref.tokens
     return head, _checksum(head, payload)
 
 
-def decode(store_id: bytes, ref: BlockRef, data: memoryview, payload_bytes: int) -> memoryview:
-    """The payload in ``data``, a view of it. BlockFileError unless it is, to the bit, the block ``ref`` of this store."""
-    size = file_bytes(len(ref.tokens) // _TOKEN_BYTES, payload_bytes)
-    if len(data) != size:
-        raise BlockFileError(f"it has {len(data)} bytes instead of {size}")
-    magic, version, num_tokens, num_bytes, store, key, parent_key = _HEADER.unpack_from(data)
+def read(file: BinaryIO, store_id: bytes, ref: BlockRef, payload_bytes: int) -> bytes:
+    """The payload in an open file. BlockFileError unless it is, to the bit, the block ``ref`` of this store."""
+    head_size = _HEADER.size + len(ref.tokens)
+    head, payload, tail = file.read(head_size), file.read(payload_bytes), file.read(CHECKSUM_BYTES + 1)
+    if len(head) != head_size or len(payload) != payload_bytes or len(tail) != CHECKSUM_BYTES:
+        raise BlockFileError(f"it does not have {head_size + payload_bytes + CHECKSUM_BYTES} bytes")
+    magic, version, num_tokens, num_bytes, store, key, parent_key = _HEADER.unpack_from(head)
     for name, found, wanted in (
         ("magic", magic, MAGIC),
         ("version", version, VERSION),
@@ -57,16 +59,14 @@ def decode(store_id: bytes, ref: BlockRef, data: memoryview, payload_bytes: int)
     ):
         if found != wanted:
             raise BlockFileError(f"its {name} is {_shown(found)} instead of {_shown(wanted)}")
-    begin = _HEADER.size + len(ref.tokens)
-    if data[_HEADER.size : begin] != ref.tokens:
+    if head[_HEADER.size :] != ref.tokens:
         raise BlockFileError("its tokens are others")
-    payload = data[begin : begin + payload_bytes]
-    if data[begin + payload_bytes :] != _checksum(data[:begin], payload):
+    if tail != _checksum(head, payload):
         raise BlockFileError("its checksum does not fit its contents")
     return payload
 
 
-def _checksum(head: bytes | memoryview, payload: bytes | memoryview) -> bytes:
+def _checksum(head: bytes, payload: bytes) -> bytes:
     digest = blake2b(head, digest_size=CHECKSUM_BYTES, person=b"octavo-kvfile")
     digest.update(payload)
     return digest.digest()
