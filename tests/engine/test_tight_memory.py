@@ -24,6 +24,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "smallest budget, whole prompts": {"max_num_seqs": 8, "max_num_batched_tokens": 8, "enable_chunked_prefill": False},
     "one at a time": {"max_num_seqs": 1, "max_num_batched_tokens": 1},
     "odd chunks": {"max_num_seqs": 16, "max_num_batched_tokens": 17},
+    "host memory": {"kv_host_memory": 1 << 16},
 }
 
 
