@@ -6,6 +6,8 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from octavo.core.request import SamplingParams
 from octavo.engine.engine import Engine
 from tests.cases.harness import GREEDY, Job, jobs_of, open_engine, plain_answer, prompt_of, run
@@ -57,7 +59,8 @@ def test_salts_separate_entries(rand: Path, plain: Engine) -> None:
         assert engine.scheduler.num_cached_blocks == 5 * 4
 
 
-def test_a_tight_pool_with_shared_prefixes(rand: Path, plain: Engine) -> None:
+@pytest.mark.parametrize("tiers", [{}, {"kv_host_memory": 40 * 8192}], ids=["pool alone", "host memory"])
+def test_a_tight_pool_with_shared_prefixes(rand: Path, plain: Engine, tiers: dict[str, int]) -> None:
     """24 blocks, 200 requests over five prefixes, 32 at once: hits, evictions and preemptions without end."""
     rng = random.Random(13)
     prefixes = [prompt_of(length, salt=length) for length in (33, 48, 64, 65, 80)]
@@ -66,9 +69,10 @@ def test_a_tight_pool_with_shared_prefixes(rand: Path, plain: Engine) -> None:
         prefix = rng.choice(prefixes)
         tail = rng.choices(range(3, 512), k=max(0, rng.randint(60, 120) - len(prefix)))
         jobs.append(Job(prefix + tail, SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, logprobs=1)))
-    with open_engine(rand, num_kv_blocks=24, max_num_seqs=32, max_num_batched_tokens=256) as engine:
+    with open_engine(rand, num_kv_blocks=24, max_num_seqs=32, max_num_batched_tokens=256, **tiers) as engine:
         run(engine, *jobs, after_step=lambda step: engine.scheduler.check_invariants() if step % 16 == 0 else None)
         stats = engine.scheduler.stats
         assert stats.num_preemptions > 0 and stats.prefix_hit_tokens > 1000
+        assert engine.tiering is None or engine.tiering.tiers.stats.num_saved_blocks > 0
     for job in jobs:
         assert job.num_cached <= len(job.prompt_ids) - 1 and job.answer() == plain_answer(plain, job)
