@@ -7,6 +7,8 @@ import os
 from dataclasses import dataclass, field
 
 KV_DTYPES = ("f16", "bf16", "f32", "int8")
+POLICIES = ("fcfs", "priority", "fair", "srf")
+PREEMPTIONS = ("auto", "recompute", "swap")
 MAX_DRAFTS = 16  # draft tokens of one sequence in one step
 
 
@@ -35,6 +37,7 @@ class CacheConfig:
     kv_cache_memory: int | None = None  # bytes; used when num_kv_blocks is None; None: a share of free memory
     kv_cache_dtype: str = "auto"  # auto | f16 | bf16 | f32 | int8
     enable_prefix_caching: bool = True
+    swap_space: int = 0  # bytes of host memory for the blocks of preempted sequences
     kv_host_memory: int | None = None  # bytes for blocks that the pool evicts; None: none, or a little on the way to kv_disk_path
     kv_disk_path: str | None = None  # folder for blocks that host memory evicts, and for a restart
     kv_disk_size: int | None = None  # bytes; None: 10 GiB
@@ -46,7 +49,9 @@ class SchedulerConfig:
     max_num_batched_tokens: int = 512  # token budget of one step
     max_itl_ms: float | None = None  # bound on the gaps between a stream's tokens that prompts may cause, milliseconds
     enable_chunked_prefill: bool = True
-    scheduling_policy: str = "fcfs"
+    scheduling_policy: str = "fcfs"  # fcfs | priority | fair | srf
+    preemption: str = "auto"  # auto | recompute | swap
+    admission_lookahead: int = 64  # tokens of each running sequence that admission leaves room for
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +120,13 @@ class EngineConfig:
         itl = s.max_itl_ms
         _check(itl is None or 0 < itl < math.inf, "max_itl_ms", itl, "a finite number of milliseconds above 0; leave it out for no bound")
         _check(itl is None or s.enable_chunked_prefill, "max_itl_ms", itl, "it sizes pieces of prompts, and enable_chunked_prefill is off")
-        _check(s.scheduling_policy == "fcfs", "scheduling_policy", s.scheduling_policy, "fcfs is the only policy of this version")
+        _check(s.scheduling_policy in POLICIES, "scheduling_policy", s.scheduling_policy, f"one of {', '.join(POLICIES)}")
+        _check(s.preemption in PREEMPTIONS, "preemption", s.preemption, f"one of {', '.join(PREEMPTIONS)}")
+        lookahead = s.admission_lookahead
+        _check(1 <= lookahead <= 1 << 20, "admission_lookahead", lookahead, "from 1 to 1048576 tokens")
+        _check(c.swap_space >= 0, "swap_space", c.swap_space, "at least 0 bytes")
+        _check(s.preemption != "swap" or c.swap_space > 0, "preemption", s.preemption, "it needs swap_space, the bytes to swap to")
+        _check(s.preemption != "recompute" or c.swap_space == 0, "swap_space", c.swap_space, "0 with preemption recompute, which uses none")
         _check(b.backend in ("cpu", "reference"), "backend", b.backend, "one of cpu, reference")
         _check(b.compute in ("fast", "f32"), "compute", b.compute, "one of fast, f32")
         _check(b.threads is None or 1 <= b.threads <= 1024, "threads", b.threads, "from 1 to 1024")

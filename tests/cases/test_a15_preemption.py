@@ -28,11 +28,23 @@ def six_jobs(stop: tuple[str, ...]) -> list[Job]:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("caching", [True, False])
+WAYS = {"recompute": {"preemption": "recompute"}, "swap": {"preemption": "swap", "swap_space": 1 << 19}, "auto": {"swap_space": 1 << 19}}
+
+
+NEVER, SOMETIMES = (("qq",), 2 * BLOCKS_EACH, {"length"}), (("Q", "Z", "X", "#"), BLOCKS_EACH + 1, {"length", "stop"})
+
+
 @pytest.mark.parametrize(
-    ("stop", "num_blocks", "reasons"), [(("qq",), 2 * BLOCKS_EACH, {"length"}), (("Q", "Z", "X", "#"), BLOCKS_EACH + 1, {"length", "stop"})]
+    ("way", "caching", "stop", "num_blocks", "reasons"),
+    [
+        *((way, caching, *NEVER) for way in WAYS for caching in (True, False) if way != "auto" or caching),
+        ("recompute", True, *SOMETIMES),
+        ("swap", False, *SOMETIMES),
+    ],
 )
-def test_two_of_six_fit(rand: Path, plain: Engine, caching: bool, stop: tuple[str, ...], num_blocks: int, reasons: set[str]) -> None:
+def test_two_of_six_fit(
+    rand: Path, plain: Engine, way: str, caching: bool, stop: tuple[str, ...], num_blocks: int, reasons: set[str]
+) -> None:
     tight, roomy = six_jobs(stop), six_jobs(stop)
     num_preempted: Counter[int] = Counter()
 
@@ -41,9 +53,13 @@ def test_two_of_six_fit(rand: Path, plain: Engine, caching: bool, stop: tuple[st
         for seq in engine.scheduler._state.waiting:
             num_preempted[seq.seq_id] = max(num_preempted[seq.seq_id], seq.num_preemptions)
 
-    with open_engine(rand, num_kv_blocks=num_blocks, enable_prefix_caching=caching) as engine:
+    with open_engine(rand, num_kv_blocks=num_blocks, enable_prefix_caching=caching, admission_lookahead=1, **WAYS[way]) as engine:
         run(engine, *tight, after_step=watch)
-        assert engine.scheduler.stats.num_preemptions > 2
+        stats = engine.scheduler.stats
+        assert stats.num_preemptions > 2
+        if way != "auto":
+            assert stats.num_swap_preemptions == (stats.num_preemptions if way == "swap" else 0)
+        assert stats.num_computed_tokens == sum(NUM_PROMPT + job.num_tokens - 1 for job in tight) or way != "swap"  # no token twice
     if reasons == {"length"}:  # the longest runs: somebody gave way more than once
         assert max(num_preempted.values()) >= 2
     with open_engine(rand, enable_prefix_caching=caching) as engine:
@@ -58,11 +74,13 @@ def test_two_of_six_fit(rand: Path, plain: Engine, caching: bool, stop: tuple[st
     assert {job.answer()[2] for job in tight} == reasons
 
 
-def test_prompt_log_probabilities_come_once_and_whole(rand: Path, plain: Engine) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_prompt_log_probabilities_come_once_and_whole(rand: Path, plain: Engine, way: str) -> None:
     """They are delivered with the first token, and not again when a preemption computes the prompt anew."""
     params = SamplingParams(temperature=0, max_tokens=30, prompt_logprobs=1, logprobs=0, ignore_eos=True)
     jobs = [Job(prompt_of(60 + k, salt=k), params) for k in range(6)]
-    with open_engine(rand, num_kv_blocks=10, max_num_batched_tokens=16, max_num_seqs=6) as engine:
+    sizes = {"num_kv_blocks": 10, "max_num_batched_tokens": 16, "max_num_seqs": 6, "admission_lookahead": 1}
+    with open_engine(rand, **sizes, **WAYS[way]) as engine:
         run(engine, *jobs)
         assert engine.scheduler.stats.num_preemptions > 0
     for job in jobs:

@@ -17,9 +17,17 @@ from tests.core.kv_memory import EOS, VOCAB, KVMemoryBackend, Text, plain_run, t
 Guess = Callable[[Sequence], list[int]]
 
 
-def make_request(request_id: str, prompt: Iterable[int], seed: int = 0, salt: str | None = None, **params: object) -> Request:
+def make_request(
+    request_id: str,
+    prompt: Iterable[int],
+    seed: int = 0,
+    salt: str | None = None,
+    priority: int = 0,
+    user: str | None = None,
+    **params: object,
+) -> Request:
     sampling = SamplingParams(**params)  # type: ignore[arg-type]
-    return Request(request_id, list(prompt), sampling, seed, frozenset([EOS]), cache_salt=salt)
+    return Request(request_id, list(prompt), sampling, seed, frozenset([EOS]), cache_salt=salt, priority=priority, user=user)
 
 
 class RowCost:
@@ -49,12 +57,24 @@ class Harness:
         caching: bool = True,
         max_itl_ms: float | None = None,
         guess: Guess | None = None,
+        lookahead: int = 1,
+        num_host_blocks: int = 0,
+        preemption: str = "auto",
+        policy: str = "fcfs",
     ) -> None:
-        config = SchedulerConfig(max_num_seqs, budget, max_itl_ms, enable_chunked_prefill=chunked)
+        config = SchedulerConfig(
+            max_num_seqs,
+            budget,
+            max_itl_ms,
+            enable_chunked_prefill=chunked,
+            scheduling_policy=policy,
+            preemption=preemption,
+            admission_lookahead=lookahead,
+        )
         self.cost = None if max_itl_ms is None else RowCost()
         cache = CacheConfig(block_size=block_size, enable_prefix_caching=caching)
-        self.scheduler = Scheduler(config, cache, num_blocks, max_model_len, "toy", self.cost)
-        self.backend = KVMemoryBackend(num_blocks, block_size)
+        self.scheduler = Scheduler(config, cache, num_blocks, max_model_len, "toy", self.cost, num_host_blocks)
+        self.backend = KVMemoryBackend(num_blocks, block_size, num_host_blocks)
         self.requests: dict[str, Request] = {}
         self.texts: dict[tuple[str, int], Text] = {}
         self.num_cached: dict[tuple[str, int], int] = {}
@@ -134,6 +154,7 @@ class Harness:
         self.check()
         assert not scheduler.has_work and scheduler.plan() is None
         assert scheduler.num_running == scheduler.num_waiting == scheduler.num_used_blocks == 0
+        assert scheduler.num_used_host_blocks == 0
         assert scheduler.num_free_blocks + scheduler.num_cached_blocks == scheduler.num_blocks
 
     def _text_stops(self, result: StepResult) -> dict[tuple[str, int], tuple[int, str]]:

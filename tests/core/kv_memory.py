@@ -43,9 +43,10 @@ class SlotState:
 
 
 class KVMemoryBackend:
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> None:
         self.block_size = block_size
         self.memory = [[UNWRITTEN] * block_size for _ in range(num_blocks)]
+        self.host = [[UNWRITTEN] * block_size for _ in range(num_host_blocks)]
         self.slots: dict[int, SlotState] = {}
         self.num_rows = 0
         self.failed = False  # whether the last step has: then the next may close what is not open
@@ -66,6 +67,11 @@ class KVMemoryBackend:
     def execute(self, plan: StepPlan) -> StepResult:
         self._move_slots(plan.slot_closes, plan.slot_opens)
         self.failed = False
+        for move in plan.block_saves:
+            self.host[move.host_block] = list(self.memory[move.pool_block])
+        assert len({move.pool_block for move in plan.block_loads}) == len(plan.block_loads), "a block is loaded twice"
+        for move in plan.block_loads:
+            self.memory[move.pool_block] = list(self.host[move.host_block])
         for copy in plan.block_copies:
             self.memory[copy.dst_block] = list(self.memory[copy.src_block])
         # One forward pass: nobody sees what another slice of the same step writes.

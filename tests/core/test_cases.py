@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from octavo.core import policy
 from octavo.core.request import FinishReason, ParameterError
 from tests.core.harness import Harness, make_request
 
@@ -184,7 +185,8 @@ def test_salts_separate_entries() -> None:
 # --- A13: a tight pool --------------------------------------------------------------------------------------------------------------------
 
 
-def test_tight_pool_with_shared_prefixes() -> None:
+def test_tight_pool_with_shared_prefixes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy, "expected_growth", lambda *_: 0)  # so that there is preemption
     rng = random.Random(13)
     prefixes = [prompt_of(length, seed=length) for length in (33, 48, 64, 65, 80)]
     harness = big(num_blocks=24, max_num_seqs=32, budget=256)

@@ -26,10 +26,12 @@ class Pair:
             "budget": rng.randint(6, 24),
             "chunked": rng.random() < 0.7,
             "caching": rng.random() < 0.8,
+            "lookahead": rng.choice([1, 1, 3, 64]),
+            "num_host_blocks": rng.choice([0, 3, 8, 40]),
         }
         self.rng = rng
         self.harness = Harness(max_model_len=40, **sizes)
-        self.twin = Twin(**sizes)
+        self.twin = Twin(**sizes, max_total=self.harness.scheduler.limits.max_total_tokens)
         self.prompts: list[list[int]] = [[]]
 
     def add(self, request_id: str) -> None:
@@ -63,6 +65,7 @@ class Pair:
         ]
         assert slices == expected.slices
         assert len(plan.block_copies) == expected.num_copies
+        assert (len(plan.block_saves), len(plan.block_loads)) == (expected.num_saves, len(expected.loaded))
         self.compare_queues()
         self.twin.apply(self.harness.finish())
         self.compare_queues()
@@ -73,6 +76,8 @@ class Pair:
         assert names(state.running) == names(twin.running)
         assert names(list(state.waiting)) == names(twin.waiting)
         assert [len(seq.block_table) for seq in state.running] == [len(seq.table) for seq in twin.running]
+        hosts = {id(host) for seq in twin.waiting for host in seq.saved} | {id(host) for host in twin.reading}
+        assert state.swaps.pool.num_used == len(hosts)
         pool = state.kv.pool
         assert pool.num_cached == len(twin.unused)
         assert pool.num_used == len({id(block) for seq in twin.running for block in seq.table})

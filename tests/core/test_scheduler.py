@@ -48,7 +48,7 @@ def test_who_waits_goes_on_when_the_other_is_aborted(in_flight: bool) -> None:
 
 def test_who_waits_goes_on_when_the_other_is_preempted(monkeypatch: pytest.MonkeyPatch) -> None:
     """With an admission rule that takes in too much, who waits may come first in order and find nobody left to wait for."""
-    monkeypatch.setattr(policy, "admission_headroom", lambda num_running: -5)
+    monkeypatch.setattr(policy, "expected_growth", lambda *_: -5)
     harness, prompt = Harness(num_blocks=5, budget=12), prompt_of(17)
     harness.add(make_request("short", prompt[:9], max_tokens=1))
     harness.add(make_request("waits", prompt[:13], max_tokens=4))
@@ -325,6 +325,6 @@ def test_a_bound_on_gaps_needs_what_prices_them() -> None:
             Scheduler(config, CacheConfig(), 8, 64, gap_cost=model)
 
 
-def test_other_policies_are_refused() -> None:
-    with pytest.raises(ValueError, match="scheduling_policy: 'fair'"):
-        Scheduler(SchedulerConfig(scheduling_policy="fair"), CacheConfig(), 8, 64)
+def test_unknown_policies_are_refused() -> None:
+    with pytest.raises(ValueError, match="scheduling_policy: 'lottery' is not allowed; one of fcfs, priority, fair, srf"):
+        Scheduler(SchedulerConfig(scheduling_policy="lottery"), CacheConfig(), 8, 64)

@@ -26,8 +26,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_itl_ms=st.sampled_from([None, 0.5, 6.5]),
         guessing=st.sampled_from([None, None, (4, 1.0), (5, 0.8), (3, 0.3)]),
         seed=st.integers(0, 3),
+        num_host_blocks=st.sampled_from([0, 4, 12, 40]),
+        lookahead=st.sampled_from([1, 1, 8]),
+        policy=st.sampled_from(["fcfs", "fcfs", "priority", "fair", "srf"]),
     )
-    def start(self, max_itl_ms: float | None, guessing: tuple[int, float] | None, seed: int, **sizes: int) -> None:
+    def start(self, max_itl_ms: float | None, guessing: tuple[int, float] | None, seed: int, **sizes: Any) -> None:
         self.harness = Harness(max_itl_ms=max_itl_ms if sizes["chunked"] else None, **sizes)
         if guessing is not None:
             self.harness.guess = Oracle(self.harness, *guessing, seed)
@@ -47,6 +50,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         stop=st.sampled_from([(), (), ("02",), ("11", "0")]),
         salt=st.sampled_from([None, None, "", "x"]),
         seed=st.integers(0, 2),
+        priority=st.integers(-2, 2),
+        user=st.sampled_from([None, "a", "b"]),
     )
     def add(self, data: st.DataObject, prompt: list[int], copies: int, **rest: Any) -> None:
         if self.num_requests and data.draw(st.booleans(), label="repeat an earlier prompt"):

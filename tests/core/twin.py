@@ -15,7 +15,7 @@ Prefix = tuple[str | None, tuple[int, ...]]
 
 
 class TwinBlock:
-    """Room for ``block_size`` tokens."""
+    """Room for ``block_size`` tokens, in the pool or in host memory."""
 
 
 @dataclass(eq=False)
@@ -27,6 +27,15 @@ class TwinSequence:
     computed: int = 0
     scheduled: int = 0
     table: list[TwinBlock] = field(default_factory=list)
+    arrival: int = 0
+    saved: list[TwinBlock] = field(default_factory=list)  # in host memory, while it waits
+    saved_computed: int = 0
+    returned_with: int | None = None  # tokens it had when it last came back after a preemption
+    preempted: bool = False
+
+    @property
+    def place(self) -> tuple[int, int]:
+        return self.arrival, self.choice
 
     @property
     def gap(self) -> int:
@@ -43,11 +52,29 @@ class TwinPlan:
     num_copies: int = 0
     budget: int = 0
     waits: dict[TwinSequence, int] = field(default_factory=dict)
+    loading: list[TwinSequence] = field(default_factory=list)
+    loaded: dict[TwinBlock, TwinBlock] = field(default_factory=dict)  # host block -> block
+    num_saves: int = 0
 
 
 class Twin:
-    def __init__(self, num_blocks: int, block_size: int, max_num_seqs: int, budget: int, chunked: bool, caching: bool) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        max_num_seqs: int,
+        budget: int,
+        chunked: bool,
+        caching: bool,
+        lookahead: int,
+        num_host_blocks: int,
+        max_total: int,
+    ) -> None:
         self.num_blocks, self.block_size, self.max_num_seqs = num_blocks, block_size, max_num_seqs
+        self.lookahead, self.num_host_blocks, self.max_total = lookahead, num_host_blocks, max_total
+        self.in_flight = TwinPlan()
+        self.reading: list[TwinBlock] = []  # host blocks that the plan in flight reads
+        self.num_requests = 0
         self.budget, self.chunked, self.caching = budget, chunked, caching
         self.running: list[TwinSequence] = []
         self.waiting: list[TwinSequence] = []
@@ -56,7 +83,8 @@ class Twin:
         self.being_computed: dict[Prefix, TwinSequence] = {}
 
     def add(self, request: Request) -> None:
-        self.waiting.append(TwinSequence(request, 0, request.params.n, list(request.prompt_token_ids)))
+        self.waiting.append(TwinSequence(request, 0, request.params.n, list(request.prompt_token_ids), arrival=self.num_requests))
+        self.num_requests += 1
 
     # --- plan
 
@@ -72,11 +100,14 @@ class Twin:
                 break
         if not preempted:
             self._admit(plan)
+        self.in_flight = plan
         return plan if plan.slices else None
 
     def _serve_running(self, plan: TwinPlan) -> None:
         for seq in list(self.running):
             if seq not in self.running or plan.budget == 0:
+                continue
+            if self._group(seq)[0] is seq and not self._secure(plan, seq):
                 continue
             if seq.gap > 1 and self._share(plan, seq):
                 continue
@@ -97,50 +128,131 @@ class Twin:
             return False
         head = self.waiting[0]
         found, pending = self._look_up(head)
-        gap = head.gap - len(found) * self.block_size
-        if pending or gap <= max(room, 1) or not self._fits(plan, head):
+        gap = len(head.tokens) - max(len(found) * self.block_size, head.saved_computed)
+        if pending or gap <= max(room, 1):
             return False
-        self._start(plan, gap)
-        return True
+        group = self._next_group(plan)
+        for i in range(len(group)):
+            self._start(plan, 0 if i else gap)
+        return bool(group)
 
     def _admit(self, plan: TwinPlan) -> None:
         while self.waiting and plan.budget > 0:
             head = self.waiting[0]
             found, pending = self._look_up(head)
-            gap = head.gap - len(found) * self.block_size
+            gap = len(head.tokens) - max(len(found) * self.block_size, head.saved_computed)
             if not pending and not self.chunked and gap > plan.budget:
                 return
-            if not self._fits(plan, head):
+            group = self._next_group(plan)
+            if not group:
                 return
-            self._start(plan, min(gap, plan.budget))
+            for seq in group:
+                gap = len(seq.tokens) - max(len(self._look_up(seq)[0]) * self.block_size, seq.saved_computed)
+                self._start(plan, min(gap, plan.budget) if self.chunked or gap <= plan.budget else 0)
 
-    def _fits(self, plan: TwinPlan, seq: TwinSequence) -> bool:
-        if sum(other.num_choices for other in self.running) + seq.num_choices > self.max_num_seqs:
+    def _next_group(self, plan: TwinPlan) -> list[TwinSequence]:
+        head = self.waiting[0]
+        group = [seq for seq in self.waiting if seq.request is head.request]
+        if self._fit(plan, group):
+            return group
+        if len(group) > 1 and all(seq.request is head.request for seq in self.running) and self._fit(plan, [head]):
+            return [head]
+        return []
+
+    def _fit(self, plan: TwinPlan, group: list[TwinSequence]) -> bool:
+        if sum(seq.num_choices for seq in (*self.running, *group)) > self.max_num_seqs:
             return False
-        found, pending = self._look_up(seq)
-        held = {id(block) for other in self.running for block in other.table} | {id(block) for block in found}
-        still_needed = sum(self._blocks(len(other.tokens)) - len(other.table) - plan.waits.get(other, 0) for other in self.running)
-        own = self._blocks(len(seq.tokens)) - len(found) - pending
-        return own + still_needed + len(self.running) <= self.num_blocks - len(held)
+        held = {id(block) for other in self.running for block in other.table}
+        own, common = 0, set[object]()
+        for seq in group:
+            found, pending = self._look_up(seq)
+            held |= {id(block) for block in found}
+            if len(group) == 1:
+                own = self._blocks(len(seq.tokens)) - len(found) - pending
+            else:
+                full: list[object] = list(seq.saved[: seq.saved_computed // self.block_size])
+                if not seq.saved and self.caching:
+                    full = list(range(len(seq.request.prompt_token_ids) // self.block_size))
+                common |= set(full[len(found) :])
+                own += self._blocks(len(seq.tokens)) - max(len(full), len(found))
+        kept = 0
+        if self.running:
+            kept = sum(self._blocks(len(seq.tokens)) - len(seq.table) - plan.waits.get(seq, 0) for seq in self.running)
+            kept += sum(self._growth(seq) for seq in (*self.running, *group))
+        return own + len(common) + kept <= self.num_blocks - len(held)
+
+    def _growth(self, seq: TwinSequence) -> int:
+        prompt, asked = len(seq.request.prompt_token_ids), seq.request.params.max_tokens
+        left = min(self.max_total, prompt + (self.max_total if asked is None else asked)) - len(seq.tokens)
+        end = len(seq.tokens) + min(left, self.lookahead) - 1
+        return seq.num_choices * max(1, self._blocks(end) - self._blocks(len(seq.tokens)))
 
     def _start(self, plan: TwinPlan, count: int) -> None:
         seq = self.waiting.pop(0)
-        self.running.append(seq)
-        if not self._share(plan, seq):
+        self.running = sorted([*self.running, seq], key=lambda other: other.place)
+        if seq.preempted:
+            seq.returned_with = len(seq.tokens)
+        waits = self._share(plan, seq)
+        if seq.saved:
+            self._load(plan, seq)
+        if not waits and count:
             self._schedule(plan, seq, count)
+
+    def _load(self, plan: TwinPlan, seq: TwinSequence) -> None:
+        if seq.saved_computed > seq.computed:
+            for host in seq.saved[len(seq.table) :]:
+                if host not in plan.loaded:
+                    plan.loaded[host] = self._new_block()
+                seq.table.append(plan.loaded[host])
+            seq.computed = seq.saved_computed
+            plan.loading.append(seq)
+        self.reading += seq.saved
+        seq.saved, seq.saved_computed = [], 0
+
+    def _group(self, seq: TwinSequence) -> list[TwinSequence]:
+        return [other for other in self.running if other.request is seq.request]
+
+    def _secure(self, plan: TwinPlan, seq: TwinSequence) -> bool:
+        """Make room for all choices before the first one is scheduled."""
+        first = self.running.index(seq)
+        while True:
+            group = self._group(seq)
+            writes = [other.table[other.computed // self.block_size] for other in group if other.computed % self.block_size]
+            copies = sum(min(writes.count(block), self._holders(block) - 1) for block in set(writes))
+            missing = sum(self._blocks(len(other.tokens)) - len(other.table) for other in group)
+            held = {id(block) for other in self.running for block in other.table}
+            if len(group) < 2 or missing + copies <= self.num_blocks - len(held) or not self._preempt(plan, first):
+                return bool(group)
+
+    def _preempt(self, plan: TwinPlan, first: int) -> bool:
+        free = [seq for seq in self.running[first:] if not seq.scheduled and seq not in plan.loading]
+        if not free:
+            return False
+        victim = [seq for seq in free if seq.returned_with != len(seq.tokens)][-1:] or free[-1:]
+        group = self._group(victim[0])
+        group = [seq for seq in (group if len(group) < len(self.running) else victim) if seq in free]
+        blocks = {block for seq in group for block in seq.table}
+        hosts = {host for seq in self.waiting for host in seq.saved} | set(self.reading)
+        if blocks and len(blocks) + len(hosts) <= self.num_host_blocks:
+            host_of = {block: TwinBlock() for block in blocks}
+            plan.num_saves += len(blocks)
+            for seq in group:
+                seq.saved, seq.saved_computed = [host_of[block] for block in seq.table], seq.computed
+        for seq in group:
+            self.running.remove(seq)
+            self._drop_blocks(seq)
+            seq.computed, seq.preempted = 0, True
+        self.waiting = sorted([*self.waiting, *group], key=lambda other: other.place)
+        return True
 
     def _schedule(self, plan: TwinPlan, seq: TwinSequence, count: int) -> bool:
         while not self._make_room(plan, seq, count):
-            victim = self.running.pop()
-            self._drop_blocks(victim)
-            victim.computed = 0
-            self.waiting.insert(0, victim)
-            if victim is seq:
+            if not self._preempt(plan, self.running.index(seq)) or seq not in self.running:
                 return False
         if seq.gap > 1 and self.caching:
             for end in range(self.block_size, len(seq.tokens) + 1, self.block_size):
                 prefix = self._prefix(seq, end)
-                if end > seq.computed and prefix not in self.cache:
+                if (end > seq.computed or seq in plan.loading) and prefix not in self.cache:
                     self.being_computed.setdefault(prefix, seq)
         ends = seq.computed + count == len(seq.tokens) and seq.request.params.max_tokens != 0
         plan.slices.append((seq.request.request_id, seq.choice, seq.computed, count, seq.num_choices if ends else 0))
@@ -167,18 +279,21 @@ class Twin:
         if wanted > self.num_blocks - len(held):
             return False
         for _ in range(wanted):
-            alive = held | {id(block) for block in self.cache.values()}
-            if len(alive) == self.num_blocks:
-                oldest = self.unused.pop(0)
-                self.cache = {prefix: block for prefix, block in self.cache.items() if block is not oldest}
-            block = TwinBlock()
+            block = self._new_block()
             if copies:
                 seq.table[part], copies = block, False
                 plan.num_copies += 1
             else:
                 seq.table.append(block)
-            held = {id(block) for other in self.running for block in other.table}
         return True
+
+    def _new_block(self) -> TwinBlock:
+        held = {id(block) for other in self.running for block in other.table}
+        alive = held | {id(block) for block in self.cache.values()}
+        if len(alive) == self.num_blocks:
+            oldest = self.unused.pop(0)
+            self.cache = {prefix: block for prefix, block in self.cache.items() if block is not oldest}
+        return TwinBlock()
 
     def _drop_blocks(self, seq: TwinSequence) -> None:
         """``seq`` has left the running ones; its end of the table becomes unused first."""
@@ -199,7 +314,7 @@ class Twin:
             prefix = self._prefix(seq, end)
             if pending == 0 and prefix in self.cache:
                 found.append(self.cache[prefix])
-            elif self.being_computed.get(prefix, seq) is not seq:
+            elif not seq.saved and self.being_computed.get(prefix, seq) is not seq:
                 pending += 1
             else:
                 break
@@ -218,6 +333,10 @@ class Twin:
     # --- results
 
     def apply(self, events: list[TokenEvent]) -> None:
+        for seq in self.in_flight.loading:
+            if seq in self.running and self.caching:
+                self._offer(seq)
+        self.reading = []
         told = {(event.request_id, event.choice): event for event in events}
         for seq in [seq for seq in self.running if seq.scheduled]:
             seq.computed, seq.scheduled = seq.computed + seq.scheduled, 0
@@ -228,6 +347,7 @@ class Twin:
             choices = [seq]
             for i in range(1, seq.num_choices):
                 choices.append(TwinSequence(seq.request, seq.choice + i, 1, list(seq.tokens), seq.computed, 0, list(seq.table)))
+                choices[-1].arrival, choices[-1].preempted, choices[-1].returned_with = seq.arrival, seq.preempted, seq.returned_with
             seq.num_choices = 1
             place = self.running.index(seq)
             self.running[place : place + 1] = choices

@@ -73,7 +73,7 @@ def test_preemption_keeps_tokens_log_probabilities_and_text(path: Path, plain: L
     prompts = [prompt_of(18, salt=k) for k in range(6)]
     params = [replace(base, seed=k) for k in range(6)]
     expected = [plain.generate(p, one)[0] for p, one in zip(prompts, params, strict=True)]
-    with open_llm(path, num_kv_blocks=11) as llm:  # two of six at full length
+    with open_llm(path, num_kv_blocks=11, admission_lookahead=1) as llm:  # two of six at full length
         outputs = llm.generate(prompts, params)
         assert llm.engine.scheduler.stats.num_preemptions > 0
         assert [o.outputs for o in outputs] == [o.outputs for o in expected]

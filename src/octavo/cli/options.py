@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from octavo.config import KV_DTYPES, BackendConfig, CacheConfig, ConfigError, EngineConfig, ModelConfig, SchedulerConfig
+from octavo.config import KV_DTYPES, POLICIES, PREEMPTIONS, BackendConfig, CacheConfig, ConfigError, EngineConfig, ModelConfig, SchedulerConfig
 
 Section = TypeVar("Section", ModelConfig, CacheConfig, SchedulerConfig, BackendConfig)
 
@@ -66,12 +66,20 @@ def engine_options(function: Callable) -> Callable:
     dtype_help = "Type of keys and values. auto: bf16, or f32 with --compute f32."
     cache, scheduler, backend = _DEFAULTS.cache, _DEFAULTS.scheduler, _DEFAULTS.backend
     itl_help = "Bound on the gaps between a running answer's tokens, in milliseconds: prompts are computed in pieces that keep it."
+    order_help = "Who comes first. fcfs: by arrival; priority, fair (by user), srf (fewest tokens left): see the docs on flags."
+    preemption_help = "What becomes of KV that must make room: recompute, swap (to --swap-space), or auto: what is cheaper."
+    swap_help = "Host memory for the KV of preempted sequences, such as 2GiB; 0: none, they are computed again."
+    lookahead_help = "Tokens of each running sequence that admission leaves room for."
     pool_help = "Memory of the KV pool, such as 2GiB (default: a quarter of the free memory, at most 4GiB)."
     return _add(
         [
             _shown("--max-num-seqs", scheduler.max_num_seqs, int, "Most sequences that run at once."),
             _shown("--max-num-batched-tokens", scheduler.max_num_batched_tokens, int, "Most tokens computed in one step."),
             click.option("--max-itl-ms", type=float, help=itl_help),
+            _shown("--scheduling-policy", scheduler.scheduling_policy, click.Choice(POLICIES), order_help),
+            _shown("--preemption", scheduler.preemption, click.Choice(PREEMPTIONS), preemption_help),
+            _shown("--admission-lookahead", scheduler.admission_lookahead, int, lookahead_help),
+            _shown("--swap-space", cache.swap_space, ByteSize(), swap_help),
             _shown("--block-size", cache.block_size, int, "Tokens of a KV block."),
             click.option("--num-kv-blocks", type=int, help="KV blocks in the pool; not together with --kv-cache-memory."),
             click.option("--kv-cache-memory", type=ByteSize(), help=pool_help),
@@ -92,9 +100,10 @@ def engine_options(function: Callable) -> Callable:
 def engine_config(options: dict[str, Any]) -> EngineConfig:
     """EngineConfig of the options' values; missing ones keep their defaults. Raises BadParameter that names the flag."""
     d = _DEFAULTS
-    cache = _replaced(d.cache, options, "block_size", "num_kv_blocks", "kv_cache_memory", "kv_cache_dtype")
+    cache = _replaced(d.cache, options, "block_size", "num_kv_blocks", "kv_cache_memory", "kv_cache_dtype", "swap_space")
     cache = _replaced(cache, options, "kv_host_memory", "kv_disk_path", "kv_disk_size")
-    scheduler = _replaced(d.scheduler, options, "max_num_seqs", "max_num_batched_tokens", "max_itl_ms")
+    scheduler_fields = ("max_num_seqs", "max_num_batched_tokens", "max_itl_ms", "scheduling_policy", "preemption", "admission_lookahead")
+    scheduler = _replaced(d.scheduler, options, *scheduler_fields)
     config = EngineConfig(
         model=_replaced(d.model, options, "model", "served_model_name", "max_model_len"),
         cache=replace(cache, enable_prefix_caching=not options.get("no_enable_prefix_caching", False)),

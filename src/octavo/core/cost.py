@@ -56,6 +56,18 @@ class CostModel(Protocol):
         ...
 
 
+class PreemptionCost(Protocol):
+    """Prices the two ways of bringing a preempted sequence back, in seconds that the steps of the others get longer by."""
+
+    def recompute_seconds(self, num_tokens: int) -> float:
+        """To compute the KV of ``num_tokens`` tokens again."""
+        ...
+
+    def swap_seconds(self, num_blocks: int) -> float:
+        """To move ``num_blocks`` blocks to or from host memory; each way counts."""
+        ...
+
+
 class GapCost(Protocol):
     """Prices the gap that a step puts between two tokens of a running stream: device and host, with a margin for what is not known."""
 

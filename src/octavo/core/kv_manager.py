@@ -82,6 +82,7 @@ class KVManager:
         self.index = PrefixIndex(block_size, fingerprint, num_remembered=max(num_blocks, 1024)) if enable_prefix_caching else None
         self._chains: dict[int, _Chain] = {}  # by seq_id
         self._claims: dict[bytes, int] = {}  # key of a block being computed -> seq_id
+        self.loading: set[int] = set()  # seq_ids whose blocks the plan in flight brings in: not offered before it is done
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -97,8 +98,10 @@ class KVManager:
 
         The block of the last known token is never matched: a row has to run to draw the next token.
         """
-        chain = self._chain(seq)
         match = PrefixMatch([])
+        if seq.seq_id in self.loading:
+            return match
+        chain = self._chain(seq)
         if chain is None or not chain.publishable or self.index is None:
             return match
         depth, limit = chain.depth, (len(seq.token_ids) - 1) // self.block_size
@@ -234,6 +237,26 @@ class KVManager:
             self.pool.release(block, keep=False)
         del table[self.blocks_for(seq.num_computed) :]
 
+    def append_block(self, seq: Sequence, shared: int | None) -> int:
+        """Lengthen the table of ``seq`` by a block that will be filled from outside: a new one, or ``shared``, which has an owner already."""
+        if shared is None:
+            block = self._allocate()
+        else:
+            block = shared
+            self.pool.acquire(block)
+        seq.block_table.append(block)
+        return block
+
+    def num_to_grow(self, group: Seq[Sequence]) -> int:
+        """Blocks that a group needs to make all its known tokens writable, each by its sequence alone, copies on write included."""
+        num_blocks, writers = 0, dict[int, int]()
+        for seq in group:
+            num_blocks += self.num_missing(seq)
+            if seq.num_computed % self.block_size:
+                block = seq.block_table[seq.num_computed // self.block_size]
+                writers[block] = writers.get(block, 0) + 1
+        return num_blocks + sum(min(count, self.pool.ref_counts[block] - 1) for block, count in writers.items())
+
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """``child``, a new continuation with equal tokens, shares all blocks of ``parent``."""
         child.block_table = parent.block_table[:]
@@ -247,6 +270,7 @@ class KVManager:
         """Give back all blocks, the end of the table first, and all claims. ``forget`` when the sequence never runs again."""
         index, pool = self.index, self.pool
         self._drop_claims(seq)
+        self.loading.discard(seq.seq_id)
         if self.restorer is not None:
             self.restorer.leave(seq)
         for block in reversed(seq.block_table):
@@ -331,7 +355,7 @@ class KVManager:
         if chain is None or self.index is None:
             return
         assert chain.depth <= seq.num_computed // size, f"sequence {seq.seq_id} offers blocks that are not computed"
-        assert not chain.publishable or chain.depth == seq.num_computed // size, f"sequence {seq.seq_id} keeps computed blocks to itself"
+        assert not chain.publishable or seq.seq_id in self.loading or chain.depth == seq.num_computed // size, f"sequence {seq.seq_id} keeps computed blocks to itself"
         parent = self.index.node(chain.keys[0])
         for i in range(chain.depth):
             node = self.index.find(parent, chain.keys[i + 1], pack_tokens(seq.token_ids[i * size : (i + 1) * size]))

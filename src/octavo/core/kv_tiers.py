@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from octavo.core.cost import RestoreCost
-from octavo.core.step import BlockMove
+from octavo.core.step import BlockMove, StepPlan
 
 
 class BlockRef(NamedTuple):
@@ -54,6 +54,7 @@ class TierStats:
     num_read_blocks: int = 0
     num_spilled_blocks: int = 0
     num_lost_blocks: int = 0  # evicted with no host block to be had
+    move_s: float = 0.0  # time of saves and loads
     num_given_up: int = 0  # waits for the disk that failed or took too long
     host_hit_tokens: int = 0  # of prompts, before their first token, as prefix_hit_tokens, in which they are contained
     disk_hit_tokens: int = 0
@@ -82,7 +83,7 @@ class TierMatch:
 
 
 class KVTiers:
-    """``num_host_blocks`` from ``first_host_block`` on are its own. ``disk`` None: what host memory evicts is gone."""
+    """``num_host_blocks`` from ``first_host_block`` on are its own, those below are others'. ``disk`` None: what host memory evicts is gone."""
 
     def __init__(
         self, num_host_blocks: int, block_size: int, cost: RestoreCost, disk: DiskIndex | None = None, first_host_block: int = 0
@@ -283,6 +284,10 @@ class KVTiers:
         self._saving = [key for _, key in self._saves.values()]
         self._saves.clear()
         return saves
+
+    def num_moves(self, plan: StepPlan) -> int:
+        """Saves and loads of ``plan`` that are of the tiers."""
+        return sum(move.host_block >= self.first_host_block for move in (*plan.block_saves, *plan.block_loads))
 
     def end_plan(self, failed: bool = False) -> None:
         """The plan in flight has run, or failed: then nobody knows what was saved."""

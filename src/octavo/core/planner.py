@@ -2,8 +2,11 @@
 
 There are no phases. A sequence has known tokens and computed tokens; a step computes some of the gap, and a step that closes it draws
 new tokens. Chunks of prompts, prefix hits, decoding and recomputation after a preemption are that one case. Each plan serves the running
-sequences in arrival order, then admits from the queue in arrival order, within the token budget. Running sequences that lack a block
+sequences in their order, then admits from the queue in its order, within the token budget. Running sequences that lack a block
 preempt from the back; an admission never preempts, and none happens in a plan that had to.
+
+The choices of a request are preempted and come back together, unless nobody else runs and the pool cannot hold them all. Preempted
+sequences give up their blocks and compute them again, or have them saved in host memory (``swapping``).
 
 Under a bound on the gaps of running streams (``max_itl_ms``) a step is *paced*: all that fit are admitted, and the room of the step is
 shared among the prompts by ``pacing``; a running sequence may then get nothing of a step.
@@ -18,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from octavo.core import policy
+from octavo.core import admission, policy
 from octavo.core.cost import GapCost, StepShape
 from octavo.core.kv_manager import PrefixMatch
 from octavo.core.pacing import Prompt, StepRoom
@@ -34,6 +37,7 @@ class Planner:
     def plan(self, step_index: int, now: float, guesses: Guesses = NO_GUESSES) -> Draft | None:
         """The next step, or None when no sequence is left. ``now``: seconds on the clock of ``Request.arrival_s``."""
         state = self._state
+        state.rank_anew()
         draft = Draft(StepPlan(step_index), state.config.max_num_batched_tokens, guesses)
         num_preemptions = num_before = state.stats.num_preemptions
         if state.kv.restorer is not None:
@@ -56,10 +60,12 @@ class Planner:
             waits = restorer is not None and restorer.tiers.is_waiting
             assert waits or (not state.running and not state.waiting), "sequences are left but none can go on"
             return None
+        draft.plan.slot_closes = state.slots.drain_closes()
+        state.stats.num_blocks_saved += len(draft.plan.block_saves)
+        state.stats.num_blocks_loaded += len(draft.plan.block_loads)
         if restorer is not None:
             draft.plan.block_saves += restorer.tiers.take_saves()
             draft.plan.block_loads += loads
-        draft.plan.slot_closes = state.slots.drain_closes()
         return draft
 
     # --- running sequences --------------------------------------------------------------------------------------------------------------
@@ -70,6 +76,8 @@ class Planner:
         i = 0
         while i < len(running) and draft.budget > 0:  # preemption takes from the end while we walk
             seq = running[i]
+            if self._begins_group(i) and not self._secure_group(draft, i):
+                continue
             i += 1
             num_tokens = len(seq.token_ids) - seq.num_computed
             if num_tokens > 1:
@@ -105,39 +113,108 @@ class Planner:
             return 0
         return self._state.requests[seq.request.request_id].stop_rule.max_tokens - seq.num_output_tokens - 1
 
+    def _begins_group(self, i: int) -> bool:
+        """Whether several choices of a request run, the first of them at place ``i``."""
+        running = self._state.running
+        request = running[i].request
+        return i + 1 < len(running) and running[i + 1].request is request and (i == 0 or running[i - 1].request is not request)
+
+    def _secure_group(self, draft: Draft, first: int) -> bool:
+        """Preempt from the back until the choices of a request, from place ``first`` on, have room for their known tokens, so that none of
+        them runs in a plan that preempts the others. False when they were preempted."""
+        running, kv = self._state.running, self._state.kv
+        request = running[first].request
+        while True:
+            group = [seq for seq in running[first:] if seq.request is request]
+            if len(group) < 2 or kv.num_to_grow(group) <= kv.pool.num_available or not self._preempt_one(draft, first):
+                return bool(group)
+
     def _grow_by_preempting(self, draft: Draft, seq: Sequence, num_tokens: int) -> bool:
         """Preempt from the back until ``seq`` has its blocks; False when it came to be the victim itself."""
-        while True:
-            victim = policy.choose_victim(self._state.running)
-            self._preempt(victim)
-            if victim is seq:
-                return False
+        first = self._state.running.index(seq)
+        while self._preempt_one(draft, first) and seq.status is SequenceStatus.RUNNING:
             if self._state.kv.grow(seq, num_tokens, draft.plan.block_copies):
                 return True
+        return False
 
-    def _preempt(self, seq: Sequence) -> None:
+    def _preempt_one(self, draft: Draft, first: int) -> bool:
+        """Preempt a sequence from place ``first`` on, and those that go with it; nobody whom the plan holds already. False: nobody is left."""
         state = self._state
-        state.running.remove(seq)
-        state.slots.give_back(seq)
-        state.kv.release(seq, forget=False)
-        seq.num_computed = 0
-        seq.num_preemptions += 1
-        seq.status = SequenceStatus.WAITING
-        state.requests[seq.request.request_id].prompt_logprobs.clear()  # those of the lost chunks come again
-        state.waiting.appendleft(seq)
-        state.stats.num_preemptions += 1
+        free = [seq for seq in state.running[first:] if not seq.num_scheduled and seq.seq_id not in state.kv.loading]
+        if not free:
+            return False
+        victim = policy.choose_victim(free)
+        group = policy.victim_group(state.running, victim)
+        self._preempt(draft, [seq for seq in group if seq in free])
+        return True
+
+    def _preempt(self, draft: Draft, group: list[Sequence]) -> None:
+        """``group``: running choices of one request, none of them in the plan."""
+        state = self._state
+        owner, swapped = state.requests[group[0].request.request_id], self._swaps_out(group)
+        if swapped:
+            state.swaps.save(group, draft.plan.block_saves)
+            state.stats.num_swap_preemptions += len(group)
+        else:
+            owner.prompt_logprobs.clear()  # those of the lost chunks come again
+        for seq in group:
+            state.running.remove(seq)
+            state.slots.give_back(seq)
+            state.kv.release(seq, forget=False)
+            seq.num_computed = 0
+            seq.num_preemptions += 1
+            state.enqueue(seq)
+        state.stats.num_preemptions += len(group)
+
+    def _swaps_out(self, group: list[Sequence]) -> bool:
+        """Whether the blocks of a group go to host memory: all of it, or nothing."""
+        state = self._state
+        num_blocks = state.swaps.num_to_save(group)
+        if not num_blocks or num_blocks > state.swaps.pool.num_free:
+            return False
+        cost = state.preemption_cost
+        num_tokens = min(sum(seq.num_computed for seq in group), num_blocks * state.kv.block_size)  # common blocks once
+        costs = None if cost is None else (cost.recompute_seconds(num_tokens), cost.swap_seconds(2 * num_blocks))
+        return policy.swaps_out(state.config.preemption, costs)
 
     # --- admission ----------------------------------------------------------------------------------------------------------------------
 
     def _plan_admissions(self, draft: Draft, now: float) -> None:
-        waiting, chunked = self._state.waiting, self._state.config.enable_chunked_prefill
-        while waiting and draft.budget > 0:
-            seq = waiting[0]
+        state, chunked = self._state, self._state.config.enable_chunked_prefill
+        while state.waiting and draft.budget > 0:
+            seq = state.waiting[0]
             match = self._find_prefix(seq)
             num_tokens = policy.chunk_size(self._gap_after(seq, match), draft.budget, 0, chunked)
-            if (num_tokens == 0 and not match.waits) or not self._has_room(draft, seq, match):
+            if num_tokens == 0 and not match.waits:
+                return
+            group = self._next_group(draft, match)
+            if not group:
                 return
             self._admit(draft, match, num_tokens, now)
+            for other in group[1:]:
+                self._admit_behind(draft, other, now)
+
+    def _next_group(self, draft: Draft, match: PrefixMatch) -> list[Sequence]:
+        """Who can come in now: the head of the queue, whose ``match`` is known, with the choices that wait behind it; or nobody.
+
+        The head comes without them when there is nobody else to wait for.
+        """
+        state = self._state
+        group = admission.waiting_group(state)
+        if len(group) > 1:
+            matches = [match, *(self._find_prefix(seq) for seq in group[1:])]
+            if admission.has_room_for_all(state, draft, group, matches):
+                return group
+            if any(seq.request is not group[0].request for seq in state.running):
+                return []
+        return group[:1] if admission.has_room(state, draft, group[0], match) else []
+
+    def _admit_behind(self, draft: Draft, seq: Sequence, now: float) -> None:
+        """Let another choice of the group run, which has room; what the budget allows of it is computed now."""
+        match, chunked = self._find_prefix(seq), self._state.config.enable_chunked_prefill
+        num_tokens = policy.chunk_size(self._gap_after(seq, match), draft.budget, 0, chunked)
+        if not self._enter(draft, match, now) and num_tokens and self._state.kv.grow(seq, num_tokens, draft.plan.block_copies):
+            self._add_slice(draft, seq, num_tokens)
 
     def _plan_whole_prompt(self, draft: Draft, now: float) -> bool:
         """Without chunking: a step of its own for the first prompt that does not fit beside the decoding sequences. False: none."""
@@ -158,55 +235,56 @@ class Planner:
         gap = self._gap_after(state.waiting[0], match)
         if match.waits or not policy.runs_alone(gap, draft.budget, num_decoding):
             return False
-        if not self._has_room(draft, state.waiting[0], match):
-            return False
-        self._admit(draft, match, gap, now)
-        return True
-
-    def _has_room(self, draft: Draft, seq: Sequence, match: PrefixMatch) -> bool:
-        """Places for all choices, and blocks for all known tokens beside those that the running sequences still need for theirs."""
-        state = self._state
-        if seq.num_choices > state.config.max_num_seqs - state.num_running:
-            return False
-        num_promised = sum(state.kv.num_missing(other) - draft.num_pending.get(other.seq_id, 0) for other in state.running)
-        return state.kv.can_admit(seq, match, num_promised + policy.admission_headroom(len(state.running)))
+        group = self._next_group(draft, match)
+        if group:
+            self._admit(draft, match, gap, now)
+            for other in group[1:]:
+                self._enter(draft, self._find_prefix(other), now)
+        return bool(group)
 
     def _admit(self, draft: Draft, match: PrefixMatch, num_tokens: int, now: float) -> None:
         """Let the head of the queue run: ``num_tokens`` of it are computed now, unless it has to wait for blocks of another."""
-        seq = self._take_head(now)
-        if not self._adopt_prefix(draft, seq, match):
+        seq = self._state.waiting[0]
+        if not self._enter(draft, match, now):
             grown = self._state.kv.grow(seq, num_tokens, draft.plan.block_copies)
             assert grown, f"sequence {seq.seq_id} was admitted without room"
             self._add_slice(draft, seq, num_tokens)
 
-    def _take_head(self, now: float) -> Sequence:
-        """Move the head of the queue to the running ones."""
+    def _enter(self, draft: Draft, match: PrefixMatch, now: float) -> bool:
+        """Move the head of the queue to the running ones, with what is cached or saved of it. True: it has to wait for another's blocks."""
         state = self._state
-        seq = state.waiting.popleft()
-        state.running.append(seq)
-        seq.status = SequenceStatus.RUNNING
+        seq = state.waiting[0]
+        state.start(seq)
         owner = state.requests[seq.request.request_id]
+        if seq.num_preemptions:
+            seq.num_tokens_at_return = len(seq.token_ids)
         if not owner.started:
             owner.started = True
+            state.order.started(owner.request)
             state.stats.num_started += 1
             state.stats.queue_s += max(0.0, now - owner.request.arrival_s)
             if state.kv.index is not None and not wants_prompt_logprobs(seq):
                 state.stats.prefix_query_tokens += seq.num_prompt_tokens
-        return seq
+        waits = self._adopt_prefix(draft, seq, match)
+        if state.swaps.holds(seq):
+            state.swaps.load(seq, draft.plan.block_loads)
+        return waits
 
     # --- paced steps --------------------------------------------------------------------------------------------------------------------
 
     def _admit_paced(self, draft: Draft, now: float) -> None:
-        """Let all run that have room, in arrival order: each then gets its share of the steps.
+        """Let all run that have room, in order: each then gets its share of the steps.
 
         Admission keeps a spare block for each running sequence, so nobody is preempted in a plan that admitted.
         """
         state = self._state
         while state.waiting:
             match = self._find_prefix(state.waiting[0])
-            if not self._has_room(draft, state.waiting[0], match):
+            group = self._next_group(draft, match)
+            if not group:
                 return
-            self._adopt_prefix(draft, self._take_head(now), match)
+            for seq in group:
+                self._enter(draft, match if seq is group[0] else self._find_prefix(seq), now)
 
     def _shares(self, draft: Draft, cost: GapCost) -> dict[int, int]:
         """Tokens of each running sequence that has more than one to compute and does not wait for another's blocks."""
@@ -233,11 +311,16 @@ class Planner:
 
     def _find_prefix(self, seq: Sequence) -> PrefixMatch:
         """What the cache has for ``seq``; nothing when prompt log-probabilities are wanted, since every row has to run for them."""
-        return PrefixMatch([]) if wants_prompt_logprobs(seq) else self._state.kv.find_prefix(seq)
+        if wants_prompt_logprobs(seq):
+            return PrefixMatch([])
+        match = self._state.kv.find_prefix(seq)
+        if self._state.swaps.holds(seq):
+            match.num_pending, match.tier = 0, None  # its own blocks come back, whoever else is computing the same
+        return match
 
     def _gap_after(self, seq: Sequence, match: PrefixMatch) -> int:
         """Tokens left to compute of a waiting sequence once it shares what was found."""
-        return len(seq.token_ids) - len(match.nodes) * self._state.kv.block_size
+        return len(seq.token_ids) - max(len(match.nodes) * self._state.kv.block_size, self._state.swaps.num_computed(seq))
 
     def _adopt_prefix(self, draft: Draft, seq: Sequence, match: PrefixMatch) -> bool:
         """Share what was found. True: the next blocks are being computed by another sequence or restored, so ``seq`` sits this step out."""

@@ -1,6 +1,7 @@
-"""Scheduling policy: who comes next, how much of a prompt goes into a step, who gives way. Small functions of plain numbers.
+"""Scheduling policy: how much of a prompt goes into a step, who gives way, what admission leaves free. Small functions of plain numbers.
 
-This is first come, first served with a token budget per step. The scheduler owns the queues and the mechanism; nothing here keeps state.
+Who comes first is told by the order of the queues, which ``policies.order`` makes. The scheduler owns the queues and the mechanism;
+nothing here keeps state.
 """
 
 from __future__ import annotations
@@ -27,14 +28,38 @@ def runs_alone(gap: int, max_budget: int, num_decoding: int) -> bool:
     return gap > 1 and gap > max_budget - num_decoding
 
 
-def choose_victim(running: Seq[Sequence]) -> Sequence:
-    """Who gives its blocks back when they run out: the latest arrival.
+def choose_victim(candidates: Seq[Sequence]) -> Sequence:
+    """Who gives its blocks back when they run out: the last in order, but not one that has drawn no token since it came back, if there
+    is another. So each return is worth at least a token, and nobody is put out again and again for nothing.
 
-    ``running`` is in arrival order and is planned from the front, so the victim is never one that the plan already holds.
+    ``candidates``: running sequences in order, from the one that lacks a block on; those before it may be in the plan already.
     """
-    return running[-1]
+    for seq in reversed(candidates):
+        if len(seq.token_ids) > seq.num_tokens_at_return:
+            return seq
+    return candidates[-1]
 
 
-def admission_headroom(num_running: int) -> int:
-    """Blocks that stay unused at an admission: one for each running sequence, so that the newcomer is not preempted by their next block."""
-    return num_running
+def victim_group(running: Seq[Sequence], victim: Sequence) -> list[Sequence]:
+    """Who goes with the victim: all running choices of its request, in order. When nobody else runs, the pool cannot hold them together:
+    then it goes alone."""
+    group = [seq for seq in running if seq.request is victim.request]
+    return group if len(group) < len(running) else [victim]
+
+
+def expected_growth(num_tokens: int, num_left: int, num_choices: int, block_size: int, lookahead: int) -> int:
+    """Blocks beyond those of its ``num_tokens`` known tokens that a sequence may want within ``lookahead`` steps.
+
+    ``num_left``: output tokens that it may still make; the last one needs no KV. At least one block for each choice, which pays for the copy
+    of a shared block that is about to be written.
+    """
+    end = num_tokens + min(lookahead, num_left) - 1
+    return num_choices * max(1, -(-end // block_size) - -(-num_tokens // block_size))
+
+
+def swaps_out(preemption: str, costs: tuple[float, float] | None) -> bool:
+    """Whether preempted blocks go to host memory, which has room for them. ``costs``: seconds to recompute and to swap, when known."""
+    if preemption == "auto" and costs is not None:
+        recompute_s, swap_s = costs
+        return swap_s < recompute_s
+    return preemption != "recompute"

@@ -207,6 +207,8 @@ class Request:
     eos_token_ids: frozenset[int] = frozenset()
     arrival_s: float = 0.0
     cache_salt: str | None = None
+    priority: int = 0  # lower first, under scheduling_policy priority
+    user: str | None = None  # whose request it is, under scheduling_policy fair
     speculative: SpeculativeParams | None = None  # None: as the engine is configured
 
 
@@ -232,6 +234,7 @@ class Sequence:
     num_drafts: int = 0
     num_cached: int = 0  # prompt tokens found in the prefix cache before the first output token
     num_preemptions: int = 0
+    num_tokens_at_return: int = -1  # known tokens when it last came back after a preemption; -1: it never was preempted
     status: SequenceStatus = SequenceStatus.WAITING
     finish_reason: FinishReason | None = None
     block_table: array[int] = field(default_factory=lambda: array("i"))

@@ -12,13 +12,14 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from octavo.config import CacheConfig, SchedulerConfig
-from octavo.core.cost import GapCost
+from octavo.core.cost import GapCost, PreemptionCost
 from octavo.core.kv_tiers import BlockRef, KVTiers
 from octavo.core.limits import LengthLimits, StopEnd, StopRule
 from octavo.core.planner import Planner
 from octavo.core.request import FinishReason, ParameterError, Request, Sequence, SequenceStatus
 from octavo.core.state import NO_GUESSES, Draft, Guesses, RequestState, SchedulerState, SchedulerStats
 from octavo.core.step import SequenceSlice, SliceResult, StepPlan, StepResult, TokenEvent, TokenLogprobs
+from octavo.core.swapping import SwapSpace
 
 TextStops = Mapping[tuple[str, int], tuple[int, str]]
 """(request_id, choice) -> (this step's tokens to keep, the stop string that ends the sequence)."""
@@ -32,7 +33,9 @@ class StepProtocolError(RuntimeError):
 
 class Scheduler:
     """``num_blocks``: the KV pool. ``max_model_len``: most tokens of a sequence. ``fingerprint``: what KV depends on besides tokens.
-    ``gap_cost``: prices steps for ``config.max_itl_ms``, and is needed with it. ``tiers``: where evicted blocks of the prefix cache go.
+    ``gap_cost``: prices steps for ``config.max_itl_ms``, and is needed with it. ``num_host_blocks``: blocks in host memory for preempted
+    sequences; ``preemption_cost`` lets ``config.preemption`` auto choose between these and recomputing, else it takes them while there are.
+    ``tiers``: where evicted blocks of the prefix cache go.
 
     A sequence may reach min(max_model_len, pool tokens + 1) tokens: the last one needs no KV. An explicit max_tokens above what is
     left is clamped to it; ``clamped_max_tokens`` tells, so that the response can say so.
@@ -46,14 +49,16 @@ class Scheduler:
         max_model_len: int,
         fingerprint: str = "",
         gap_cost: GapCost | None = None,
+        num_host_blocks: int = 0,
+        preemption_cost: PreemptionCost | None = None,
         tiers: KVTiers | None = None,
     ) -> None:
-        if config.scheduling_policy != "fcfs":
-            raise ValueError(f"scheduling_policy: {config.scheduling_policy!r} is not allowed; fcfs is the only policy of this version")
         if (config.max_itl_ms is None) != (gap_cost is None):
             raise ValueError(f"gap_cost: {gap_cost!r} is not allowed with max_itl_ms {config.max_itl_ms}; both are needed, or neither")
         self._state = SchedulerState(config, cache, num_blocks, max_model_len, fingerprint)
         self._state.gap_cost = gap_cost
+        self._state.swaps = SwapSpace(num_host_blocks, self._state.kv)
+        self._state.preemption_cost = preemption_cost
         if tiers is not None:
             self._state.kv.attach_tiers(tiers)
         self._planner = Planner(self._state)
@@ -74,8 +79,10 @@ class Scheduler:
         tokens = list(request.prompt_token_ids)
         seq = Sequence(self._next_seq_id(), request, num_choices=n, token_ids=tokens, num_prompt_tokens=len(tokens))
         rule = StopRule.of(request, state.limits.max_output_tokens(request))
-        state.requests[request.request_id] = RequestState(request, state.stats.num_requests, rule, [seq])
-        state.waiting.append(seq)
+        owner = state.requests[request.request_id] = RequestState(request, state.stats.num_requests, rule, [seq])
+        state.order.added(request)
+        owner.rank = state.order.rank(request, owner.sequences, rule.max_tokens)
+        state.enqueue(seq)
         state.stats.num_requests += 1
 
     def clamped_max_tokens(self, request: Request) -> int | None:
@@ -88,9 +95,10 @@ class Scheduler:
         Its blocks are free at once, or, when the step in flight computes some of it, with that step's ``apply``. What was computed
         stays in the prefix cache.
         """
-        owner = self._state.requests.pop(request_id, None)
+        owner = self._state.requests.get(request_id)
         if owner is None:
             return []
+        self._state.forget(owner)
         self._state.stats.num_aborted += 1
         return self._drop(owner, FinishReason.ABORT)
 
@@ -106,15 +114,17 @@ class Scheduler:
                 seq.num_scheduled = seq.num_drafts = 0
                 if seq.status is SequenceStatus.FINISHED:
                     self._state.release(seq)
+        self._state.swaps.end_loads(succeeded=False)
             self._state.end_restores(failed=True)
         owners = list(self._state.requests.values())
-        self._state.requests.clear()
+        for owner in owners:
+            self._state.forget(owner)
         self._state.stats.num_failed += len(owners)
         return [event for owner in owners for event in self._drop(owner, FinishReason.ERROR, message)]
 
     def _fail(self, owner: RequestState, outcome: SliceResult) -> list[TokenEvent]:
         """End one request, all its choices, because a row of it allowed no answer."""
-        del self._state.requests[owner.request.request_id]
+        self._state.forget(owner)
         self._state.stats.num_failed += 1
         return self._drop(owner, FinishReason.ERROR, outcome.error, outcome.error_code)
 
@@ -187,6 +197,20 @@ class Scheduler:
         return self._state.kv.evictable_blocks()
 
     @property
+    def num_swapped(self) -> int:
+        """Waiting sequences whose blocks are in host memory."""
+        return self._state.swaps.num_saved
+
+    @property
+    def num_host_blocks(self) -> int:
+        return self._state.swaps.pool.num_blocks
+
+    @property
+    def num_used_host_blocks(self) -> int:
+        """Blocks in host memory that preempted sequences hold, or that the step in flight reads."""
+        return self._state.swaps.pool.num_used
+
+    @property
     def in_flight_sequences(self) -> list[Sequence]:
         """Sequences of the plan in flight, in the order of its slices (none between steps). FINISHED ones were aborted meanwhile."""
         return [] if self._in_flight is None else self._in_flight.sequences
@@ -231,6 +255,8 @@ class Scheduler:
         _check_result(draft, result, text_stops)
         self._in_flight = None
         state, events = self._state, list[TokenEvent]()
+        state.swaps.end_loads(succeeded=True)
+        state.count_moves(draft.plan, result.move_seconds)
         state.end_restores()
         for piece, outcome, seq in zip(draft.plan.slices, result.slices, draft.sequences, strict=True):
             seq.num_computed += seq.num_scheduled
@@ -274,6 +300,7 @@ class Scheduler:
             if piece.num_drafts:
                 self._settle_drafts(choice, piece, len(outcome.token_ids) - 1)
             self._state.stats.num_output_tokens += len(token_ids)
+            self._state.order.drew(owner.request, len(token_ids))
             events.append(self._event(owner, choice, token_ids, logprobs and logprobs[: len(token_ids)], end))
 
     def _settle_drafts(self, seq: Sequence, piece: SequenceSlice, num_accepted: int) -> None:
@@ -316,7 +343,7 @@ class Scheduler:
         self._state.stats.num_finished += 1
         owner.sequences.remove(seq)
         if not owner.sequences:
-            del self._state.requests[owner.request.request_id]
+            self._state.forget(owner)
 
     def _next_seq_id(self) -> int:
         self._num_sequences += 1

@@ -4,7 +4,7 @@ The life of a sequence:
 
     add ─▶ waiting ──admit──▶ running ──finish / abort──▶ gone
               ▲                  │
-              └────preempt───────┘   (to the front; all tokens kept, KV given back)
+              └────preempt───────┘   (all tokens kept; KV given back, or saved in host memory)
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from octavo.config import CacheConfig, SchedulerConfig
-from octavo.core.cost import GapCost
+from octavo.core.cost import GapCost, PreemptionCost
 from octavo.core.kv_manager import KVManager
 from octavo.core.limits import LengthLimits, StopRule
+from octavo.core.policies.order import Rank, queue_order
 from octavo.core.request import Request, Sequence, SequenceStatus
 from octavo.core.slots import SlotTable
 from octavo.core.step import StepPlan, TokenLogprobs
+from octavo.core.swapping import SwapSpace
 
 
 Guesses = Mapping[int, Seq[int]]
@@ -44,6 +46,10 @@ class SchedulerStats:
     num_aborted: int = 0  # requests that ended because their client left
     num_failed: int = 0  # requests that ended by an engine error
     num_preemptions: int = 0
+    num_swap_preemptions: int = 0  # of these, those whose blocks went to host memory
+    num_blocks_saved: int = 0  # to host memory
+    num_blocks_loaded: int = 0  # from it
+    move_s: float = 0.0  # time of both
     num_draft_tokens: int = 0  # verified
     num_accepted_tokens: int = 0  # of these, equal to what was drawn
     prefix_query_tokens: int = 0  # prompt tokens of started requests that were looked up in the prefix cache
@@ -60,6 +66,7 @@ class RequestState:
     sequences: list[Sequence] = field(default_factory=list)
     started: bool = False
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # collected chunk by chunk until the first event
+    rank: Rank = ()  # by the queue order; lower comes first
 
 
 @dataclass(slots=True)
@@ -74,13 +81,19 @@ class Draft:
 
 
 class SchedulerState:
-    """Queues and books. A sequence is in exactly one of ``waiting`` and ``running``, both in arrival order, until it finishes."""
+    """Queues and books. A sequence is in exactly one of ``waiting`` and ``running``, both in order, until it finishes.
+
+    The order is that of the requests' ranks, then arrival, then choice: so choices of a request are neighbours.
+    """
 
     def __init__(self, config: SchedulerConfig, cache: CacheConfig, num_blocks: int, max_model_len: int, fingerprint: str) -> None:
         self.config = config
+        self.order = queue_order(config.scheduling_policy)
+        self.preemption_cost: PreemptionCost | None = None
         self.gap_cost: GapCost | None = None  # there when config.max_itl_ms is
         self.limits = LengthLimits(max_model_len, num_blocks, cache.block_size)
         self.kv = KVManager(num_blocks, cache.block_size, cache.enable_prefix_caching, fingerprint)
+        self.swaps = SwapSpace(0, self.kv)
         self.slots = SlotTable(config.max_num_seqs)
         self.stats = SchedulerStats()
         self.requests: dict[str, RequestState] = {}
@@ -92,10 +105,54 @@ class SchedulerState:
         """Places taken: a sequence that will split into n choices takes n."""
         return sum(seq.num_choices for seq in self.running)
 
+    def place_of(self, seq: Sequence) -> tuple[Rank, int, int]:
+        """What both queues are sorted by."""
+        owner = self.requests[seq.request.request_id]
+        return owner.rank, owner.arrival_index, seq.choice
+
+    def rank_anew(self) -> None:
+        """Sort the queues where ranks have changed."""
+        if self.order.dynamic:
+            for owner in self.requests.values():
+                owner.rank = self.order.rank(owner.request, owner.sequences, owner.stop_rule.max_tokens)
+            self.running.sort(key=self.place_of)
+            self.waiting = deque(sorted(self.waiting, key=self.place_of))
+
+    def enqueue(self, seq: Sequence) -> None:
+        """Put ``seq`` at its place among the waiting ones."""
+        seq.status, place = SequenceStatus.WAITING, self.place_of(seq)
+        if not self.waiting or self.place_of(self.waiting[-1]) < place:
+            self.waiting.append(seq)
+        else:
+            self.waiting.insert(next(i for i, other in enumerate(self.waiting) if place < self.place_of(other)), seq)
+
+    def start(self, seq: Sequence) -> None:
+        """Put ``seq``, which waited, at its place among the running ones; that is mostly at the end."""
+        self.waiting.remove(seq)
+        seq.status, place, i = SequenceStatus.RUNNING, self.place_of(seq), len(self.running)
+        while i > 0 and place < self.place_of(self.running[i - 1]):
+            i -= 1
+        self.running.insert(i, seq)
+
+    def forget(self, owner: RequestState) -> None:
+        """A request has ended."""
+        del self.requests[owner.request.request_id]
+        self.order.ended(owner.request)
+
     def release(self, seq: Sequence) -> None:
         """Give back everything that a finished sequence holds."""
+        self.swaps.drop(seq)
         self.slots.give_back(seq)
         self.kv.release(seq, forget=True)
+
+    def count_moves(self, plan: StepPlan, move_seconds: float) -> None:
+        """The blocks that ``plan`` moved took so long: for swapping and, by their number, for the tiers."""
+        tiers = None if self.kv.restorer is None else self.kv.restorer.tiers
+        if tiers is not None and plan.num_moves:
+            tier_s = move_seconds * tiers.num_moves(plan) / plan.num_moves
+            tiers.stats.move_s += tier_s
+            move_seconds -= tier_s
+        self.stats.move_s += move_seconds
 
     def end_restores(self, failed: bool = False) -> None:
         """The plan in flight has run, or failed: what it loaded from the tiers counts as found in the prefix cache."""
@@ -120,14 +177,15 @@ class SchedulerState:
         assert live == {id(seq) for seq in (*self.running, *self.waiting)}, "queues and requests disagree about a sequence"
         assert len(live) == len(self.running) + len(self.waiting), "a sequence is queued twice"
         for queue in (self.running, self.waiting):
-            order = [(self.requests[seq.request.request_id].arrival_index, seq.choice) for seq in queue]
-            assert order == sorted(order), "a queue is out of arrival order"
+            order = [self.place_of(seq) for seq in queue]
+            assert order == sorted(order), "a queue is out of order"
         for seq in self.running:
             assert seq.status is SequenceStatus.RUNNING and seq.finish_reason is None
             assert seq.num_computed < len(seq.token_ids), f"sequence {seq.seq_id} has nothing left to compute"
             assert (seq.num_scheduled > 0) == any(seq is other for other in in_flight)
         for seq in self.waiting:
             assert seq.status is SequenceStatus.WAITING and seq.slot < 0 and not seq.block_table and seq.num_computed == 0
+        self.swaps.check_invariants(self.waiting)
         assert self.num_running <= self.config.max_num_seqs, "more choices run than max_num_seqs"
         slots = [slot for seq in (*self.running, *dropped) for slot in self.slots.slots_of(seq)]
         assert len(slots) == len(set(slots)) == self.slots.num_open, "slots are lost or shared"

@@ -43,11 +43,13 @@ class SwapSpace:
         self._read: list[int] = []  # host blocks that go with them, one entry per record
         self._loaded: dict[int, int] = {}  # host block -> pool block that the same plan loads it into
 
+    @property
+    def num_saved(self) -> int:
+        """Sequences whose blocks are in host memory."""
+        return len(self._saved)
+
     def holds(self, seq: Sequence) -> bool:
         return seq.seq_id in self._saved
-
-    def is_loading(self, seq: Sequence) -> bool:
-        return any(seq is other for other in self._loading)
 
     def num_computed(self, seq: Sequence) -> int:
         """Tokens of ``seq`` whose KV is saved."""

@@ -19,12 +19,14 @@ from octavo.core.request import Request, SamplingParams
 from octavo.core.scheduler import Scheduler
 from octavo.core.step import StepPlan
 from octavo.costs.gap import GapModel
+from octavo.costs.preemption import PreemptionModel
+from octavo.costs.restore import RestoreModel
 from octavo.engine.itl_warnings import ItlWarnings
-from octavo.engine.kv_tiering import open_tiering
+from octavo.engine.kv_tiering import KVTiering, StoreNames, num_tier_blocks, open_tiering
 from octavo.engine.loop import EngineLoop
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.outputs import OutputEvent
-from octavo.engine.params import PreparedRequest, RequestPreparer
+from octavo.engine.params import PreparedRequest, RequestPreparer, check_priority
 
 if TYPE_CHECKING:
     from octavo.models.loaded import LoadedModel
@@ -54,16 +56,34 @@ class Engine:
         self.num_kv_blocks = resolve_num_kv_blocks(config, backend, self.max_model_len)
         backend.allocate_kv(self.num_kv_blocks)
         fingerprint = f"{model.fingerprint}/{backend.fingerprint()}"
-        device = None if self.gap_model is None else self.gap_model.device
-        self.tiering = open_tiering(config.cache, backend, fingerprint, model.name, self.num_kv_blocks, device)
-        tiers = None if self.tiering is None else self.tiering.tiers
+        num_host_blocks = resolve_num_host_blocks(config, backend)
+        self.preemption_model = self._make_preemption_model(num_host_blocks)
+        self.tiering = self._open_tiers(StoreNames(fingerprint, model.name), num_host_blocks)
         self.scheduler = Scheduler(
-            config.scheduler, config.cache, self.num_kv_blocks, self.max_model_len, fingerprint, gap_cost=self.gap_model, tiers=tiers
-        )
+            config.scheduler, config.cache, self.num_kv_blocks, self.max_model_len, fingerprint, self.gap_model, num_host_blocks,
+            self.preemption_model, None if self.tiering is None else self.tiering.tiers,
+        )  # fmt: skip
         self.loop = EngineLoop(self.scheduler, backend.vocab_size, model.tokenizer, self.gap_model)
         max_n = config.scheduler.max_num_seqs
         self._preparer = RequestPreparer(backend.vocab_size, self.scheduler.limits, max_n, model.eos_token_ids, model.tokenizer)
         self._request_numbers = itertools.count()
+
+    def _open_tiers(self, store: StoreNames, num_host_blocks: int) -> KVTiering | None:
+        """Allocate host memory: ``num_host_blocks`` for preempted sequences, and what the tiers are to have behind them."""
+        cache = self.config.cache
+        num_tiers = num_tier_blocks(cache, self.backend, self.num_kv_blocks)
+        if num_host_blocks + num_tiers:
+            self.backend.allocate_host_kv(num_host_blocks + num_tiers)
+        teller = self.gap_model or self.preemption_model
+        cost = RestoreModel(None if teller is None else teller.device)
+        return open_tiering(cache, self.backend, store, num_host_blocks, num_tiers, cost)
+
+    def _make_preemption_model(self, num_host_blocks: int) -> PreemptionModel | None:
+        """What prices preemptions where there is a choice."""
+        if not num_host_blocks or self.config.scheduler.preemption != "auto":
+            return None
+        bytes_per_block = self.backend.kv_capacity(0).bytes_per_block
+        return PreemptionModel(bytes_per_block, None if self.gap_model is None else self.gap_model.device)
 
     @classmethod
     def load(cls, config: EngineConfig, beside: Callable[[], object] | None = None) -> Engine:
@@ -95,22 +115,39 @@ class Engine:
         return f"request-{next(self._request_numbers)}"
 
     def prepare(
-        self, prompt_token_ids: list[int], params: SamplingParams, request_id: str | None = None, cache_salt: str | None = None
+        self,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        request_id: str | None = None,
+        cache_salt: str | None = None,
+        *,
+        priority: int = 0,
+        user: str | None = None,
     ) -> PreparedRequest:
         """Check a request and resolve its parameters; raises ParameterError. Queues nothing, and may be called from any thread."""
-        return self.prepare_checked(prompt_token_ids, self.check_params(params), request_id, cache_salt)
+        checked = self.check_params(params)
+        return self.prepare_checked(prompt_token_ids, checked, request_id, cache_salt, priority=priority, user=user)
 
     def check_params(self, params: SamplingParams) -> SamplingParams:
         """The half of ``prepare`` that needs no prompt; raises ParameterError."""
         return self._preparer.check(params)
 
     def prepare_checked(
-        self, prompt_token_ids: list[int], params: SamplingParams, request_id: str | None = None, cache_salt: str | None = None
+        self,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        request_id: str | None = None,
+        cache_salt: str | None = None,
+        *,
+        priority: int = 0,
+        user: str | None = None,
     ) -> PreparedRequest:
         """The other half: ``params`` come from ``check_params``, and may since have got a ``max_tokens``."""
         request_id = request_id or self.new_request_id()
-        arrival_s = self.clock.now()
-        return self._preparer.prepare(Request(request_id, prompt_token_ids, params, seed=0, cache_salt=cache_salt, arrival_s=arrival_s))
+        check_priority(priority, self.config.scheduler.scheduling_policy)
+        request = Request(request_id, prompt_token_ids, params, 0, cache_salt=cache_salt, arrival_s=self.clock.now())
+        request.priority, request.user = priority, user
+        return self._preparer.prepare(request)
 
     def room(self, num_prompt_tokens: int) -> int:
         """Output tokens that a prompt of this length leaves room for; 0 or less: none."""
@@ -151,9 +188,11 @@ class Engine:
             return self._failed(plan, error)
         self.num_failures_in_a_row = 0
         if self.tiering is not None:
-            self.tiering.step_done(plan, result)
+            self.tiering.cost.step_done(plan, result)
         ended_s = self.clock.now()
         self.loop.end_step(plan, result, ended_s)
+        if self.preemption_model is not None:
+            self.preemption_model.observe(plan, result)
         self.metrics.step_done(plan, ended_s - started_s)
         worst_gap_s = self.metrics.events_made(events, ended_s)
         if worst_gap_s > self._itl_warnings.bound_s:
@@ -209,3 +248,12 @@ def resolve_num_kv_blocks(config: EngineConfig, backend: Backend, max_model_len:
     if num_blocks < 1:
         raise ConfigError(f"kv_cache_memory: {memory_bytes} bytes hold no block; one takes {capacity.bytes_per_block}")
     return num_blocks
+
+
+def resolve_num_host_blocks(config: EngineConfig, backend: Backend) -> int:
+    """Blocks of the host pool that ``swap_space`` holds. Raises ConfigError when it is some memory, but less than a block."""
+    swap_space = config.cache.swap_space
+    capacity = backend.kv_capacity(swap_space)
+    if swap_space and not capacity.num_blocks:
+        raise ConfigError(f"swap_space: {swap_space} bytes hold no block; one takes {capacity.bytes_per_block}")
+    return capacity.num_blocks

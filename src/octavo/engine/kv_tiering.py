@@ -11,13 +11,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from octavo.backends.base import Backend
 from octavo.config import CacheConfig, ConfigError
 from octavo.core.kv_tiers import BlockRef, KVTiers
 from octavo.core.scheduler import Scheduler
-from octavo.core.step import BlockMove, StepPlan, StepResult
-from octavo.costs.fitted import FittedCost
+from octavo.core.step import BlockMove, StepPlan
 from octavo.costs.restore import RestoreModel
 from octavo.engine.kv_disk import DiskStore, StoreAbout
 from octavo.engine.kv_disk_io import DiskTier
@@ -32,13 +32,19 @@ STAGING_BLOCKS = 64  # host blocks through which the pool goes to disk at the en
 FLUSH_S = 30.0  # at most, at the end
 
 
+class StoreNames(NamedTuple):
+    """What a store on disk is found by, and is called."""
+
+    fingerprint: str
+    model: str
+
+
 class KVTiering:
     """``disk`` None: host memory is the last tier."""
 
     def __init__(self, backend: Backend, tiers: KVTiers, cost: RestoreModel, block_bytes: int, disk: DiskTier | None = None) -> None:
         self.tiers, self.cost, self.disk = tiers, cost, disk
         self.block_bytes = block_bytes
-        self.move_s = 0.0  # seconds of moves between pool and host memory
         self._backend = backend
         self._seen_blocks, self._seen_s = 0, 0.0  # of the disk's reads, as told to the cost model
         self._closed = False
@@ -81,10 +87,6 @@ class KVTiering:
         self.before_execute()
         if self.disk is not None and self.tiers.is_waiting:
             self.disk.wait(IDLE_WAIT_S)
-
-    def step_done(self, plan: StepPlan, result: StepResult) -> None:
-        self.move_s += result.move_seconds
-        self.cost.step_done(plan, result)
 
     # --- the end ------------------------------------------------------------------------------------------------------------------------
 
@@ -135,26 +137,25 @@ class KVTiering:
 
 
 def open_tiering(
-    cache: CacheConfig, backend: Backend, fingerprint: str, model_name: str, num_kv_blocks: int, device: FittedCost | None
+    cache: CacheConfig, backend: Backend, store: StoreNames, first_host_block: int, num_host_blocks: int, cost: RestoreModel
 ) -> KVTiering | None:
-    """Allocate the tiers that ``cache`` asks for, after the pool; None when it asks for none. ``device``: a step cost to share.
-
-    Raises ConfigError for sizes that hold no block and a path that cannot be used, BackendError when the memory is not to be had.
-    """
-    if cache.kv_host_memory is None and cache.kv_disk_path is None:
+    """The tiers that ``cache`` asks for, over host blocks that are allocated; None without any. ConfigError for a path that cannot be used."""
+    if not num_host_blocks:
         return None
-    bytes_per_block = backend.kv_capacity(0).bytes_per_block
-    if cache.kv_host_memory is None:
-        num_host_blocks = max(MIN_HOST_BLOCKS, num_kv_blocks // HOST_SHARE)
-    else:
-        num_host_blocks = cache.kv_host_memory // bytes_per_block
-    if num_host_blocks < 1:
-        raise ConfigError(f"kv_host_memory: {cache.kv_host_memory} bytes hold no block; one takes {bytes_per_block}")
-    backend.allocate_host_kv(num_host_blocks)
-    block_bytes = len(backend.read_host_block(0))
+    block_bytes = len(backend.read_host_block(first_host_block))
     disk = None
     if cache.kv_disk_path is not None:
-        about = StoreAbout(fingerprint, cache.block_size, block_bytes, model_name)
+        about = StoreAbout(store.fingerprint, cache.block_size, block_bytes, store.model)
         disk = DiskTier(DiskStore(cache.kv_disk_path, about, cache.kv_disk_size or DEFAULT_DISK_BYTES))
-    cost = RestoreModel(device)
-    return KVTiering(backend, KVTiers(num_host_blocks, cache.block_size, cost, disk), cost, block_bytes, disk)
+    tiers = KVTiers(num_host_blocks, cache.block_size, cost, disk, first_host_block)
+    return KVTiering(backend, tiers, cost, block_bytes, disk)
+
+
+def num_tier_blocks(cache: CacheConfig, backend: Backend, num_kv_blocks: int) -> int:
+    """Host blocks that the tiers are to have: none when ``cache`` asks for no tier. ConfigError for memory that holds no block."""
+    if cache.kv_host_memory is None:
+        return 0 if cache.kv_disk_path is None else max(MIN_HOST_BLOCKS, num_kv_blocks // HOST_SHARE)
+    capacity = backend.kv_capacity(cache.kv_host_memory)
+    if capacity.num_blocks < 1:
+        raise ConfigError(f"kv_host_memory: {cache.kv_host_memory} bytes hold no block; one takes {capacity.bytes_per_block}")
+    return capacity.num_blocks

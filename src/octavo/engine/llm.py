@@ -33,7 +33,7 @@ _NOT_OPTIONS = {
     "model": "it is the first argument",
     "served_model_name": "it names a model to clients of `octavo serve`, which this is not",
 }
-_PROMPT_KEYS = {"prompt", "prompt_token_ids", "cache_salt"}
+_PROMPT_KEYS = {"prompt", "prompt_token_ids", "cache_salt", "priority", "user"}
 
 
 def make_config(model: str, **options: Any) -> EngineConfig:
@@ -92,7 +92,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Complete one prompt or many (batched by the scheduler); outputs are in the order of the prompts.
 
-        A prompt is text, token ids, or a dict with ``prompt`` or ``prompt_token_ids`` and perhaps ``cache_salt``. One SamplingParams
+        A prompt is text, token ids, or a dict with ``prompt`` or ``prompt_token_ids`` and perhaps ``cache_salt``,
+        ``priority`` and ``user`` (which the policies priority and fair go by). One SamplingParams
         serves all prompts, or give one each; without ``max_tokens`` an output may fill the context. A progress bar on stderr shows for
         more than one prompt on a terminal; ``use_progress_bar`` overrides.
         Raises ParameterError before anything runs. A prompt that the engine cannot finish stops no other; when all have ended,
@@ -150,7 +151,8 @@ class LLM:
     ) -> RequestOutput:
         """Queue a prompt whose events shall go to ``inbox``. It is in ``outputs`` before, so that an interrupt leaves none behind."""
         engine = self.engine
-        prepared = engine.prepare(prompt["prompt_token_ids"], params, cache_salt=prompt.get("cache_salt"))
+        options = {name: prompt[name] for name in ("cache_salt", "priority", "user") if prompt.get(name) is not None}
+        prepared = engine.prepare(prompt["prompt_token_ids"], params, **options)
         request_id = prepared.request.request_id
         output = outputs[request_id] = RequestOutput.start(prepared.request, prompt.get("prompt"), prepared.warnings)
         with self._lock, interrupts_deferred():

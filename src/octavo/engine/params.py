@@ -87,6 +87,14 @@ def _check_texts(param: str, texts: Sequence[str], max_texts: int, max_chars: in
         raise ParameterError(param, f"a string of {longest} characters", f"at most {max_chars} characters each")
 
 
+def check_priority(priority: int, scheduling_policy: str) -> None:
+    """ParameterError for a priority that is no 64-bit integer, or that the policy would not heed."""
+    if type(priority) is not int or not -(2**63) <= priority < 2**63:
+        raise ParameterError("priority", priority, "an integer of at most 64 bits")
+    if priority and scheduling_policy != "priority":
+        raise ParameterError("priority", priority, f"0, or a server with scheduling_policy priority; this one has {scheduling_policy}")
+
+
 def _check_token_ids(param: str, token_ids: Sequence[int], vocab_size: int) -> None:
     for token in token_ids:
         if type(token) is not int or not 0 <= token < vocab_size:

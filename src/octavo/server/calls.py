@@ -45,6 +45,8 @@ class Wanted:
     cache_salt: str | None
     request_id: str | None  # the client's name for the answer; None: a new one
     warnings: list[str]
+    priority: int = 0
+    user: str | None = None
 
 
 class ChoiceFormat(Protocol):
@@ -125,7 +127,8 @@ def _checked_call(engine: AsyncEngine, identity: CallIdentity, prompts: Sequence
             room = engine.engine.room(len(prompt.token_ids))
             default = max(wanted.default_max_tokens, params.min_tokens)
             params = replace(params, max_tokens=max(1, min(default, room)))
-        prepared.append(engine.engine.prepare_checked(prompt.token_ids, params, f"{unique}-{i}", wanted.cache_salt))
+        request_id, salt, priority, user = f"{unique}-{i}", wanted.cache_salt, wanted.priority, wanted.user
+        prepared.append(engine.engine.prepare_checked(prompt.token_ids, params, request_id, salt, priority=priority, user=user))
     outputs = [RequestOutput.start(one.request, prompt.text, one.warnings) for one, prompt in zip(prepared, prompts, strict=True)]
     warnings = list(dict.fromkeys([*wanted.warnings, *(w for one in prepared for w in one.warnings)]))
     return Call(response_id, identity.model, identity.fingerprint, prepared, outputs, warnings)

@@ -59,6 +59,8 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     return_token_ids: bool | None = None
     cache_salt: str | None = None
     request_id: str | None = None
+    priority: int | None = None
+    user: str | None = None
     warnings: list[str] = []  # filled by parse_body, never read from the body
 
     def sampling_params(self, **resolved: Any) -> SamplingParams:
@@ -203,7 +205,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "structured_outputs": (None,),
     "logits_processors": (None, []),
     "prompt_embeds": (None,),
-    "priority": (None, 0),
     "chat_template": (None,),
     "documents": (None, []),
     "mm_processor_kwargs": (None, {}),
@@ -212,7 +213,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 NEUTRAL_STREAM_OPTIONS: dict[str, tuple[Any, ...]] = {"continuous_usage_stats": _OFF, "include_obfuscation": _OFF}
 # Fields that change nothing about the answer by their nature.
-METADATA = frozenset({"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls"})
+METADATA = frozenset({"metadata", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls"})
 
 Body = TypeVar("Body", CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest)
 

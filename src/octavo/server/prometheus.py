@@ -61,6 +61,12 @@ def _gauges(engine: Engine) -> Iterator[Any]:
     blocks.add_metric(["cached"], scheduler.num_cached_blocks)
     blocks.add_metric(["free"], scheduler.num_free_blocks)
     yield blocks
+    swapped = "Preempted sequences whose KV blocks are in host memory."
+    yield GaugeMetricFamily("octavo_num_requests_swapped", swapped, value=scheduler.num_swapped)
+    host = GaugeMetricFamily("octavo_host_kv_blocks", "KV blocks in host memory (swap_space): used by sequences, or free.", labels=["state"])
+    host.add_metric(["used"], scheduler.num_used_host_blocks)
+    host.add_metric(["free"], scheduler.num_host_blocks - scheduler.num_used_host_blocks)
+    yield host
     usage = scheduler.num_used_blocks / scheduler.num_blocks
     yield GaugeMetricFamily("octavo_kv_cache_usage_ratio", "Share of KV blocks that sequences use; cached ones do not count.", value=usage)
     gap_model = engine.gap_model
@@ -90,7 +96,7 @@ def _tiers(tiering: KVTiering | None) -> Iterator[Any]:
     yield blocks
     yield sizes
     seconds = CounterMetricFamily("octavo_kv_tier_seconds", "Time of these moves; to and from the disk beside the steps.", labels=["between"])
-    seconds.add_metric(["pool_host"], 0.0 if tiering is None else tiering.move_s)
+    seconds.add_metric(["pool_host"], stats.move_s)
     seconds.add_metric(["host_disk"], read.seconds + written.seconds)
     yield seconds
     lost = "KV blocks that were evicted and not kept: no room in host memory or in the queue to the disk."
@@ -99,8 +105,8 @@ def _tiers(tiering: KVTiering | None) -> Iterator[Any]:
     yield CounterMetricFamily("octavo_kv_tier_given_up", given_up, value=stats.num_given_up)
     damaged = "KV block files that were not what they should be, and were dropped."
     yield CounterMetricFamily("octavo_kv_tier_damaged_files", damaged, value=0 if disk is None else disk.store.num_damaged)
-    held = "Blocks of host memory that hold KV."
-    yield GaugeMetricFamily("octavo_kv_host_blocks", held, value=0 if tiering is None else tiering.tiers.num_used_host_blocks)
+    held = "Blocks of host memory (kv_host_memory) that hold KV."
+    yield GaugeMetricFamily("octavo_kv_tier_host_blocks", held, value=0 if tiering is None else tiering.tiers.num_used_host_blocks)
 
 
 def _counters(engine: Engine) -> Iterator[Any]:
@@ -119,6 +125,10 @@ def _counters(engine: Engine) -> Iterator[Any]:
         ("octavo_prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", stats.prefix_query_tokens),
         ("octavo_prefix_cache_hits", "Prompt tokens found there.", stats.prefix_hit_tokens),
         ("octavo_preemptions", "Sequences that gave their blocks back to others.", stats.num_preemptions),
+        ("octavo_preemptions_by_swap", "Of these, sequences whose blocks went to host memory.", stats.num_swap_preemptions),
+        ("octavo_swapped_out_blocks", "KV blocks copied to host memory.", stats.num_blocks_saved),
+        ("octavo_swapped_in_blocks", "KV blocks copied from host memory.", stats.num_blocks_loaded),
+        ("octavo_swap_seconds", "Time of these copies.", stats.move_s),
         ("octavo_steps", "Steps done.", stats.num_steps),
         ("octavo_inter_token_bound_broken", "Gaps between tokens of a choice that were over max_itl_ms.", metrics.itl_excess_s.count),
         ("octavo_failed_steps", "Steps that could not be computed.", metrics.num_failed_steps),

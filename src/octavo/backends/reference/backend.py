@@ -118,9 +118,10 @@ class ReferenceBackend:
         return self._host
 
     def _move_blocks(self, plan: StepPlan) -> float:
+        if not plan.num_moves:
+            return 0.0
         started = time.perf_counter()
-        if plan.num_moves:
-            self._host_pool().move(plan.block_saves, plan.block_loads)
+        self._host_pool().move(plan.block_saves, plan.block_loads)
         return time.perf_counter() - started
 
     def execute(self, plan: StepPlan) -> StepResult:

@@ -9,6 +9,7 @@ time and the arrival time alone stands for it: rank + age is rank - arrival, wit
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from hashlib import blake2b
 from typing import Protocol
 
 from octavo.core.request import Request, Sequence
@@ -23,6 +24,7 @@ PROMPT_TOKEN_COST = 1.0
 OUTPUT_TOKEN_COST = 2.0
 """What a key is charged per token, as in Sheng et al., Fairness in Serving Large Language Models (OSDI '24), section 5."""
 
+MAX_KEY_CHARS = 64
 MAX_IDLE_KEYS = 4096
 """Keys without requests whose counters are kept."""
 
@@ -118,33 +120,41 @@ class FairByKey(ShortestRemaining):
         self._floor = 0.0  # the counter of the key that went idle last: where a key starts when nobody is at work
 
     def rank(self, request: Request, sequences: Seq[Sequence], max_tokens: int) -> Rank:
-        return (self._served[request.user], *super().rank(request, sequences, max_tokens))
+        return (self._served[_key(request)], *super().rank(request, sequences, max_tokens))
 
     def served(self, key: str | None) -> float | None:
         """The counter of a key; None for one that has no request."""
         return self._served.get(key)
 
     def added(self, request: Request) -> None:
-        key = request.user
+        key = _key(request)
         if key not in self._served:
             least = min(self._served.values(), default=self._floor)
             self._served[key] = max(least, self._idle.pop(key, 0.0))
         self._num_requests[key] = self._num_requests.get(key, 0) + 1
 
     def started(self, request: Request) -> None:
-        self._served[request.user] += PROMPT_TOKEN_COST * len(request.prompt_token_ids)
+        self._served[_key(request)] += PROMPT_TOKEN_COST * len(request.prompt_token_ids)
 
     def drew(self, request: Request, num_tokens: int) -> None:
-        self._served[request.user] += OUTPUT_TOKEN_COST * num_tokens
+        self._served[_key(request)] += OUTPUT_TOKEN_COST * num_tokens
 
     def ended(self, request: Request) -> None:
-        key = request.user
+        key = _key(request)
         self._num_requests[key] -= 1
         if self._num_requests[key] == 0:
             del self._num_requests[key]
             self._floor = self._idle[key] = self._served.pop(key)
             if len(self._idle) > MAX_IDLE_KEYS:  # the one that is owed most: when it comes back it is lifted most, so least is lost
                 del self._idle[min(self._idle, key=self._idle.__getitem__)]
+
+
+def _key(request: Request) -> str | None:
+    """Names are kept after their requests, so a long one is kept as its hash."""
+    user = request.user
+    if user is None or len(user) <= MAX_KEY_CHARS:
+        return user
+    return blake2b(user.encode("utf-8", "surrogatepass"), digest_size=32).hexdigest()
 
 
 def queue_order(scheduling_policy: str) -> QueueOrder:

@@ -1,0 +1,74 @@
+"""Admission: how many blocks a newcomer and those who run will want soon, so that nobody is let in only to be put out again.
+
+Counts blocks; moves nothing. A *group* is the waiting choices of one request: they come in together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from itertools import takewhile
+
+from octavo.core import policy
+from octavo.core.kv_manager import PrefixMatch
+from octavo.core.request import Sequence
+from octavo.core.state import Draft, SchedulerState
+
+
+def waiting_group(state: SchedulerState) -> list[Sequence]:
+    """The sequence at the head of the queue and, behind it, other choices of its request."""
+    request = state.waiting[0].request
+    return list(takewhile(lambda seq: seq.request is request, state.waiting))
+
+
+def has_room(state: SchedulerState, draft: Draft, seq: Sequence, match: PrefixMatch) -> bool:
+    """Places for all choices, and blocks for all known tokens beside those that the running sequences need for theirs, and will need soon.
+
+    An empty engine takes in whatever fits.
+    """
+    if seq.num_choices > state.config.max_num_seqs - state.num_running:
+        return False
+    return state.kv.can_admit(seq, match, _num_promised(state, draft, (seq,)))
+
+
+def has_room_for_all(state: SchedulerState, draft: Draft, group: Seq[Sequence], matches: Seq[PrefixMatch]) -> bool:
+    """As ``has_room`` for a group, whose common blocks count once."""
+    if sum(seq.num_choices for seq in group) > state.config.max_num_seqs - state.num_running:
+        return False
+    num_new = num_new_blocks(state, group, matches)
+    return num_new + _num_promised(state, draft, group) <= state.kv.pool.num_available
+
+
+def num_new_blocks(state: SchedulerState, group: Seq[Sequence], matches: Seq[PrefixMatch]) -> int:
+    """Blocks that a waiting group takes from what is available to hold all its known tokens.
+
+    Common to its choices are the blocks that were saved for several of them, or, where blocks are recomputed, the full blocks of the
+    prompt; each choice has its own part-filled block, for it is about to write there.
+    """
+    kv, num_own, common, revived = state.kv, 0, set[int](), set[int]()
+    for seq, match in zip(group, matches, strict=True):
+        revived.update(node.block for node in match.nodes if kv.pool.ref_counts[node.block] == 0)
+        blocks: Seq[int] = ()
+        if state.swaps.holds(seq):
+            blocks = state.swaps.full_blocks(seq)
+        elif kv.index is not None and seq.num_output_tokens:
+            blocks = range(seq.num_prompt_tokens // kv.block_size)
+        common.update(blocks[len(match.nodes) :])
+        num_own += kv.blocks_for(len(seq.token_ids)) - max(len(blocks), len(match.nodes))
+    return num_own + len(common) + len(revived)
+
+
+def _num_promised(state: SchedulerState, draft: Draft, newcomers: Seq[Sequence]) -> int:
+    """Blocks to leave alone: what running sequences lack for their known tokens, and what they and the newcomers grow by soon."""
+    if not state.running:
+        return 0
+    kv, promised = state.kv, 0
+    for seq in state.running:
+        promised += kv.num_missing(seq) - draft.num_pending.get(seq.seq_id, 0)
+        promised += growth(state, seq)
+    return promised + sum(growth(state, seq) for seq in newcomers)
+
+
+def growth(state: SchedulerState, seq: Sequence) -> int:
+    """Blocks beyond those of its known tokens that ``seq`` will want within the steps that admission looks ahead."""
+    num_left = state.requests[seq.request.request_id].stop_rule.max_tokens - seq.num_output_tokens
+    return policy.expected_growth(len(seq.token_ids), num_left, seq.num_choices, state.kv.block_size, state.config.admission_lookahead)

@@ -1,0 +1,200 @@
+"""Drafts from a second, smaller model: it draws what the target will draw, with the same noise.
+
+Owns the draft's backend, its KV blocks and what they hold of each sequence. A draft token is drawn by the target's own rule: the same
+parameters, seed and positions, so that for temperatures above 0 both models pick the same token wherever their distributions agree enough
+(Gumbel coupling; design in docs/speculation.md), and greedy drafts are the draft model's best tokens. It never decides how much is drafted,
+and nothing it says changes a text.
+
+KV of the draft is kept for the tokens of a sequence that turned out as drafted; the rest is overwritten. When its pool is short, the
+sequence that was drafted for least recently gives its blocks back, and its tokens are computed again if it comes back.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+from octavo.backends.base import Backend
+from octavo.core.block_pool import BlockPool
+from octavo.core.request import Request, derive_seed
+from octavo.core.step import SequenceSlice, SlotOpen, StepPlan
+from octavo.models.tokenizer import Tokenizer
+from octavo.speculative.proposer import NO_TOKEN
+
+MAX_ROWS = 512  # of one step of the draft model, unless one sequence alone has more to catch up with
+
+
+class VocabularyMismatch(ValueError):
+    """The draft model's tokens are not the target's; the message names the first difference."""
+
+
+def check_vocabularies(target: Tokenizer, draft: Tokenizer, target_eos: frozenset[int], draft_eos: frozenset[int]) -> None:
+    """Raise VocabularyMismatch unless a token id means the same to both. Rows of padding at the end of either do not matter."""
+    target_size, draft_size = _used_size(target), _used_size(draft)
+    for token in range(min(target_size, draft_size)):
+        if target.token_bytes(token) != draft.token_bytes(token) or target.is_special(token) != draft.is_special(token):
+            ours, theirs = target.token_text(token), draft.token_text(token)
+            raise VocabularyMismatch(f"draft_model: token {token} is {theirs!r} in the draft and {ours!r} in the target; they must be the same")
+    if target_size != draft_size:
+        raise VocabularyMismatch(f"draft_model: its vocabulary has {draft_size} tokens and the target's {target_size}; they must be the same")
+    if target_eos != draft_eos:
+        raise VocabularyMismatch(f"draft_model: it ends with tokens {sorted(draft_eos)} and the target with {sorted(target_eos)}; they must be the same")
+
+
+def _used_size(tokenizer: Tokenizer) -> int:
+    """Tokens without the padding at the end."""
+    size = tokenizer.vocab_size
+    while size > 0 and not tokenizer.token_bytes(size - 1) and not tokenizer.is_special(size - 1):
+        size -= 1
+    return size
+
+
+@dataclass(slots=True)
+class _Drafted:
+    """One sequence. ``computed``: the tokens whose KV is in the blocks of ``table``; what does not lead ``known`` is overwritten."""
+
+    request: Request
+    choice: int
+    known: list[int]
+    computed: list[int] = field(default_factory=list)
+    table: array[int] = field(default_factory=lambda: array("i"))
+    slot: int = -1
+    drafts: list[int] = field(default_factory=list)
+
+
+class DraftModel:
+    """A Proposer. ``backend`` has its KV pool of ``num_blocks`` allocated; ``vocab_size`` is the target's, ``max_len`` the draft's context."""
+
+    name = "draft"
+
+    def __init__(self, backend: Backend, num_blocks: int, block_size: int, vocab_size: int, max_len: int) -> None:
+        self._backend = backend
+        self._pool = BlockPool(num_blocks)
+        self._block_size = block_size
+        self._vocab_size = vocab_size
+        self._max_len = max_len
+        self._sequences: OrderedDict[int, _Drafted] = OrderedDict()  # drafted for least recently first
+        self._slots = list(range(backend.max_num_slots - 1, -1, -1))
+        self._closes: list[int] = []
+        self._num_steps = 0
+
+    # --- Proposer ---------------------------------------------------------------------------------------------------------------------
+
+    def begin(self, seq_id: int, token_ids: Seq[int], request: Request, choice: int) -> None:
+        self._sequences[seq_id] = _Drafted(request, choice, list(token_ids))
+
+    def extend(self, seq_id: int, token_ids: Seq[int]) -> None:
+        self._sequences[seq_id].known.extend(token_ids)
+
+    def peek(self, seq_id: int) -> tuple[int, int]:
+        """A model always has something to say; how far it can be trusted shows only by what comes true."""
+        return (1 if len(self._sequences[seq_id].known) < self._max_len else 0), NO_TOKEN
+
+    def propose(self, requests: Seq[tuple[int, int]]) -> list[list[int]]:
+        wanted = {seq_id: min(most, self._max_len - len(self._sequences[seq_id].known)) for seq_id, most in requests}
+        for seq_id in wanted:
+            self._sequences[seq_id].drafts = []
+        drafting = [seq_id for seq_id, most in wanted.items() if most > 0 and self._prepare(seq_id, most, wanted)]
+        while drafting:
+            self._step(self._fitting(drafting))
+            drafting = [s for s in drafting if len(self._sequences[s].drafts) < wanted[s] and self._goes_on(self._sequences[s])]
+        out = []
+        for seq_id, _ in requests:
+            drafted = self._sequences[seq_id]
+            out.append([token for token in drafted.drafts if token < self._vocab_size])
+            self._close(drafted)
+        return out
+
+    def end(self, seq_id: int) -> None:
+        drafted = self._sequences.pop(seq_id, None)
+        if drafted is not None:
+            self._release(drafted)
+
+    # --- drafting ---------------------------------------------------------------------------------------------------------------------
+
+    def _prepare(self, seq_id: int, most: int, wanted: dict[int, int]) -> bool:
+        """Blocks for the known tokens and all drafts but the last, and a slot. False: there is no room, and there will be no drafts."""
+        drafted = self._sequences[seq_id]
+        self._sequences.move_to_end(seq_id)
+        num_same = 0
+        for have, want in zip(drafted.computed, drafted.known, strict=False):
+            if have != want:
+                break
+            num_same += 1
+        del drafted.computed[min(num_same, len(drafted.known) - 1) :]  # the last known token always runs: the first draft is drawn from it
+        num_blocks = -(-(len(drafted.known) + most - 1) // self._block_size) - len(drafted.table)
+        while num_blocks > self._pool.num_available and self._evict_one(wanted):
+            pass
+        if num_blocks > self._pool.num_available or not self._slots:
+            return False
+        drafted.table.extend(self._pool.allocate()[0] for _ in range(max(0, num_blocks)))
+        return True
+
+    def _evict_one(self, keep: dict[int, int]) -> bool:
+        for seq_id, drafted in self._sequences.items():
+            if seq_id not in keep and drafted.table:
+                self._release(drafted)
+                return True
+        return False
+
+    def _fitting(self, drafting: list[int]) -> list[int]:
+        """As many of them as MAX_ROWS hold, one at least; those that have fewer tokens to catch up with go first."""
+        by_gap = sorted(drafting, key=lambda s: len(self._sequences[s].known) + len(self._sequences[s].drafts) - len(self._sequences[s].computed))
+        chosen, rows = [], 0
+        for seq_id in by_gap:
+            drafted = self._sequences[seq_id]
+            rows += len(drafted.known) + len(drafted.drafts) - len(drafted.computed)
+            if chosen and rows > MAX_ROWS:
+                break
+            chosen.append(seq_id)
+        return chosen
+
+    def _step(self, drafting: list[int]) -> None:
+        """One more draft token for each."""
+        plan = StepPlan(self._num_steps, slot_closes=self._closes)
+        self._num_steps += 1
+        self._closes = []
+        for seq_id in drafting:
+            drafted = self._sequences[seq_id]
+            if drafted.slot < 0:
+                drafted.slot = self._slots.pop()
+                plan.slot_opens.append(_slot_open(drafted))
+            tokens, start = drafted.known + drafted.drafts, len(drafted.computed)
+            plan.slices.append(SequenceSlice(seq_id, start, tokens[start:], drafted.table, 1, [drafted.slot]))
+            drafted.computed = tokens
+        for seq_id, outcome in zip(drafting, self._backend.execute(plan).slices, strict=True):
+            # A draft that cannot draw proposes nothing: NO_TOKEN ends it, and is filtered out below like padding.
+            self._sequences[seq_id].drafts.append(outcome.token_ids[0] if outcome.error is None else self._vocab_size)
+
+    def _goes_on(self, drafted: _Drafted) -> bool:
+        token, request = drafted.drafts[-1], drafted.request
+        if token >= self._vocab_size:
+            return False
+        return request.params.ignore_eos or token not in request.eos_token_ids
+
+    # --- slots and blocks -------------------------------------------------------------------------------------------------------------
+
+    def _close(self, drafted: _Drafted) -> None:
+        if drafted.slot >= 0:
+            self._closes.append(drafted.slot)
+            self._slots.append(drafted.slot)
+            drafted.slot = -1
+
+    def _release(self, drafted: _Drafted) -> None:
+        self._close(drafted)
+        for block in drafted.table:
+            self._pool.release(block, keep=False)
+        drafted.table = array("i")
+        drafted.computed = []
+
+    def close(self) -> None:
+        self._backend.close()
+
+
+def _slot_open(drafted: _Drafted) -> SlotOpen:
+    request = drafted.request
+    num_prompt = len(request.prompt_token_ids)
+    seed = derive_seed(request.seed, drafted.choice)
+    return SlotOpen(drafted.slot, request.params, seed, request.prompt_token_ids, drafted.known[num_prompt:], request.eos_token_ids)

@@ -1,0 +1,113 @@
+"""Blocks that go to host memory and come back: the same bits, in the order that StepPlan documents, and nothing for plans that cannot be."""
+
+from __future__ import annotations
+
+import threading
+from array import array
+
+import numpy as np
+import pytest
+
+from octavo.backends.base import Backend, BackendError
+from octavo.config import BackendConfig, CacheConfig, EngineConfig
+from octavo.core.step import BlockCopy, BlockMove, SequenceSlice, StepPlan
+from tests.backends.exactness import fixture_model
+
+NUM_BLOCKS, NUM_HOST_BLOCKS = 12, 4
+PROMPT = [3 + i * 7 % 40 for i in range(40)]  # two and a half blocks
+
+
+@pytest.fixture(params=[("reference", "auto"), ("cpu", "bf16"), ("cpu", "int8"), ("cpu", "f32")], ids=lambda p: "-".join(p))
+def backend(request: pytest.FixtureRequest) -> Backend:
+    from octavo.backends.registry import backend_class
+
+    name, dtype = request.param
+    config = EngineConfig(cache=CacheConfig(kv_cache_dtype=dtype), backend=BackendConfig(backend=name))
+    backend: Backend = backend_class(name)(fixture_model("llama"), config)
+    backend.allocate_kv(NUM_BLOCKS)
+    backend.allocate_host_kv(NUM_HOST_BLOCKS)
+    return backend
+
+
+def run(backend: Backend, tokens: list[int], start: int, table: list[int], **moves: list) -> np.ndarray:
+    """The log-probabilities of a few tokens after the last row, as bits."""
+    piece = SequenceSlice(0, start, tokens, array("i", table), prompt_logprobs=5, next_token_ids=[1] * len(tokens))
+    result = backend.execute(StepPlan(0, [piece], **moves))
+    assert result.move_seconds <= result.seconds and (result.move_seconds > 0) == bool(moves.get("block_saves") or moves.get("block_loads"))
+    rows = result.slices[0].prompt_logprobs
+    assert rows is not None
+    return np.array([[row.logprob, *row.top_logprobs] for row in rows], np.float32).view(np.uint32)
+
+
+def move(backend: Backend, saves: list[tuple[int, int]] = [], loads: list[tuple[int, int]] = []) -> None:  # noqa: B006
+    backend.execute(StepPlan(0, block_saves=[BlockMove(*pair) for pair in saves], block_loads=[BlockMove(*pair) for pair in loads]))
+
+
+def test_a_sequence_goes_on_from_blocks_that_were_away(backend: Backend) -> None:
+    expected = np.concatenate([run(backend, PROMPT[:37], 0, [0, 1, 2]), run(backend, PROMPT[37:], 37, [0, 1, 2])])
+    first = run(backend, PROMPT[:37], 0, [5, 4, 3])
+    move(backend, saves=[(5, 2), (4, 0), (3, 1)])
+    run(backend, PROMPT[::-1], 0, [5, 4, 3])  # somebody else has them now
+    loads = [BlockMove(7, 2), BlockMove(5, 0), BlockMove(9, 1)]
+    last = run(backend, PROMPT[37:], 37, [7, 5, 9], block_loads=loads)
+    assert np.array_equal(np.concatenate([first, last]), expected)
+
+
+def test_saves_come_before_loads_and_loads_before_copies(backend: Backend) -> None:
+    """One plan: block 0 leaves, block 1's earlier contents take its place, and are copied on from there."""
+    run(backend, PROMPT[:16], 0, [1])
+    expected = run(backend, PROMPT[16:20], 16, [1, 2])
+    move(backend, saves=[(1, 3)])
+    other = run(backend, PROMPT[20:36], 0, [0])
+    moves = {"block_saves": [BlockMove(0, 0)], "block_loads": [BlockMove(0, 3)], "block_copies": [BlockCopy(0, 6)]}
+    assert np.array_equal(run(backend, PROMPT[16:20], 16, [6, 7], **moves), expected)
+    move(backend, loads=[(8, 0)])
+    continued = run(backend, PROMPT[:4], 16, [8, 9])
+    assert np.array_equal(run(backend, PROMPT[20:36], 0, [10]), other)
+    assert np.array_equal(run(backend, PROMPT[:4], 16, [10, 11]), continued)
+
+
+def test_host_blocks_can_be_read_and_written_while_steps_run(backend: Backend) -> None:
+    expected = run(backend, PROMPT[:20], 0, [0, 1])
+    move(backend, saves=[(0, 1)])
+    data = backend.read_host_block(1)
+    assert len(data) == backend.kv_capacity(0).bytes_per_block
+    reads: list[bytes] = []
+
+    def copy_around() -> None:
+        for _ in range(50):
+            backend.write_host_block(2, data)
+            reads.append(backend.read_host_block(2))
+
+    thread = threading.Thread(target=copy_around)
+    thread.start()
+    for _ in range(10):
+        run(backend, PROMPT[:20], 0, [3, 4], block_saves=[BlockMove(3, 0)])
+    thread.join()
+    assert len(reads) == 50 and set(reads) == {data}
+    again = run(backend, PROMPT[16:20], 16, [8, 9], block_loads=[BlockMove(8, 2)])
+    assert np.array_equal(again, expected[16:])
+
+
+@pytest.mark.parametrize("pair", [(-1, 0), (NUM_BLOCKS, 0), (0, -1), (0, NUM_HOST_BLOCKS)])
+def test_ids_that_are_in_neither_pool_move_nothing(backend: Backend, pair: tuple[int, int]) -> None:
+    run(backend, PROMPT[:16], 0, [0])
+    move(backend, saves=[(0, 0)])
+    before = backend.read_host_block(0)
+    run(backend, PROMPT[16:32], 0, [1])
+    for plan in ({"saves": [(1, 0), pair]}, {"saves": [(1, 0)], "loads": [pair]}):
+        with pytest.raises((BackendError, ValueError), match="block ids are 0 to 11, host block ids 0 to 3"):
+            move(backend, **plan)
+    assert backend.read_host_block(0) == before
+
+
+def test_refusals(backend: Backend) -> None:
+    with pytest.raises(BackendError, match="host pool"):
+        backend.allocate_host_kv(1)
+    for block in (-1, NUM_HOST_BLOCKS):
+        with pytest.raises(ValueError, match=f"host block {block}: ids are 0 to 3"):
+            backend.read_host_block(block)
+    size = backend.kv_capacity(0).bytes_per_block
+    for data in (b"", bytes(size - 1), bytes(size + 1)):
+        with pytest.raises(ValueError, match=f"{len(data)} bytes are given, and a block has {size}"):
+            backend.write_host_block(0, data)
