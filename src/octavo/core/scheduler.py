@@ -115,7 +115,7 @@ class Scheduler:
                 if seq.status is SequenceStatus.FINISHED:
                     self._state.release(seq)
         self._state.swaps.end_loads(succeeded=False)
-            self._state.end_restores(failed=True)
+        self._state.end_restores(failed=True)
         owners = list(self._state.requests.values())
         for owner in owners:
             self._state.forget(owner)
