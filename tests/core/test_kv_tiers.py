@@ -28,7 +28,7 @@ A, B, C = prompt_of(0, 21), prompt_of(1, 21), prompt_of(2, 21)
 
 
 def test_a_prompt_comes_back_from_host_memory() -> None:
-    harness = TierHarness(num_blocks=6, num_host_blocks=12)
+    harness = TierHarness(num_blocks=6, num_tier_blocks=12)
     assert run_one(harness, "first", A) == 0
     assert run_one(harness, "other", B) == 0
     assert run_one(harness, "again", A) == 20
@@ -40,12 +40,12 @@ def test_a_prompt_comes_back_from_host_memory() -> None:
 
 def test_a_prompt_comes_back_from_disk_after_a_restart() -> None:
     disk = ToyDisk(latency=1, failing=0.0, seed=0)
-    harness = TierHarness(num_blocks=6, num_host_blocks=4, disk=disk)
+    harness = TierHarness(num_blocks=6, num_tier_blocks=4, disk=disk)
     for name, prompt in (("a", A), ("b", B), ("c", C)):
         assert run_one(harness, name, prompt) == 0
     harness.flush()
     for name, prompt in (("a", A), ("b", B), ("c", C)):
-        again = TierHarness(num_blocks=6, num_host_blocks=8, disk=disk)
+        again = TierHarness(num_blocks=6, num_tier_blocks=8, disk=disk)
         assert run_one(again, name, prompt) == 20
         assert (again.tiers.stats.disk_hit_tokens, again.tiers.stats.host_hit_tokens) == (20, 0)
         again.check_idle()
@@ -53,21 +53,21 @@ def test_a_prompt_comes_back_from_disk_after_a_restart() -> None:
 
 def test_a_small_host_memory_passes_a_long_prompt_through_in_pieces() -> None:
     disk = ToyDisk(latency=1, failing=0.0, seed=0)
-    harness = TierHarness(num_blocks=12, num_host_blocks=4, disk=disk)
+    harness = TierHarness(num_blocks=12, num_tier_blocks=4, disk=disk)
     prompt = prompt_of(3, 41)
     run_one(harness, "first", prompt)
     harness.flush()
-    again = TierHarness(num_blocks=12, num_host_blocks=4, disk=disk)
+    again = TierHarness(num_blocks=12, num_tier_blocks=4, disk=disk)
     assert run_one(again, "again", prompt) == 40
     assert again.tiers.stats.disk_hit_tokens == 40
 
 
 def test_others_go_on_while_one_waits_for_the_disk() -> None:
     disk = ToyDisk(latency=1, failing=0.0, seed=0)
-    harness = TierHarness(num_blocks=12, num_host_blocks=12, disk=disk)
+    harness = TierHarness(num_blocks=12, num_tier_blocks=12, disk=disk)
     run_one(harness, "first", A)
     harness.flush()
-    again = TierHarness(num_blocks=12, num_host_blocks=12, disk=disk)
+    again = TierHarness(num_blocks=12, num_tier_blocks=12, disk=disk)
     again.add(make_request("waits", A, max_tokens=2, ignore_eos=True))
     again.add(make_request("equal", A, max_tokens=2, ignore_eos=True))
     again.add(make_request("other", B[:4], max_tokens=9, ignore_eos=True))
@@ -81,10 +81,10 @@ def test_others_go_on_while_one_waits_for_the_disk() -> None:
 
 def test_a_slow_disk_is_given_up_after_the_time_that_computing_takes() -> None:
     disk = ToyDisk(latency=10**9, failing=0.0, seed=0)
-    harness = TierHarness(num_blocks=12, num_host_blocks=12, disk=disk)
+    harness = TierHarness(num_blocks=12, num_tier_blocks=12, disk=disk)
     run_one(harness, "first", A)
     harness.flush()
-    again = TierHarness(num_blocks=12, num_host_blocks=12, disk=disk)
+    again = TierHarness(num_blocks=12, num_tier_blocks=12, disk=disk)
     began_s = again.now_s
     again.add(make_request("again", A, max_tokens=1))
     assert again.begin_once() is None and again.tiers.is_waiting
@@ -98,11 +98,11 @@ def test_a_slow_disk_is_given_up_after_the_time_that_computing_takes() -> None:
 
 def test_a_lost_block_ends_the_wait_and_what_came_before_it_is_used() -> None:
     disk = ToyDisk(latency=1, failing=0.0, seed=0)
-    harness = TierHarness(num_blocks=12, num_host_blocks=12, disk=disk)
+    harness = TierHarness(num_blocks=12, num_tier_blocks=12, disk=disk)
     run_one(harness, "first", A)
     third = harness.scheduler.evictable_blocks()[-3][0]
     harness.flush()
-    again = TierHarness(num_blocks=12, num_host_blocks=12, disk=disk)
+    again = TierHarness(num_blocks=12, num_tier_blocks=12, disk=disk)
     disk.blocks[third.key] = (third._replace(tokens=bytes(16)), disk.blocks[third.key][1])
     assert run_one(again, "again", A) == 8
     assert again.tiers.stats.num_given_up == 1
@@ -110,10 +110,10 @@ def test_a_lost_block_ends_the_wait_and_what_came_before_it_is_used() -> None:
 
 def test_an_abort_while_the_disk_reads() -> None:
     disk = ToyDisk(latency=2, failing=0.0, seed=0)
-    harness = TierHarness(num_blocks=12, num_host_blocks=12, disk=disk)
+    harness = TierHarness(num_blocks=12, num_tier_blocks=12, disk=disk)
     run_one(harness, "first", A)
     harness.flush()
-    again = TierHarness(num_blocks=12, num_host_blocks=12, disk=disk)
+    again = TierHarness(num_blocks=12, num_tier_blocks=12, disk=disk)
     again.add(make_request("leaves", A, max_tokens=1))
     again.add(make_request("stays", A, max_tokens=1))
     for _ in range(3):
@@ -126,7 +126,7 @@ def test_an_abort_while_the_disk_reads() -> None:
 
 
 def test_an_abort_while_blocks_are_loaded() -> None:
-    harness = TierHarness(num_blocks=6, num_host_blocks=12)
+    harness = TierHarness(num_blocks=6, num_tier_blocks=12)
     run_one(harness, "first", A)
     run_one(harness, "other", B)
     harness.add(make_request("leaves", A, max_tokens=1))
@@ -139,7 +139,7 @@ def test_an_abort_while_blocks_are_loaded() -> None:
 
 
 def test_nothing_of_a_failed_step_is_kept() -> None:
-    harness = TierHarness(num_blocks=6, num_host_blocks=12)
+    harness = TierHarness(num_blocks=6, num_tier_blocks=12)
     run_one(harness, "first", A)
     run_one(harness, "other", B)
     harness.add(make_request("fails", A, max_tokens=1))
@@ -154,7 +154,7 @@ def test_nothing_of_a_failed_step_is_kept() -> None:
 
 
 def test_restoring_that_does_not_pay_is_left_alone() -> None:
-    harness = TierHarness(num_blocks=6, num_host_blocks=12, min_tokens=24)
+    harness = TierHarness(num_blocks=6, num_tier_blocks=12, min_tokens=24)
     run_one(harness, "first", A)
     run_one(harness, "other", B)
     assert run_one(harness, "again", A) < 20 and harness.tiers.stats.num_loaded_blocks == 0
@@ -162,7 +162,7 @@ def test_restoring_that_does_not_pay_is_left_alone() -> None:
 
 def test_salts_are_kept_apart_in_every_tier() -> None:
     disk = ToyDisk(latency=1, failing=0.0, seed=0)
-    harness = TierHarness(num_blocks=6, num_host_blocks=4, disk=disk)
+    harness = TierHarness(num_blocks=6, num_tier_blocks=4, disk=disk)
     for salt in ("x", "y", None):
         harness.add(make_request(f"first {salt}", A, max_tokens=1, salt=salt))
         harness.run()
@@ -183,12 +183,14 @@ def test_a_block_needs_the_same_tokens_and_parent_besides_the_key() -> None:
     assert not tiers.match(0, iter([ref._replace(parent_key=b"another")]), 0)
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_a_long_load_in_little_memory(seed: int) -> None:
+@pytest.mark.parametrize("num_swap_blocks", [0, 12])
+@pytest.mark.parametrize("seed", range(6))
+def test_a_long_load_in_little_memory(seed: int, num_swap_blocks: int) -> None:
     """Five conversations, concurrency, aborts and failing steps: texts are right, and every way up and down is taken."""
     rng = random.Random(seed)
     disk = ToyDisk(latency=rng.randint(1, 3), failing=0.03, seed=seed)
-    harness = TierHarness(num_blocks=16, num_host_blocks=10, disk=disk, max_num_seqs=4, budget=16, max_model_len=60)
+    sizes = {"max_num_seqs": 4, "budget": 16, "max_model_len": 60, "num_host_blocks": num_swap_blocks}
+    harness = TierHarness(num_blocks=16, num_tier_blocks=10, disk=disk, **sizes)
     stems = [prompt_of(10 * seed + i, size) for i, size in enumerate((9, 16, 24, 25, 33))]
     for i in range(120):
         stem = rng.choice(stems)

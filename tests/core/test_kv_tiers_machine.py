@@ -3,10 +3,13 @@ of which reads come late, fail, and are given up."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
+from tests.core.harness import Oracle
 from tests.core.test_scheduler_machine import SchedulerMachine
 from tests.core.tier_harness import TierHarness, ToyDisk
 
@@ -22,12 +25,19 @@ class TierMachine(SchedulerMachine):
         budget=st.integers(6, 20),
         chunked=st.sampled_from([True, True, False]),
         max_itl_ms=st.sampled_from([None, None, 0.5, 6.5]),
-        num_host_blocks=st.sampled_from([2, 3, 4, 9]),
+        num_tier_blocks=st.sampled_from([2, 3, 4, 9]),
         disk=st.builds(ToyDisk, st.integers(1, 4), st.sampled_from([0.0, 0.0, 0.2]), st.integers(0, 9)) | st.none(),
         min_tokens=st.sampled_from([1, 1, 1, 6]),
+        guessing=st.sampled_from([None, None, (4, 1.0), (3, 0.3)]),
+        seed=st.integers(0, 3),
+        num_host_blocks=st.sampled_from([0, 0, 12]),
+        lookahead=st.sampled_from([1, 8]),
+        policy=st.sampled_from(["fcfs", "fcfs", "priority", "fair", "srf"]),
     )
-    def start(self, max_itl_ms: float | None, **sizes: object) -> None:  # type: ignore[override]
-        self.harness = TierHarness(max_itl_ms=max_itl_ms if sizes["chunked"] else None, **sizes)  # type: ignore[arg-type]
+    def start(self, max_itl_ms: float | None, guessing: tuple[int, float] | None, seed: int, **sizes: Any) -> None:
+        self.harness = TierHarness(max_itl_ms=max_itl_ms if sizes["chunked"] else None, **sizes)
+        if guessing is not None:
+            self.harness.guess = Oracle(self.harness, *guessing, seed)
         self.num_requests = 0
 
     @precondition(lambda self: self.num_requests and self.harness.pending is None)
@@ -53,6 +63,6 @@ class TierMachine(SchedulerMachine):
 
 
 TierMachine.TestCase.settings = settings(
-    max_examples=120, stateful_step_count=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    max_examples=80, stateful_step_count=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
 )
 TestTiers = TierMachine.TestCase

@@ -1,4 +1,4 @@
-"""The harness with tiers: host memory and a disk that answers late, out of turn, or not at all, all of them holding what was written where."""
+"""The harness with tiers: host memory, and a disk that answers late or not at all, both holding what was written where."""
 
 from __future__ import annotations
 
@@ -61,28 +61,27 @@ class ToyDisk:
 
 
 class TierBackend(KVMemoryBackend):
-    def __init__(self, num_blocks: int, block_size: int, num_host_blocks: int) -> None:
-        super().__init__(num_blocks, block_size)
-        self.host: list[Contents] = [[UNWRITTEN] * block_size for _ in range(num_host_blocks)]
-
     def execute(self, plan: StepPlan) -> StepResult:
         for move in plan.block_saves:
-            assert UNWRITTEN not in self.memory[move.pool_block], "a block is saved that was not computed"
-            self.host[move.host_block] = list(self.memory[move.pool_block])
-        for move in plan.block_loads:
-            assert UNWRITTEN not in self.host[move.host_block], "a host block is loaded that was not filled"
-            self.memory[move.pool_block] = list(self.host[move.host_block])
+            if move.host_block >= self.first_tier_block:
+                assert UNWRITTEN not in self.memory[move.pool_block], "a block is saved that was not computed"
         return super().execute(plan)
+
+    first_tier_block = 0
 
 
 class TierHarness(Harness):
-    """``disk`` None: host memory is the last tier. Every plan and every look at the disk is a tick of a millisecond."""
+    """``num_tier_blocks`` of host memory behind ``num_host_blocks`` for swapping. ``disk`` None: they are the last tier.
 
-    def __init__(self, num_host_blocks: int = 8, disk: ToyDisk | None = None, min_tokens: int = 1, **sizes: Any) -> None:
+    Every plan and every look at the disk is a tick of a millisecond.
+    """
+
+    def __init__(self, num_tier_blocks: int = 8, disk: ToyDisk | None = None, min_tokens: int = 1, **sizes: Any) -> None:
         super().__init__(**sizes)
-        size, num_blocks = self.backend.block_size, len(self.backend.memory)
-        self.host_backend = self.backend = TierBackend(num_blocks, size, num_host_blocks)
-        self.tiers = KVTiers(num_host_blocks, size, TokenCost(min_tokens), disk)
+        size, num_blocks, num_swap = self.backend.block_size, len(self.backend.memory), len(self.backend.host)
+        self.backend = TierBackend(num_blocks, size, num_swap + num_tier_blocks)
+        self.backend.first_tier_block = num_swap
+        self.tiers = KVTiers(num_tier_blocks, size, TokenCost(min_tokens), disk, num_swap)
         self.scheduler._state.kv.attach_tiers(self.tiers)
         self.disk = disk
         self.now_s = 0.0
@@ -100,19 +99,20 @@ class TierHarness(Harness):
             host_block = self.tiers.arrived(ref)
             self.spill()
             if host_block is not None:
-                self.host_backend.host[host_block] = list(contents)
+                self.backend.host[host_block] = list(contents)
         self.check()
 
     def spill(self) -> None:
         for ref, host_block in self.tiers.take_spills():
             assert self.disk is not None
-            assert UNWRITTEN not in self.host_backend.host[host_block]
-            self.disk.blocks[ref.key] = (ref, list(self.host_backend.host[host_block]))
+            assert UNWRITTEN not in self.backend.host[host_block]
+            self.disk.blocks[ref.key] = (ref, list(self.backend.host[host_block]))
 
     def begin_once(self) -> StepPlan | None:
         """Plan and execute; None when there is nothing to do now, which may be because of the disk."""
         self.tick()
-        plan = self.scheduler.plan(self.now_s)
+        drafts = {} if self.guess is None else {seq.seq_id: self.guess(seq) for seq in self.scheduler.decoding_sequences}
+        plan = self.scheduler.plan(self.now_s, drafts)
         self.check()
         if plan is not None:
             self.spill()
@@ -131,7 +131,7 @@ class TierHarness(Harness):
         assert self.disk is not None
         self.spill()
         for entry in self.tiers.entries():
-            self.disk.blocks[entry.ref.key] = (entry.ref, list(self.host_backend.host[entry.host_block]))
-        self.tiers.clear_host()
+            self.disk.blocks[entry.ref.key] = (entry.ref, list(self.backend.host[entry.host_block]))
+        self.tiers.vacate(self.tiers.num_host_blocks)
         for ref, block in self.scheduler.evictable_blocks():
             self.disk.blocks[ref.key] = (ref, list(self.backend.memory[block]))
