@@ -38,6 +38,16 @@ def test_a_prompt_comes_back_from_host_memory() -> None:
     harness.check_idle()
 
 
+def test_equal_prompts_that_come_together_are_loaded_once() -> None:
+    harness = TierHarness(num_blocks=16, num_tier_blocks=24)
+    run_one(harness, "first", A)
+    for i in range(3):
+        run_one(harness, f"other {i}", prompt_of(20 + i, 30))
+    harness.run_all(make_request(f"again {i}", A, max_tokens=1, seed=i) for i in range(3))
+    assert harness.tiers.stats.num_loaded_blocks == 5
+    assert [harness.num_cached[f"again {i}", 0] for i in range(3)] == [20, 20, 20]
+
+
 def test_a_prompt_comes_back_from_disk_after_a_restart() -> None:
     disk = ToyDisk(latency=1, failing=0.0, seed=0)
     harness = TierHarness(num_blocks=6, num_tier_blocks=4, disk=disk)
@@ -184,7 +194,7 @@ def test_a_block_needs_the_same_tokens_and_parent_besides_the_key() -> None:
 
 
 @pytest.mark.parametrize("num_swap_blocks", [0, 12])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_a_long_load_in_little_memory(seed: int, num_swap_blocks: int) -> None:
     """Five conversations, concurrency, aborts and failing steps: texts are right, and every way up and down is taken."""
     rng = random.Random(seed)
@@ -213,3 +223,34 @@ def test_a_long_load_in_little_memory(seed: int, num_swap_blocks: int) -> None:
     stats = harness.tiers.stats
     ways = (stats.num_saved_blocks, stats.num_spilled_blocks, stats.num_read_blocks, stats.num_loaded_blocks, stats.host_hit_tokens)
     assert min(*ways, stats.disk_hit_tokens) > 10
+
+
+def chain_of(num_blocks: int) -> list[BlockRef]:
+    return [BlockRef(b"%d" % (i + 1), b"%d" % i, bytes([i] * 16)) for i in range(num_blocks)]
+
+
+def test_what_was_loaded_is_evicted_from_its_end() -> None:
+    tiers, refs = KVTiers(3, 4, TokenCost()), chain_of(6)
+    for block in (2, 1, 0):
+        tiers.save(refs[block], block)
+    assert [move.pool_block for move in tiers.take_saves()] == [2, 1, 0]
+    tiers.end_plan()
+    tiers.load(0, tiers.match(0, iter(refs), 0).entries)
+    tiers.save(refs[3], 3)
+    assert tiers.stats.num_lost_blocks == 1, "what a plan loads is not evicted by it"
+    tiers.end_plan()
+    for num_left, ref in ((2, refs[4]), (1, refs[5])):
+        tiers.save(ref, 9)
+        assert len(tiers.match(1, iter(refs), 0).entries) == num_left
+
+
+def test_a_second_wait_ends_the_first() -> None:
+    disk = ToyDisk(latency=1, failing=0.0, seed=0)
+    tiers, refs = KVTiers(8, 4, TokenCost(), disk), chain_of(2)
+    for ref in refs:
+        tiers.begin_read(0, [ref], 0)
+        assert tiers.take_reads() == [[ref]] and tiers.match(0, iter(refs), 0).waits
+        assert tiers.arrived(ref) is not None
+        tiers.check_invariants({0})
+    tiers.leave(0)
+    tiers.check_invariants(set())

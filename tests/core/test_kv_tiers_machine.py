@@ -63,6 +63,6 @@ class TierMachine(SchedulerMachine):
 
 
 TierMachine.TestCase.settings = settings(
-    max_examples=80, stateful_step_count=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    max_examples=60, stateful_step_count=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
 )
 TestTiers = TierMachine.TestCase
