@@ -106,13 +106,7 @@ class EngineConfig:
         _check(not both, "kv_cache_memory", c.kv_cache_memory, "give either num_kv_blocks or kv_cache_memory")
         _check(c.kv_cache_memory is None or c.kv_cache_memory >= 1, "kv_cache_memory", c.kv_cache_memory, "at least 1 byte")
         _check(c.kv_cache_dtype in ("auto", *KV_DTYPES), "kv_cache_dtype", c.kv_cache_dtype, f"one of auto, {', '.join(KV_DTYPES)}")
-        tiered = c.kv_host_memory is not None or c.kv_disk_path is not None
-        _check(c.kv_host_memory is None or c.kv_host_memory >= 1, "kv_host_memory", c.kv_host_memory, "at least 1 byte")
-        _check(c.kv_disk_path is None or bool(c.kv_disk_path.strip()), "kv_disk_path", c.kv_disk_path, "a folder is needed")
-        _check(c.kv_disk_size is None or c.kv_disk_size >= 1, "kv_disk_size", c.kv_disk_size, "at least 1 byte")
-        _check(c.kv_disk_size is None or c.kv_disk_path is not None, "kv_disk_size", c.kv_disk_size, "it limits kv_disk_path, which is not set")
-        name, value = ("kv_disk_path", c.kv_disk_path) if c.kv_host_memory is None else ("kv_host_memory", c.kv_host_memory)
-        _check(c.enable_prefix_caching or not tiered, name, value, "it keeps blocks of the prefix cache, and enable_prefix_caching is off")
+        _check_tiers(c)
         _check(1 <= s.max_num_seqs <= 4096, "max_num_seqs", s.max_num_seqs, "from 1 to 4096")
         _check(1 <= s.max_num_batched_tokens <= 1 << 20, "max_num_batched_tokens", s.max_num_batched_tokens, "from 1 to 1048576")
         budget = s.max_num_batched_tokens
@@ -132,6 +126,17 @@ class EngineConfig:
         _check(b.threads is None or 1 <= b.threads <= 1024, "threads", b.threads, "from 1 to 1024")
         self.speculative.validate()
         return self
+
+
+def _check_tiers(c: CacheConfig) -> None:
+    _check(c.kv_host_memory is None or c.kv_host_memory >= 1, "kv_host_memory", c.kv_host_memory, "at least 1 byte")
+    _check(c.kv_disk_path is None or bool(c.kv_disk_path.strip()), "kv_disk_path", c.kv_disk_path, "a folder is needed")
+    _check(c.kv_disk_size is None or c.kv_disk_size >= 1, "kv_disk_size", c.kv_disk_size, "at least 1 byte")
+    limits_nothing = c.kv_disk_size is not None and c.kv_disk_path is None
+    _check(not limits_nothing, "kv_disk_size", c.kv_disk_size, "it limits kv_disk_path, which is not set")
+    for name, value in (("kv_host_memory", c.kv_host_memory), ("kv_disk_path", c.kv_disk_path)):
+        kept = c.enable_prefix_caching or value is None
+        _check(kept, name, value, "it keeps blocks of the prefix cache, and enable_prefix_caching is off")
 
 
 def octavo_home() -> str:

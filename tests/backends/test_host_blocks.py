@@ -1,4 +1,4 @@
-"""Blocks that go to host memory and come back: the same bits, in the order that StepPlan documents, and nothing for plans that cannot be."""
+"""Blocks that go to host memory and come back: the same bits, in the order that StepPlan documents; plans that cannot be move nothing."""
 
 from __future__ import annotations
 

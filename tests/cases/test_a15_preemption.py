@@ -28,7 +28,11 @@ def six_jobs(stop: tuple[str, ...]) -> list[Job]:
     ]  # fmt: skip
 
 
-WAYS = {"recompute": {"preemption": "recompute"}, "swap": {"preemption": "swap", "swap_space": 1 << 19}, "auto": {"swap_space": 1 << 19}}
+WAYS = {
+    "recompute": {"preemption": "recompute"},
+    "swap": {"preemption": "swap", "swap_space": 1 << 19, "threads": 1},
+    "auto": {"swap_space": 1 << 19, "threads": 1},
+}
 
 
 NEVER, SOMETIMES = (("qq",), 2 * BLOCKS_EACH, {"length"}), (("Q", "Z", "X", "#"), BLOCKS_EACH + 1, {"length", "stop"})

@@ -13,7 +13,6 @@ from octavo.core.scheduler import Scheduler
 from octavo.core.step import StepPlan, StepResult, TokenEvent
 from tests.core.kv_memory import EOS, VOCAB, KVMemoryBackend, Text, plain_run, text_stop
 
-
 Guess = Callable[[Sequence], list[int]]
 
 

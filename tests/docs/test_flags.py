@@ -35,6 +35,7 @@ SECTIONS = {
     "bench start": (START, set(options_of(START))),
     "bench serve": (BENCH_SERVE, set(options_of(BENCH_SERVE)) - SHARED),
     "bench kernels": (bench.commands["kernels"], set(options_of(bench.commands["kernels"]))),
+    "bench preemption": (bench.commands["preemption"], set(options_of(bench.commands["preemption"])) - SHARED),
     "bench scheduler": (bench.commands["scheduler"], set(options_of(bench.commands["scheduler"]))),
     "bench kv": (bench.commands["kv"], set(options_of(bench.commands["kv"])) - SHARED),
     "kv ls": (kv.commands["ls"], set(options_of(kv.commands["ls"]))),

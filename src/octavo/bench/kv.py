@@ -1,9 +1,9 @@
 """Time to the first token of a prompt whose KV comes from elsewhere: computed, from disk after a restart, from host memory.
 
 Engine one computes prompts of random tokens and closes, which leaves their blocks on disk. Engine two, fresh, answers the same prompts from
-disk; its pool holds little more than one of them, so that a third round finds them in host memory. Each answer's tokens and log-probabilities are
-compared, bit for bit. ``cold``: the page cache lets go of the files first, so that the disk itself is read. Medians over the prompts; one more
-of other tokens goes before each round.
+disk; its pool holds little more than one of them, so that a third round finds them in host memory. Tokens and log-probabilities are compared,
+bit for bit. ``cold``: the page cache lets go of the files first, so that the disk itself is read. Medians over the prompts; one more of
+other tokens goes before each round.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def run_kv(config: EngineConfig, case: KVCase, echo: Callable[[str], None], as_j
         if [answer.tokens for answer in answers] != [answer.tokens for answer in computed]:
             raise RuntimeError(f"answers from {name} differ from the computed ones")
     if not as_json:
-        echo(f"{record['model']}: first token of {case.num_prompt}-token prompts, medians of {case.repeat}; restored answers equal to the bit")
+        echo(f"{record['model']}: first token of {case.num_prompt}-token prompts, medians of {case.repeat}; answers equal to the bit")
         for name in rounds:
             times = f"{record[f'{name}_first_s']:.4f} s, {record[f'{name}_ratio']:.3f} of computing"
             echo(f"  {name:8s} {times}, {record[f'{name}_cached']:.0f} tokens cached")

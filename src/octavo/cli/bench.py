@@ -118,4 +118,47 @@ def kv(num_prompt: int, num_output: int, repeat: int, cold: bool, as_json: bool,
     run_kv(fetched(config), KVCase(num_prompt, num_output, repeat, cold), click.echo, as_json)
 
 
+_SIZES_HELP = "Tokens of a KV block; may be given more than once (default: 16, 32, 64, 128)."
+_SHARE_HELP = "Share of what all requests need together that the pool holds."
+_SET_BY_PREEMPTION = ("block_size", "num_kv_blocks", "kv_cache_memory", "swap_space", "preemption")
+
+
+@bench.command(short_help="Preemption by recomputing and by swapping, in a small pool.")
+@model_options
+@click.option("--requests", "num_requests", type=click.IntRange(2), default=16, show_default=True, help="Requests, all at once.")
+@click.option("--prompt", "num_prompt", type=click.IntRange(1), default=128, show_default=True, help="Prompt tokens of each request.")
+@click.option("--output", "num_output", type=click.IntRange(2), default=256, show_default=True, help="Output tokens of each request.")
+@click.option("--share", type=click.FloatRange(0, 1, min_open=True), default=0.25, show_default=True, help=_SHARE_HELP)
+@click.option("--kv-block-size", "block_sizes", type=click.IntRange(1, 1024), multiple=True, help=_SIZES_HELP)
+@click.option("--repeat", type=click.IntRange(1), default=3, show_default=True, help="Measured rounds; the medians are reported.")
+@click.option("--json", "as_json", is_flag=True, help="Print only the JSON record.")
+@engine_options
+def preemption(
+    num_requests: int,
+    num_prompt: int,
+    num_output: int,
+    share: float,
+    block_sizes: tuple[int, ...],
+    repeat: int,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Preemption by recomputing and by swapping, in a pool too small for all requests.
+
+    Output tokens per second of recompute, swap and auto by block size, on the same prompts, in turn; the outputs must be equal. Where
+    --admission-lookahead is not given it is 1, so that there is much to preempt. The last line printed is a JSON record.
+    """
+    context = click.get_current_context()
+    given = {name for name in options if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT}
+    for name in _SET_BY_PREEMPTION:
+        if name in given:
+            raise click.BadParameter("this bench sets it", param_hint=f"'--{name.replace('_', '-')}'")
+    options |= {name: value for name, value in (("admission_lookahead", 1), ("max_num_seqs", num_requests)) if name not in given}
+    config = engine_config(options)
+    from octavo.bench.preemption import PreemptionCase, run_preemption
+
+    case = PreemptionCase(num_requests, num_prompt, num_output, share, block_sizes or (16, 32, 64, 128), repeat)
+    run_preemption(fetched(config), case, click.echo, as_json)
+
+
 bench.add_command(serve)

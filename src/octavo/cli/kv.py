@@ -55,8 +55,8 @@ def list_(path: Path | None, as_json: bool) -> None:
             click.echo(json.dumps(_record(store)))
         return
     now_s = time.time()
-    rows = [("STORE", "MODEL", "BLOCK", "BLOCKS", "BYTES", "NEWEST", "OLDEST", "FINGERPRINT")]
-    rows += [_row(store, now_s) for store in stores]
+    head = ("STORE", "MODEL", "BLOCK", "BLOCKS", "BYTES", "NEWEST", "OLDEST", "FINGERPRINT")
+    rows: list[tuple[str, ...]] = [head, *(_row(store, now_s) for store in stores)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     for row in rows:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -9,7 +9,17 @@ from typing import Any, TypeVar
 
 import click
 
-from octavo.config import KV_DTYPES, POLICIES, PREEMPTIONS, BackendConfig, CacheConfig, ConfigError, EngineConfig, ModelConfig, SchedulerConfig
+from octavo.config import (
+    KV_DTYPES,
+    POLICIES,
+    PREEMPTIONS,
+    BackendConfig,
+    CacheConfig,
+    ConfigError,
+    EngineConfig,
+    ModelConfig,
+    SchedulerConfig,
+)
 
 Section = TypeVar("Section", ModelConfig, CacheConfig, SchedulerConfig, BackendConfig)
 
@@ -84,7 +94,7 @@ def engine_options(function: Callable) -> Callable:
             click.option("--num-kv-blocks", type=int, help="KV blocks in the pool; not together with --kv-cache-memory."),
             click.option("--kv-cache-memory", type=ByteSize(), help=pool_help),
             _shown("--kv-cache-dtype", cache.kv_cache_dtype, click.Choice(["auto", *KV_DTYPES]), dtype_help),
-            click.option("--kv-host-memory", type=ByteSize(), help="Memory for prefix-cache blocks that the KV pool evicts (default: none)."),
+            click.option("--kv-host-memory", type=ByteSize(), help="Memory for cached blocks that the KV pool evicts (default: none)."),
             click.option("--kv-disk-path", help="Folder for blocks that no longer fit in memory; they survive a restart."),
             click.option("--kv-disk-size", type=ByteSize(), help="Most bytes in --kv-disk-path (default: 10GiB)."),
             click.option("--no-enable-prefix-caching", is_flag=True, help="Compute every prompt from its first token."),

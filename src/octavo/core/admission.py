@@ -27,6 +27,8 @@ def has_room(state: SchedulerState, draft: Draft, seq: Sequence, match: PrefixMa
     """
     if seq.num_choices > state.config.max_num_seqs - state.num_running:
         return False
+    if not state.kv.can_admit(seq, match, 0):  # the usual answer in a full pool, without looking at who runs
+        return False
     return state.kv.can_admit(seq, match, _num_promised(state, draft, (seq,)))
 
 

@@ -50,4 +50,5 @@ class HostPool:
     def check_invariants(self) -> None:
         """AssertionError unless every block is either free or held."""
         assert len(set(self._free)) == len(self._free), "a host block is twice in the free list"
-        assert {b for b, count in enumerate(self.ref_counts) if count == 0} == set(self._free), "host reference counts disagree with the list"
+        unnamed = {block for block, count in enumerate(self.ref_counts) if count == 0}
+        assert unnamed == set(self._free), "host reference counts disagree with the list"

@@ -224,12 +224,6 @@ class KVManager:
             table.append(self._allocate())
         return True
 
-    def append_blocks(self, seq: Sequence, num_blocks: int) -> list[int]:
-        """Allocate blocks, which have to be available, at the end of the table of ``seq``."""
-        blocks = [self._allocate() for _ in range(num_blocks)]
-        seq.block_table.extend(blocks)
-        return blocks
-
     def truncate(self, seq: Sequence) -> None:
         """Give back the blocks behind the computed tokens: they were for drafts that did not come true."""
         table = seq.block_table
@@ -238,7 +232,7 @@ class KVManager:
         del table[self.blocks_for(seq.num_computed) :]
 
     def append_block(self, seq: Sequence, shared: int | None) -> int:
-        """Lengthen the table of ``seq`` by a block that will be filled from outside: a new one, or ``shared``, which has an owner already."""
+        """Lengthen the table of ``seq`` by a block that is filled from outside: a new one, or ``shared``, which has an owner already."""
         if shared is None:
             block = self._allocate()
         else:
@@ -355,7 +349,8 @@ class KVManager:
         if chain is None or self.index is None:
             return
         assert chain.depth <= seq.num_computed // size, f"sequence {seq.seq_id} offers blocks that are not computed"
-        assert not chain.publishable or seq.seq_id in self.loading or chain.depth == seq.num_computed // size, f"sequence {seq.seq_id} keeps computed blocks to itself"
+        offered = not chain.publishable or seq.seq_id in self.loading or chain.depth == seq.num_computed // size
+        assert offered, f"sequence {seq.seq_id} keeps computed blocks to itself"
         parent = self.index.node(chain.keys[0])
         for i in range(chain.depth):
             node = self.index.find(parent, chain.keys[i + 1], pack_tokens(seq.token_ids[i * size : (i + 1) * size]))

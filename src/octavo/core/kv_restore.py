@@ -1,8 +1,8 @@
 """Bringing blocks back from the tiers into a sequence's block table.
 
-A sequence whose next blocks are in host memory gets new blocks of the pool, the plan loads them, and the sequence has no slice in that plan;
-its ``num_scheduled`` covers what is being loaded, exactly as if it were being computed. When the plan has run, its blocks are published like
-computed ones. Meanwhile, and while a sequence waits for the disk, it claims its blocks, so that equal prompts wait for it.
+A sequence whose next blocks are in host memory gets new blocks of the pool, the plan loads them, and the sequence has no slice in that
+plan; its ``num_scheduled`` covers what is being loaded, exactly as if it were being computed. When the plan has run, its blocks are
+published like computed ones. Meanwhile, and while a sequence waits for the disk, it claims its blocks, so that equal prompts wait for it.
 
 Owns which sequences are being restored. Blocks, tables and claims are KVManager's, host blocks are KVTiers'.
 """
@@ -32,8 +32,6 @@ class Restore:
 
 
 class Restorer:
-    """``keys`` and ``tokens`` below are those of the sequence's blocks: keys[i + 1] is the key of block i, keys[i] its parent's."""
-
     def __init__(self, kv: KVManager, tiers: KVTiers) -> None:
         self.tiers = tiers
         self._kv = kv
@@ -65,8 +63,7 @@ class Restorer:
         self.tiers.load(seq.seq_id, entries)  # before blocks are allocated: what that evicts is not to take their place in host memory
         size = self._kv.block_size
         num_disk_tokens = size * sum(entry.from_disk for entry in entries)
-        blocks = self._kv.append_blocks(seq, len(entries))
-        loads = [BlockMove(block, entry.host_block) for entry, block in zip(entries, blocks, strict=True)]
+        loads = [BlockMove(self._kv.append_block(seq, None), entry.host_block) for entry in entries]
         for entry in entries:
             entry.from_disk = False
         seq.num_scheduled = size * len(entries)

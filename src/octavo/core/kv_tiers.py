@@ -5,9 +5,10 @@
      └───load, in a plan──────┘     └──read, beside the steps┘
 
 A block that the pool evicts is *saved* to a host block by the same plan that reuses its place. A host block that is needed again is
-*spilled* to disk before the plan that overwrites it runs. On the way back, host blocks are *loaded* into newly allocated pool blocks by a plan
-and offered when it has run; blocks on disk are *read* into host blocks while other sequences go on, and their sequence waits, for no longer
-than computing them would take (so that a slow disk at most doubles the time). A copy stays behind on the way up: evicting it again is free.
+*spilled* to disk before the plan that overwrites it runs. On the way back, host blocks are *loaded* into newly allocated pool blocks by a
+plan and offered when it has run; blocks on disk are *read* into host blocks while other sequences go on, and their sequence waits, for no
+longer than computing them would take (so that a slow disk at most doubles the time). A copy stays behind on the way up: evicting it again
+is free.
 
 Pure bookkeeping of keys and block numbers: the caller moves the bytes. A hit needs the same key, parent key and tokens, in every tier.
 """
@@ -47,7 +48,7 @@ class HostEntry:
 
 @dataclass(slots=True)
 class TierStats:
-    """Counters: they only grow. ``load`` and ``save`` are between pool and host memory, ``read`` and ``spill`` between that and the disk."""
+    """Counters: they only grow. Saves and loads are between pool and host memory, spills and reads between that and the disk."""
 
     num_saved_blocks: int = 0
     num_loaded_blocks: int = 0
@@ -83,7 +84,7 @@ class TierMatch:
 
 
 class KVTiers:
-    """``num_host_blocks`` from ``first_host_block`` on are its own, those below are others'. ``disk`` None: what host memory evicts is gone."""
+    """``num_host_blocks`` from ``first_host_block`` on are its own; those below are others'. ``disk`` None: there is no tier below."""
 
     def __init__(
         self, num_host_blocks: int, block_size: int, cost: RestoreCost, disk: DiskIndex | None = None, first_host_block: int = 0

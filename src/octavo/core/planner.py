@@ -138,7 +138,7 @@ class Planner:
         return False
 
     def _preempt_one(self, draft: Draft, first: int) -> bool:
-        """Preempt a sequence from place ``first`` on, and those that go with it; nobody whom the plan holds already. False: nobody is left."""
+        """Preempt a sequence from place ``first`` on, and those that go with it, but nobody whom the plan holds. False: nobody is left."""
         state = self._state
         free = [seq for seq in state.running[first:] if not seq.num_scheduled and seq.seq_id not in state.kv.loading]
         if not free:
@@ -303,6 +303,8 @@ class Planner:
         if not prompts:
             return {}
         limit_s = max_itl_ms / 1000 if has_stream and max_itl_ms is not None else None
+        if limit_s is not None and state.preemption_cost is not None:  # what comes back from host memory in this step takes its part
+            limit_s -= state.preemption_cost.swap_seconds(len(draft.plan.block_loads))
         room = StepRoom(cost, shape, limit_s, draft.budget - shape.num_rows, state.kv.block_size)
         room.share(list(prompts.values()), draft.plan.step_index % 2 == 1)
         return {seq_id: prompt.num_tokens for seq_id, prompt in prompts.items()}

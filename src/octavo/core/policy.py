@@ -50,8 +50,8 @@ def victim_group(running: Seq[Sequence], victim: Sequence) -> list[Sequence]:
 def expected_growth(num_tokens: int, num_left: int, num_choices: int, block_size: int, lookahead: int) -> int:
     """Blocks beyond those of its ``num_tokens`` known tokens that a sequence may want within ``lookahead`` steps.
 
-    ``num_left``: output tokens that it may still make; the last one needs no KV. At least one block for each choice, which pays for the copy
-    of a shared block that is about to be written.
+    ``num_left``: output tokens that it may still make; the last one needs no KV. At least one block for each choice, which pays for the
+    copy of a shared block that is about to be written.
     """
     end = num_tokens + min(lookahead, num_left) - 1
     return num_choices * max(1, -(-end // block_size) - -(-num_tokens // block_size))

@@ -25,7 +25,6 @@ from octavo.core.slots import SlotTable
 from octavo.core.step import StepPlan, TokenLogprobs
 from octavo.core.swapping import SwapSpace
 
-
 Guesses = Mapping[int, Seq[int]]
 """seq_id -> drafts: tokens that may follow the known ones of a decoding sequence."""
 

@@ -59,4 +59,4 @@ class GapModel:
         """The step begun last has ended: its tokens go out at ``now``. Learn from it."""
         self._ended_s = now
         self._host_times_s.append(max(0.0, now - self._begun_s - result.seconds))
-        self.device.observe(StepShape.of(plan), result.seconds)
+        self.device.observe(StepShape.of(plan), result.seconds - result.move_seconds)

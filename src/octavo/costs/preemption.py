@@ -10,6 +10,7 @@ from octavo.core.step import StepPlan, StepResult
 from octavo.costs.fitted import FittedCost
 
 _FIRST_BYTES_PER_S = 4e9  # of a copy in memory, until one has been measured
+_DECODING_STEPS = 8
 _MEMORY = 0.9  # weight of what was known of moves when a step with more of them comes
 
 
@@ -21,6 +22,7 @@ class PreemptionModel:
         self.device = FittedCost() if device is None else device
         self._move_s = bytes_per_block / _FIRST_BYTES_PER_S
         self._num_moves = 1.0
+        self._num_steps = 0
 
     @property
     def seconds_per_block(self) -> float:
@@ -29,17 +31,21 @@ class PreemptionModel:
 
     def recompute_seconds(self, num_tokens: int) -> float:
         """Rows that ride in steps which run anyway: their own work, attention to each other included, not what a step costs by itself."""
-        shape = StepShape()
-        shape.add(0, num_tokens, 0)
-        return self.device.seconds_of(shape) - self.device.seconds_of(StepShape())
+        shape = StepShape(num_sequences=1)
+        return self.device.seconds_of(shape.plus(0, num_tokens, 0)) - self.device.seconds_of(StepShape(num_sequences=2))
 
     def swap_seconds(self, num_blocks: int) -> float:
         return num_blocks * self.seconds_per_block
+
+    def _is_worth_learning(self, plan: StepPlan) -> bool:
+        """Fitting takes time that short steps would feel: of steps that only decode, which are all alike, one in eight will do."""
+        self._num_steps += 1
+        return plan.num_tokens > len(plan.slices) or self._num_steps % _DECODING_STEPS == 0
 
     def observe(self, plan: StepPlan, result: StepResult) -> None:
         """Learn from a step that was run."""
         if plan.num_moves and result.move_seconds > 0.0:
             self._move_s = _MEMORY * self._move_s + result.move_seconds
             self._num_moves = _MEMORY * self._num_moves + plan.num_moves
-        if self._feeds:
+        if self._feeds and self._is_worth_learning(plan):
             self.device.observe(StepShape.of(plan), result.seconds - result.move_seconds)

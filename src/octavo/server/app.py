@@ -89,7 +89,8 @@ class Service:
     async def _wanted(self, exchange: Exchange, request: CompletionRequest | ChatRequest, default_max_tokens: int | None) -> Wanted:
         params = await run_aside(len(exchange.body) // 16, request.params)
         request_id, priority = request.checked_request_id(), request.priority or 0
-        return Wanted(params, default_max_tokens, request.cache_salt or None, request_id, request.warnings, priority=priority, user=request.user)
+        salt, user = request.cache_salt or None, request.user
+        return Wanted(params, default_max_tokens, salt, request_id, request.warnings, priority=priority, user=user)
 
     async def _answer(self, exchange: Exchange, request: SamplingFields, call: Call, choice_format: ChoiceFormat) -> None:
         include_usage = request.check_stream_options()

@@ -63,7 +63,8 @@ def _gauges(engine: Engine) -> Iterator[Any]:
     yield blocks
     swapped = "Preempted sequences whose KV blocks are in host memory."
     yield GaugeMetricFamily("octavo_num_requests_swapped", swapped, value=scheduler.num_swapped)
-    host = GaugeMetricFamily("octavo_host_kv_blocks", "KV blocks in host memory (swap_space): used by sequences, or free.", labels=["state"])
+    in_host = "KV blocks in host memory (swap_space): used by sequences, or free."
+    host = GaugeMetricFamily("octavo_host_kv_blocks", in_host, labels=["state"])
     host.add_metric(["used"], scheduler.num_used_host_blocks)
     host.add_metric(["free"], scheduler.num_host_blocks - scheduler.num_used_host_blocks)
     yield host
