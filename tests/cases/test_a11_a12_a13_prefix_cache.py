@@ -60,7 +60,10 @@ def test_salts_separate_entries(rand: Path, plain: Engine) -> None:
         assert engine.scheduler.num_cached_blocks == 5 * 4
 
 
-@pytest.mark.parametrize("host", [{}, {"swap_space": 1 << 19}, {"kv_host_memory": 40 * 8192}, {"swap_space": 1 << 19, "kv_host_memory": 40 * 8192}], ids=str)
+SWAP, TIER = {"swap_space": 1 << 19}, {"kv_host_memory": 40 * 8192}
+
+
+@pytest.mark.parametrize("host", [{}, SWAP, TIER, SWAP | TIER], ids=str)
 def test_a_tight_pool_with_shared_prefixes(rand: Path, plain: Engine, host: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """24 blocks, 200 requests over five prefixes, 32 at once: hits, evictions and preemptions without end."""
     monkeypatch.setattr(policy, "expected_growth", lambda *_: 0)  # admission as careless as can be

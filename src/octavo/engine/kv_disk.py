@@ -6,9 +6,9 @@
 
 Owns these files: what is there, how a damaged one is dropped, which go when the size limit is reached. A file per block rather than
 segments: a block has tens to hundreds of kilobytes, beside which opening a file is little; dropping one is an unlink, with nothing to
-compact, no index can disagree with the data, and several processes can share the folder, because a rename is atomic and two writers of a
-key write the same bytes. A file's modification time is its last use, so that the order of eviction survives a restart and is the same for all
-processes.
+compact, no index can disagree with the data, and several processes can share the folder, because a rename is atomic and two writers of
+a key write the same bytes. A file's modification time is its last use, so that the order of eviction survives a restart and is the same
+for all processes.
 
 Nothing here raises for what the disk does: an error ends in a block that is not there. Thread-safe for one writer and one reader.
 """
@@ -141,7 +141,7 @@ class DiskStore:
     # --- reading ------------------------------------------------------------------------------------------------------------------------
 
     def get(self, ref: BlockRef) -> bytes | None:
-        """The payload of ``ref``, every bit of its file checked. A file that is not what it should be is deleted, with a line in the log."""
+        """The payload of ``ref``, every bit of its file checked. A file that is not what it should be is deleted and logged."""
         if ref.key not in self._keys:
             return None
         file = self._file(ref.key)
@@ -217,7 +217,8 @@ def list_stores(path: str | Path) -> list[StoreInfo]:
         files = list(_files_of(folder))
         times = [time_ns / 1e9 for time_ns, _, _ in files]
         about = _read_about(folder)
-        found.append(StoreInfo(folder, about, len(files), sum(size for _, size, _ in files), min(times, default=None), max(times, default=None)))
+        num_bytes = sum(size for _, size, _ in files)
+        found.append(StoreInfo(folder, about, len(files), num_bytes, min(times, default=None), max(times, default=None)))
     return sorted(found, key=lambda store: (-(store.newest_s or 0.0), store.folder.name))
 
 

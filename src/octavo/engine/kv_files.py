@@ -4,8 +4,9 @@
     tokens int32[num_tokens] | payload[payload_bytes] | blake2b-128 of everything before it
 
 Integers are little-endian; tokens are in the byte order of the machine, as they are hashed into keys (the store id differs with it).
-The checksum is blake2b, not a CRC: a block that passes is the one that was written, whatever the disk did to it in between, and wrong keys
-and values would be wrong text. ``hashlib`` computes it at about 1 GB/s without the interpreter lock, many times faster than the block is computed.
+The checksum is blake2b, not a CRC: a block that passes is the one that was written, whatever the disk did to it in between, and wrong
+keys and values would be wrong text. ``hashlib`` computes it at about 1 GB/s without the interpreter lock, many times faster than a block
+is computed.
 
 Knows bytes alone: no paths, no policy.
 """

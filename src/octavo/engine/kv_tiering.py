@@ -139,7 +139,10 @@ class KVTiering:
 def open_tiering(
     cache: CacheConfig, backend: Backend, store: StoreNames, first_host_block: int, num_host_blocks: int, cost: RestoreModel
 ) -> KVTiering | None:
-    """The tiers that ``cache`` asks for, over host blocks that are allocated; None without any. ConfigError for a path that cannot be used."""
+    """The tiers that ``cache`` asks for, over host blocks that are allocated; None without any.
+
+    Raises ConfigError for a path that cannot be used.
+    """
     if not num_host_blocks:
         return None
     block_bytes = len(backend.read_host_block(first_host_block))

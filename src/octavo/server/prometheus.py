@@ -83,7 +83,8 @@ def _tiers(tiering: KVTiering | None) -> Iterator[Any]:
     stats = TierStats() if tiering is None else tiering.tiers.stats
     disk = None if tiering is None else tiering.disk
     read, written = (disk.read_traffic, disk.write_traffic) if disk is not None else (DiskTraffic(), DiskTraffic())
-    hits = CounterMetricFamily("octavo_kv_tier_hits", "Prompt tokens found in the prefix cache that came from a lower tier.", labels=["tier"])
+    found = "Prompt tokens found in the prefix cache that came from a lower tier."
+    hits = CounterMetricFamily("octavo_kv_tier_hits", found, labels=["tier"])
     hits.add_metric(["host"], stats.host_hit_tokens)
     hits.add_metric(["disk"], stats.disk_hit_tokens)
     yield hits
@@ -96,7 +97,8 @@ def _tiers(tiering: KVTiering | None) -> Iterator[Any]:
         sizes.add_metric([move], count * (0 if tiering is None else tiering.block_bytes))
     yield blocks
     yield sizes
-    seconds = CounterMetricFamily("octavo_kv_tier_seconds", "Time of these moves; to and from the disk beside the steps.", labels=["between"])
+    beside = "Time of these moves; to and from the disk beside the steps."
+    seconds = CounterMetricFamily("octavo_kv_tier_seconds", beside, labels=["between"])
     seconds.add_metric(["pool_host"], stats.move_s)
     seconds.add_metric(["host_disk"], read.seconds + written.seconds)
     yield seconds
