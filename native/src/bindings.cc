@@ -81,6 +81,7 @@ struct Step {
 class Model {
  public:
   Model(const std::string& isa, int threads) : runner_(kernels_of(isa), threads), sampling_scratch_((size_t)threads) {}
+  explicit Model(const Model& base) : runner_(base.runner_), sampling_scratch_(base.sampling_scratch_.size()) {}
 
   Runner runner_;
   HostKV host_kv_;
@@ -90,6 +91,10 @@ class Model {
     const int index = runner_.add_matrix(dtype.c_str(), raw.data(), n, k, widen, mapped);
     unpacked_raw_.push_back(raw);
     return nb::make_tuple(index, runner_.matrix(index).quantised());
+  }
+
+  nb::tuple add_matrix_of(const Model& other, int index) {
+    return nb::make_tuple(runner_.add_matrix_of(other.runner_, index), other.runner_.matrix(index).quantised());
   }
 
   void pack() {
@@ -230,6 +235,7 @@ void bind_building(nb::class_<Model>& c) {
       .def("add_vector", [](Model& m, In<float> v) { return m.runner_.add_vector(v.data(), (int)v.size()); }, "values"_a.noconvert())
       .def("add_matrix", &Model::add_matrix, "dtype"_a, "raw"_a.noconvert(), "rows"_a, "columns"_a, "widen"_a, "mapped"_a = false,
            "-> (id, takes quantised activations). Keeps `raw` alive until `pack`; `mapped`: it lies in a read-only map of a file, whose pages are given up then.")
+      .def("add_matrix_of", &Model::add_matrix_of, "other"_a, "matrix"_a, "A matrix of another model. -> (id, takes quantised activations)")
       .def("pack", &Model::pack, "Pack the matrices added since the last call, on all threads, without the interpreter lock.")
       .def("add_embedding", &Model::add_embedding, "dtype"_a, "raw"_a.noconvert(), "rows"_a, "columns"_a, "Reads `raw` in place and keeps it alive.")
       .def("add_embedding_of", &Model::add_embedding_of, "matrix"_a, "The rows of a matrix that is there anyway.")
@@ -312,6 +318,7 @@ void bind_running(nb::class_<Model>& c) {
             m.runner_.allocate_kv(num_blocks, block_size, kv_type(dtype), kv_layers(layers));
           },
           "num_blocks"_a, "block_size"_a, "dtype"_a, "layers"_a)
+      .def("share_kv", [](Model& m, const Model& other, int num_layers) { m.runner_.share_kv(other.runner_, num_layers); }, "other"_a, "num_layers"_a)
       .def(
           "copy_block",
           [](Model& m, int src, int dst) {
@@ -353,6 +360,7 @@ NB_MODULE(_native, m) {
   m.doc() = "Octavo's native CPU core: weights packed once, one call per step.";
   nb::class_<Model> model(m, "Model", "A lowered program with its weights, KV pool and threads.");
   model.def(nb::init<const std::string&, int>(), "isa"_a, "threads"_a);
+  model.def(nb::init<const Model&>(), "base"_a, "On the threads of another model, to take matrices and KV of: the two take turns.");
   bind_building(model);
   bind_running(model);
   m.def("isa_levels", [] {

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 KV_DTYPES = ("f16", "bf16", "f32", "int8")
 POLICIES = ("fcfs", "priority", "fair", "srf")
 PREEMPTIONS = ("auto", "recompute", "swap")
+SPEC_METHODS = ("auto", "ngram", "suffix", "draft", "self")
 MAX_DRAFTS = 16  # draft tokens of one sequence in one step
 
 
@@ -56,10 +57,12 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True)
 class SpeculativeConfig:
-    """What requests get that say nothing themselves (``num_drafts``, ``method``), and how the proposers that need no model are set."""
+    """What requests get that say nothing themselves (``spec``, ``spec_method``), and how the proposers that need no model are set."""
 
-    num_drafts: int | str = "off"  # off | auto | K drafts wherever there are some
-    method: str = "auto"  # auto | ngram | suffix
+    spec: int | str = "off"  # off | auto: as many drafts as pay | K: that many wherever there are some
+    spec_method: str = "auto"  # auto: the best of those that there are | ngram | suffix | draft | self
+    draft_model: str | None = None  # of the same tokenizer; as ModelConfig.model
+    self_draft_layers: int | None = None  # first layers of the model itself that draft
     max_drafts: int = MAX_DRAFTS  # most that "auto" takes
     ngram_min: int = 2  # tokens
     ngram_max: int = 4
@@ -67,9 +70,15 @@ class SpeculativeConfig:
 
     def validate(self) -> None:
         """Raise ConfigError for the first field outside its limits."""
-        k = self.num_drafts
+        k = self.spec
         ok = k in ("off", "auto") if isinstance(k, str) else type(k) is int and 0 <= k <= MAX_DRAFTS
-        _check(ok, "num_drafts", k, f"off, auto, or an integer from 0 to {MAX_DRAFTS}")
+        _check(ok, "spec", k, f"off, auto, or an integer from 0 to {MAX_DRAFTS}")
+        _check(self.spec_method in SPEC_METHODS, "spec_method", self.spec_method, f"one of {', '.join(SPEC_METHODS)}")
+        needs = {"draft": ("draft_model", self.draft_model), "self": ("self_draft_layers", self.self_draft_layers)}.get(self.spec_method)
+        _check(needs is None or needs[1] is not None, "spec_method", self.spec_method, f"it needs {needs and needs[0]}")
+        _check(self.draft_model is None or bool(self.draft_model), "draft_model", self.draft_model, "a name or a path is needed")
+        layers = self.self_draft_layers
+        _check(layers is None or layers >= 1, "self_draft_layers", layers, "at least 1")
         _check(1 <= self.max_drafts <= MAX_DRAFTS, "max_drafts", self.max_drafts, f"from 1 to {MAX_DRAFTS}")
         _check(1 <= self.ngram_min <= 32, "ngram_min", self.ngram_min, "from 1 to 32 tokens")
         _check(self.ngram_min <= self.ngram_max <= 32, "ngram_max", self.ngram_max, f"from ngram_min ({self.ngram_min}) to 32 tokens")

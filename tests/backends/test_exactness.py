@@ -120,7 +120,9 @@ class TestTinyGemma3:
         """What drafts come true, and what is drawn behind them: logits, tokens and log-probabilities of the run without."""
         lengths, num_output = (1, 15, 62, 63, 254, 509), 24
         prompts = random_prompts(lengths, model.program.vocab_size)
-        params = SamplingParams(temperature=0.9, top_p=0.95, frequency_penalty=0.7, repetition_penalty=1.2, logprobs=2) if sampled else GREEDY
+        params = GREEDY
+        if sampled:
+            params = SamplingParams(temperature=0.9, top_p=0.95, frequency_penalty=0.7, repetition_penalty=1.2, logprobs=2)
         plain = Run(model, PLAIN)
         plain.batch(prompts, num_output, params)
         plain.close()

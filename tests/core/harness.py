@@ -194,7 +194,8 @@ class Oracle:
     def __call__(self, seq: Sequence) -> list[int]:
         key = (seq.request.request_id, seq.choice)
         if key not in self._texts:
-            endless = replace(seq.request, params=replace(seq.request.params, ignore_eos=True, stop=(), stop_token_ids=(), prompt_logprobs=None))
+            params = replace(seq.request.params, ignore_eos=True, stop=(), stop_token_ids=(), prompt_logprobs=None)
+            endless = replace(seq.request, params=params)
             self._texts[key] = plain_run(endless, seq.choice, self._harness.scheduler.limits.max_total_tokens + self._most).token_ids
         coming = self._texts[key][seq.num_output_tokens :][: self._random.randint(0, self._most)]
         return [token if self._random.random() < self._hit else (token + 1) % VOCAB for token in coming]

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from octavo.config import CacheConfig, SchedulerConfig
-from octavo.core import kv_manager, policy
+from octavo.core import kv_manager
+from octavo.core.kv_manager import KVManager
 from octavo.core.prefix_index import PrefixNode
 from octavo.core.request import FinishReason, ParameterError, Request, SamplingParams
 from octavo.core.scheduler import Scheduler, StepProtocolError
@@ -48,7 +49,8 @@ def test_who_waits_goes_on_when_the_other_is_aborted(in_flight: bool) -> None:
 
 def test_who_waits_goes_on_when_the_other_is_preempted(monkeypatch: pytest.MonkeyPatch) -> None:
     """With an admission rule that takes in too much, who waits may come first in order and find nobody left to wait for."""
-    monkeypatch.setattr(policy, "expected_growth", lambda *_: -5)
+    can_admit = KVManager.can_admit
+    monkeypatch.setattr(KVManager, "can_admit", lambda kv, seq, match, num_spare: can_admit(kv, seq, match, -5))
     harness, prompt = Harness(num_blocks=5, budget=12), prompt_of(17)
     harness.add(make_request("short", prompt[:9], max_tokens=1))
     harness.add(make_request("waits", prompt[:13], max_tokens=4))

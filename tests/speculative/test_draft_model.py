@@ -1,4 +1,4 @@
-"""The draft model: the same model as draft says what the target says, greedy and sampled; its pool may be small; its tokens are the target's."""
+"""The draft model: the target as its own draft says what it will say, greedy and sampled; pools may be small; tokens must be the same."""
 
 from __future__ import annotations
 

@@ -27,6 +27,7 @@ class KVStore {
   static size_t bytes_per_block(int block_size, KVType type, const std::vector<KVLayerShape>& layers);
 
   const KVLayerView& layer(int i) const { return views_[(size_t)i]; }
+  int num_layers() const { return (int)views_.size(); }
   int num_blocks() const { return num_blocks_; }
   int block_size() const { return block_size_; }
   size_t block_bytes() const { return block_bytes_; }  // over all layers, contiguous from `block`

@@ -34,6 +34,11 @@ int Runner::add_matrix(const char* dtype, const uint8_t* raw, int n, int k, bool
   return (int)matrices_.size() - 1;
 }
 
+int Runner::add_matrix_of(const Runner& other, int index) {
+  matrices_.push_back(other.matrices_.at((size_t)index));
+  return (int)matrices_.size() - 1;
+}
+
 int Runner::add_embedding(const char* dtype, const uint8_t* raw, int k) {
   embeddings_.push_back(Embedding{std::vector<char>(dtype, dtype + std::strlen(dtype) + 1), raw, k, row_bytes(dtype, k), nullptr});
   return (int)embeddings_.size() - 1;
@@ -130,7 +135,19 @@ void Runner::count_products() {
 }
 
 void Runner::allocate_kv(int num_blocks, int block_size, KVType type, const std::vector<KVLayerShape>& layers) {
-  kv_ = std::make_unique<KVStore>(num_blocks, block_size, type, layers);
+  kv_ = std::make_shared<KVStore>(num_blocks, block_size, type, layers);
+  get_ready();
+}
+
+void Runner::share_kv(const Runner& other, int num_layers) {
+  if (!other.kv_) throw std::logic_error("share_kv before allocate_kv");
+  if (num_layers > other.kv_->num_layers()) throw std::invalid_argument("KV layers: " + std::to_string(num_layers) + " are not there to be shared");
+  kv_ = other.kv_;
+  get_ready();
+}
+
+// The program is whole, and its KV is there.
+void Runner::get_ready() {
   size_t scratch = 64;
   for (const auto& p : phases_)
     if (p.kind == PhaseKind::kAttention) scratch = std::max(scratch, kernels_.attention_scratch_bytes(p.attention.params));

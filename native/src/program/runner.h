@@ -93,13 +93,18 @@ class LogitsConsumer {
 
 class Runner {
  public:
-  Runner(const Kernels& kernels, int threads) : kernels_(kernels), pool_(threads) {}
+  Runner(const Kernels& kernels, int threads) : kernels_(kernels), shared_pool_(std::make_shared<ThreadPool>(threads)), pool_(*shared_pool_) {}
+  // On the same threads, one step of either at a time; add_matrix_of and share_kv take what else there is to share.
+  explicit Runner(const Runner& base) : kernels_(base.kernels_), shared_pool_(base.shared_pool_), pool_(*shared_pool_) {}
+  Runner& operator=(const Runner&) = delete;
 
   // ---- building; indices returned are used in ops ----
   int add_buffer(int width);
   int add_vector(const float* values, int n);
   // Plans the matrix: see WeightPacker::plan for raw and mapped. Its data is there after pack().
   int add_matrix(const char* dtype, const uint8_t* raw, int n, int k, bool widen, bool mapped);
+  // A matrix of another runner, packed or still to be.
+  int add_matrix_of(const Runner& other, int index);
   // The raw rows must stay alive as long as the runner.
   int add_embedding(const char* dtype, const uint8_t* raw, int k);
   // The rows of a matrix, which is then held once.
@@ -119,6 +124,8 @@ class Runner {
   // From here on only rows with logits go on; `buffers` are those still read.
   void add_select(const std::vector<int>& buffers);
   void set_head(const HeadOp& op);
+  // The pages of another runner, whose first layers are this one's. Throws std::logic_error when it has none.
+  void share_kv(const Runner& other, int num_layers);
   void allocate_kv(int num_blocks, int block_size, KVType type, const std::vector<KVLayerShape>& layers);
 
   // ---- running ----
@@ -189,6 +196,7 @@ class Runner {
     bool partial;
   };
 
+  void get_ready();
   void set_strides();
   void count_products();
   void prepare(const StepInput& in);
@@ -226,17 +234,18 @@ class Runner {
   Phase& phase_of(PhaseKind kind);
 
   const Kernels& kernels_;
-  ThreadPool pool_;
+  std::shared_ptr<ThreadPool> shared_pool_;
+  ThreadPool& pool_;
   std::vector<Phase> phases_;
   bool group_open_ = false;
   std::vector<std::unique_ptr<Buffer>> buffers_;
   std::vector<std::unique_ptr<AlignedArray<float>>> vectors_;
-  std::vector<std::unique_ptr<PackedMatrix>> matrices_;
+  std::vector<std::shared_ptr<PackedMatrix>> matrices_;
   WeightPacker packer_;
   std::vector<Embedding> embeddings_;
   std::vector<std::unique_ptr<RopeTable>> ropes_;
   HeadOp head_;
-  std::unique_ptr<KVStore> kv_;
+  std::shared_ptr<KVStore> kv_;
 
   // per step
   std::vector<RowPlace> places_;

@@ -11,7 +11,12 @@ namespace {
 
 constexpr int kRowsPerAttentionItem = 32;
 constexpr int kMostSharedSplits = 16;  // bounds the states that are kept of them; the rest is walked sequence by sequence
-constexpr int kSplitRows = 4;  // sequences with more rows than this have work enough without splits
+// Sequences with more rows have work enough without splits. Between the two (drafts to verify) as long as their states stay few.
+constexpr int kSplitRows = 4, kMostSplitRows = 16, kMostSplitStates = 256;
+
+bool worth_splitting(int rows, int splits) {
+  return splits > 1 && (rows <= kSplitRows || (rows <= kMostSplitRows && rows * splits <= kMostSplitStates));
+}
 
 }  // namespace
 
@@ -31,7 +36,7 @@ void Runner::plan_attention(const StepInput& in, int kv_heads) {
   size_t total = 0;
   for (int s = 0; s < in.num_seqs; ++s) {
     const int rows = in.seq_rows[s], last = in.seq_start[s] + rows - 1, splits = last / kSplitTokens + 1;
-    if (few && rows <= kSplitRows && splits > 1) {
+    if (few && worth_splitting(rows, splits)) {
       any_partial_ = true;
       partial_base_[(size_t)s] = total;
       total += (size_t)rows * (size_t)kv_heads * (size_t)splits * partial_floats;

@@ -63,6 +63,13 @@ class Backend(Protocol):
         """Run one step. Effects in the order StepPlan documents; deterministic in (weights, tokens, params, seed) alone."""
         ...
 
+    def first_layers(self, num_layers: int) -> Backend:
+        """A backend of the first layers, the final norm and the output matrix, on the same weights and KV pages and with slots of its own.
+
+        One of the two runs at a time. Raises ValueError unless 0 < num_layers < the number of layers, BackendError before ``allocate_kv``.
+        """
+        ...
+
     def fingerprint(self) -> str:
         """Names everything bit-exactness depends on: model, formats, compute mode, KV dtype, layout version, ISA level."""
         ...

@@ -161,4 +161,44 @@ def preemption(
     run_preemption(fetched(config), case, click.echo, as_json)
 
 
+_WORK_HELP = "What is answered; may be given more than once (default: all)."
+_BATCH_HELP = "Sequences at once; may be given more than once (default: 1, 4, 16)."
+_WORKS = ("edit", "json", "stories", "facts", "code")
+
+
+@bench.command(short_help="Speculative decoding beside plain decoding.")
+@model_options
+@click.option("--work", "works", type=click.Choice(_WORKS), multiple=True, help=_WORK_HELP)
+@click.option("--batch", "batches", type=click.IntRange(1), multiple=True, help=_BATCH_HELP)
+@click.option("--output", "num_output", type=click.IntRange(2), default=128, show_default=True, help="Output tokens of each sequence.")
+@click.option("--repeat", type=click.IntRange(1), default=3, show_default=True, help="Measured pairs of runs; the medians are reported.")
+@click.option("--temperature", type=click.FloatRange(0, 100), default=0.0, show_default=True, help="Of sampling; 0 is greedy.")
+@click.option("--no-lengths", is_flag=True, help="Leave out the table of fixed lengths 1 to 8.")
+@click.option("--json", "as_json", is_flag=True, help="Print only the JSON record.")
+@engine_options
+def spec(
+    works: tuple[str, ...],
+    batches: tuple[int, ...],
+    num_output: int,
+    repeat: int,
+    temperature: float,
+    no_lengths: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Speculative decoding beside plain decoding, on the same prompts, in turn.
+
+    --spec (auto, unless given) and --spec-method say how. There is work that copies (edit, json) and work that does not (stories,
+    facts, code). Texts are compared: they must be equal. The last line printed is a JSON record.
+    """
+    if options["spec"] == "off":
+        options["spec"] = "auto"
+    config = engine_config(options)
+    from octavo.bench.spec import SpecCase, run_spec
+
+    how = config.speculative
+    case = SpecCase(works or _WORKS, batches or (1, 4, 16), num_output, repeat, temperature, how.spec, how.spec_method, not no_lengths)
+    run_spec(fetched(config), case, click.echo, as_json)
+
+
 bench.add_command(serve)

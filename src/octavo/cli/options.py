@@ -13,15 +13,17 @@ from octavo.config import (
     KV_DTYPES,
     POLICIES,
     PREEMPTIONS,
+    SPEC_METHODS,
     BackendConfig,
     CacheConfig,
     ConfigError,
     EngineConfig,
     ModelConfig,
     SchedulerConfig,
+    SpeculativeConfig,
 )
 
-Section = TypeVar("Section", ModelConfig, CacheConfig, SchedulerConfig, BackendConfig)
+Section = TypeVar("Section", ModelConfig, CacheConfig, SchedulerConfig, BackendConfig, SpeculativeConfig)
 
 _DEFAULTS = EngineConfig()
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
@@ -39,6 +41,15 @@ class ByteSize(click.ParamType):
         if not match:
             self.fail(f"{value!r} is not a size such as 500M or 4GiB", param, ctx)
         return int(float(match[1]) * _UNITS[match[2]])
+
+
+class SpecLength(click.ParamType):
+    """off, auto, or a number of drafts."""
+
+    name = "off|auto|K"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        return int(value) if isinstance(value, int) or str(value).isdigit() else str(value)
 
 
 def _add(options: list[Callable], function: Callable) -> Callable:
@@ -75,6 +86,7 @@ def engine_options(function: Callable) -> Callable:
     compute_help = "f32: all weights and KV in float32, slower; for checking the fast mode."
     dtype_help = "Type of keys and values. auto: bf16, or f32 with --compute f32."
     cache, scheduler, backend = _DEFAULTS.cache, _DEFAULTS.scheduler, _DEFAULTS.backend
+    spec_help = "Draft tokens that a step verifies: auto (as many as pay), off, or a number. No text changes."
     itl_help = "Bound on the gaps between a running answer's tokens, in milliseconds: prompts are computed in pieces that keep it."
     order_help = "Who comes first. fcfs: by arrival; priority, fair (by user), srf (fewest tokens left): see the docs on flags."
     preemption_help = "What becomes of KV that must make room: recompute, swap (to --swap-space), or auto: what is cheaper."
@@ -99,6 +111,10 @@ def engine_options(function: Callable) -> Callable:
             click.option("--kv-disk-size", type=ByteSize(), help="Most bytes in --kv-disk-path (default: 10GiB)."),
             click.option("--no-enable-prefix-caching", is_flag=True, help="Compute every prompt from its first token."),
             click.option("--no-enable-chunked-prefill", is_flag=True, help="Compute each prompt in one step, never in pieces."),
+            click.option("--spec", type=SpecLength(), default="off", show_default=True, help=spec_help),
+            _shown("--spec-method", _DEFAULTS.speculative.spec_method, click.Choice(SPEC_METHODS), "Where drafts come from."),
+            click.option("--draft-model", help="A smaller model of the same tokenizer, to draft; named as --model."),
+            click.option("--self-draft-layers", type=int, help="First layers of the model itself that draft."),
             _shown("--backend", backend.backend, click.Choice(["cpu", "reference"]), backend_help),
             _shown("--compute", backend.compute, click.Choice(["fast", "f32"]), compute_help),
             click.option("--threads", type=int, help="Compute threads (default: one per core this process may use)."),
@@ -119,6 +135,7 @@ def engine_config(options: dict[str, Any]) -> EngineConfig:
         cache=replace(cache, enable_prefix_caching=not options.get("no_enable_prefix_caching", False)),
         scheduler=replace(scheduler, enable_chunked_prefill=not options.get("no_enable_chunked_prefill", False)),
         backend=_replaced(d.backend, options, "backend", "compute", "threads"),
+        speculative=_replaced(d.speculative, options, "spec", "spec_method", "draft_model", "self_draft_layers"),
     )
     try:
         return config.validate()

@@ -11,8 +11,8 @@ sequences give up their blocks and compute them again, or have them saved in hos
 Under a bound on the gaps of running streams (``max_itl_ms``) a step is *paced*: all that fit are admitted, and the room of the step is
 shared among the prompts by ``pacing``; a running sequence may then get nothing of a step.
 
-Drafts for decoding sequences are guesses of tokens to come, computed behind the last known one; they take what is left of budget and blocks,
-and never preempt anybody.
+Drafts for decoding sequences are guesses of tokens to come, computed behind the last known one; they take what is left of budget and
+blocks, and never preempt anybody.
 
 Moves sequences between the queues. Never appends tokens or finishes anything; the rules it follows are in ``policy``.
 """
@@ -96,7 +96,7 @@ class Planner:
                 self._add_slice(draft, seq, num_tokens)
 
     def _add_drafts(self, draft: Draft, seq: Sequence, num_decoding_behind: int) -> bool:
-        """A slice with as many drafts as there are, as the budget allows, and as leave every sequence behind its token and nobody preempted."""
+        """A slice with as many drafts as budget and blocks allow, so that every sequence behind keeps its token. False: none do."""
         room = min(draft.budget - 1 - num_decoding_behind, self._max_drafts(seq))
         guess = draft.guesses.get(seq.seq_id, ())[: max(room, 0)]
         num_blocks = self._state.kv.blocks_for(len(seq.token_ids) + len(guess)) - len(seq.block_table)

@@ -216,6 +216,20 @@ class Scheduler:
         return [] if self._in_flight is None else self._in_flight.sequences
 
     @property
+    def max_num_batched_tokens(self) -> int:
+        return self._state.config.max_num_batched_tokens
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Known tokens of the sequences in the queue."""
+        return sum(len(seq.token_ids) for seq in self._state.waiting)
+
+    @property
+    def running_sequences(self) -> list[Sequence]:
+        """In the order of planning; not to be changed."""
+        return self._state.running
+
+    @property
     def decoding_sequences(self) -> list[Sequence]:
         """Running sequences that lack the KV of their last token alone, in the order of planning: those that drafts may be offered for."""
         return [seq for seq in self._state.running if seq.num_choices == 1 and len(seq.token_ids) - seq.num_computed == 1]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from octavo.config import MAX_DRAFTS
 from octavo.core.request import ParameterError
@@ -17,6 +19,20 @@ class SpeculativeParams:
 
     num_drafts: int | str = "auto"
     method: str = "auto"
+
+    @classmethod
+    def of(cls, given: SpeculativeParams | Mapping[str, Any] | None) -> SpeculativeParams | None:
+        """From the fields of a request. Raises ParameterError for one that there is not."""
+        if given is None or isinstance(given, cls):
+            return given
+        if not isinstance(given, Mapping):
+            raise ParameterError("speculative", given, "an object with num_drafts and method, or one of them")
+        if unknown := given.keys() - {"num_drafts", "method"}:
+            raise ParameterError("speculative", sorted(map(str, unknown)), "it has the fields num_drafts and method and no others")
+        params = cls(**given)
+        if not isinstance(params.method, str):
+            raise ParameterError("speculative.method", params.method, "the name of a method")
+        return params
 
     def validate(self, methods: frozenset[str] | set[str]) -> None:
         """``methods``: the proposers that this engine has. Raises ParameterError."""

@@ -56,9 +56,9 @@ class SequenceSlice:
     1 for one that does, n at a prompt's end of a request with n choices (choice i draws with its own slot/seed:
     ``sample_slots[i]``). ``prompt_logprobs`` k: log-probabilities of the known next token after each row are wanted.
 
-    ``num_drafts`` of the tokens, the last ones, are drafts to verify: guesses of what will be drawn. A token is then drawn from the row before
-    the first draft and, as long as each equals the draft behind it, from each row after: ``num_samples`` is 1 + ``num_drafts``, at most, all
-    with the one slot in ``sample_slots``. KV of drafts that did not come true is overwritten later.
+    ``num_drafts`` of the tokens, the last ones, are drafts to verify: guesses of what will be drawn. A token is then drawn from the row
+    before the first draft and, as long as each equals the draft behind it, from each row after: 1 + ``num_drafts`` = ``num_samples`` at
+    most, all with the one slot in ``sample_slots``. KV of drafts that did not come true is overwritten later.
     """
 
     seq_id: int

@@ -21,14 +21,17 @@ from octavo.core.step import StepPlan
 from octavo.costs.gap import GapModel
 from octavo.costs.preemption import PreemptionModel
 from octavo.costs.restore import RestoreModel
+from octavo.engine.drafting import DraftModels
 from octavo.engine.itl_warnings import ItlWarnings
 from octavo.engine.kv_tiering import KVTiering, StoreNames, num_tier_blocks, open_tiering
 from octavo.engine.loop import EngineLoop
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.outputs import OutputEvent
 from octavo.engine.params import PreparedRequest, RequestPreparer, check_priority
+from octavo.speculative.speculator import create_speculator
 
 if TYPE_CHECKING:
+    from octavo.core.speculative_params import SpeculativeParams
     from octavo.models.loaded import LoadedModel
 
 logger = logging.getLogger("octavo.engine")
@@ -53,30 +56,38 @@ class Engine:
         self._itl_warnings = ItlWarnings(max_itl_s)
         self.num_failures_in_a_row = 0
         self.max_model_len = resolve_max_model_len(config, model.program.context)
-        self.num_kv_blocks = resolve_num_kv_blocks(config, backend, self.max_model_len)
-        backend.allocate_kv(self.num_kv_blocks)
         fingerprint = f"{model.fingerprint}/{backend.fingerprint()}"
-        num_host_blocks = resolve_num_host_blocks(config, backend)
-        self.preemption_model = self._make_preemption_model(num_host_blocks)
-        self.tiering = self._open_tiers(StoreNames(fingerprint, model.name), num_host_blocks)
+        self._drafting = DraftModels(config, model)
+        try:
+            self.num_kv_blocks = resolve_num_kv_blocks(config, backend, self.max_model_len, self._drafting.kv_bytes_per_block)
+            backend.allocate_kv(self.num_kv_blocks)
+            num_host_blocks = resolve_num_host_blocks(config, backend)
+            self.preemption_model = self._make_preemption_model(num_host_blocks)
+            self.tiering = self._open_tiers(fingerprint, num_host_blocks)
+            draft_model, self_draft = self._drafting.start(backend, self.num_kv_blocks)
+        except BaseException:
+            self._drafting.close()
+            raise
         self.scheduler = Scheduler(
             config.scheduler, config.cache, self.num_kv_blocks, self.max_model_len, fingerprint, self.gap_model, num_host_blocks,
             self.preemption_model, None if self.tiering is None else self.tiering.tiers,
         )  # fmt: skip
-        self.loop = EngineLoop(self.scheduler, backend.vocab_size, model.tokenizer, self.gap_model)
+        others = {one.name: one for one in (draft_model, self_draft) if one is not None}
+        self.speculator = create_speculator(config.speculative, self.scheduler.limits.max_total_tokens, self.clock, others)
+        self.loop = EngineLoop(self.scheduler, backend.vocab_size, model.tokenizer, self.gap_model, self.speculator)
         max_n = config.scheduler.max_num_seqs
         self._preparer = RequestPreparer(backend.vocab_size, self.scheduler.limits, max_n, model.eos_token_ids, model.tokenizer)
         self._request_numbers = itertools.count()
 
-    def _open_tiers(self, store: StoreNames, num_host_blocks: int) -> KVTiering | None:
-        """Allocate host memory: ``num_host_blocks`` for preempted sequences, and what the tiers are to have behind them."""
-        cache = self.config.cache
-        num_tiers = num_tier_blocks(cache, self.backend, self.num_kv_blocks)
-        if num_host_blocks + num_tiers:
-            self.backend.allocate_host_kv(num_host_blocks + num_tiers)
+    def _open_tiers(self, fingerprint: str, num_swap_blocks: int) -> KVTiering | None:
+        """Allocate host memory: blocks for preempted sequences and, behind them, those of the tiers."""
+        cache, backend = self.config.cache, self.backend
+        num_tiers = num_tier_blocks(cache, backend, self.num_kv_blocks)
+        if num_swap_blocks + num_tiers:
+            backend.allocate_host_kv(num_swap_blocks + num_tiers)
         teller = self.gap_model or self.preemption_model
         cost = RestoreModel(None if teller is None else teller.device)
-        return open_tiering(cache, self.backend, store, num_host_blocks, num_tiers, cost)
+        return open_tiering(cache, backend, StoreNames(fingerprint, self.model.name), num_swap_blocks, num_tiers, cost)
 
     def _make_preemption_model(self, num_host_blocks: int) -> PreemptionModel | None:
         """What prices preemptions where there is a choice."""
@@ -120,13 +131,14 @@ class Engine:
         params: SamplingParams,
         request_id: str | None = None,
         cache_salt: str | None = None,
+        speculative: SpeculativeParams | None = None,
         *,
         priority: int = 0,
         user: str | None = None,
     ) -> PreparedRequest:
         """Check a request and resolve its parameters; raises ParameterError. Queues nothing, and may be called from any thread."""
         checked = self.check_params(params)
-        return self.prepare_checked(prompt_token_ids, checked, request_id, cache_salt, priority=priority, user=user)
+        return self.prepare_checked(prompt_token_ids, checked, request_id, cache_salt, speculative, priority=priority, user=user)
 
     def check_params(self, params: SamplingParams) -> SamplingParams:
         """The half of ``prepare`` that needs no prompt; raises ParameterError."""
@@ -138,15 +150,18 @@ class Engine:
         params: SamplingParams,
         request_id: str | None = None,
         cache_salt: str | None = None,
+        speculative: SpeculativeParams | None = None,
         *,
         priority: int = 0,
         user: str | None = None,
     ) -> PreparedRequest:
         """The other half: ``params`` come from ``check_params``, and may since have got a ``max_tokens``."""
         request_id = request_id or self.new_request_id()
+        if speculative is not None:
+            speculative.validate(self.speculator.methods)
         check_priority(priority, self.config.scheduler.scheduling_policy)
-        request = Request(request_id, prompt_token_ids, params, 0, cache_salt=cache_salt, arrival_s=self.clock.now())
-        request.priority, request.user = priority, user
+        request = Request(request_id, prompt_token_ids, params, seed=0, arrival_s=self.clock.now())
+        request.cache_salt, request.speculative, request.priority, request.user = cache_salt, speculative, priority, user
         return self._preparer.prepare(request)
 
     def room(self, num_prompt_tokens: int) -> int:
@@ -204,6 +219,7 @@ class Engine:
         if self.tiering is not None:
             self.fail_all("the engine is closed")
             self.tiering.close(self.scheduler)
+        self._drafting.close()
         self.backend.close()
 
     def _made(self, events: list[OutputEvent]) -> list[OutputEvent]:
@@ -226,8 +242,8 @@ def resolve_max_model_len(config: EngineConfig, trained_context: int) -> int:
     return asked if asked is not None else trained_context
 
 
-def resolve_num_kv_blocks(config: EngineConfig, backend: Backend, max_model_len: int) -> int:
-    """Blocks of the KV pool.
+def resolve_num_kv_blocks(config: EngineConfig, backend: Backend, max_model_len: int, draft_bytes_per_block: int = 0) -> int:
+    """Blocks of the KV pool. ``draft_bytes_per_block``: of a draft model's pool, which has as many blocks.
 
     As configured in blocks or bytes; else what ``max_num_seqs`` sequences of full length can use, within a quarter of the
     available memory and 4 GiB. Raises ConfigError when the memory holds no block.
@@ -243,10 +259,11 @@ def resolve_num_kv_blocks(config: EngineConfig, backend: Backend, max_model_len:
 
         memory_bytes = min(int(available_memory_bytes() * DEFAULT_KV_SHARE), MAX_DEFAULT_KV_BYTES)
         useful = config.scheduler.max_num_seqs * -(-max_model_len // cache.block_size)
-    capacity = backend.kv_capacity(memory_bytes)
-    num_blocks = capacity.num_blocks if useful is None else min(capacity.num_blocks, useful)
+    bytes_per_block = backend.kv_capacity(memory_bytes).bytes_per_block + draft_bytes_per_block
+    num_fitting = memory_bytes // bytes_per_block
+    num_blocks = num_fitting if useful is None else min(num_fitting, useful)
     if num_blocks < 1:
-        raise ConfigError(f"kv_cache_memory: {memory_bytes} bytes hold no block; one takes {capacity.bytes_per_block}")
+        raise ConfigError(f"kv_cache_memory: {memory_bytes} bytes hold no block; one takes {bytes_per_block}")
     return num_blocks
 
 

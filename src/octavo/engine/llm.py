@@ -14,8 +14,9 @@ import threading
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from octavo.config import BackendConfig, CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from octavo.config import BackendConfig, CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, SpeculativeConfig
 from octavo.core.request import ParameterError, SamplingParams
+from octavo.core.speculative_params import SpeculativeParams
 from octavo.engine.engine import Engine
 from octavo.engine.interrupts import interrupts_deferred
 from octavo.engine.outputs import GenerationError, OutputEvent, RequestOutput
@@ -27,13 +28,19 @@ if TYPE_CHECKING:
 
 Prompt = str | Sequence[int] | Mapping[str, Any]  # text, token ids, {"prompt": text} or {"prompt_token_ids": ids}
 Message = Mapping[str, Any]
-_SECTIONS: dict[str, type] = {"model": ModelConfig, "cache": CacheConfig, "scheduler": SchedulerConfig, "backend": BackendConfig}
+_SECTIONS: dict[str, type] = {
+    "model": ModelConfig,
+    "cache": CacheConfig,
+    "scheduler": SchedulerConfig,
+    "backend": BackendConfig,
+    "speculative": SpeculativeConfig,
+}
 
 _NOT_OPTIONS = {
     "model": "it is the first argument",
     "served_model_name": "it names a model to clients of `octavo serve`, which this is not",
 }
-_PROMPT_KEYS = {"prompt", "prompt_token_ids", "cache_salt", "priority", "user"}
+_PROMPT_KEYS = {"prompt", "prompt_token_ids", "cache_salt", "speculative", "priority", "user"}
 
 
 def make_config(model: str, **options: Any) -> EngineConfig:
@@ -92,10 +99,10 @@ class LLM:
     ) -> list[RequestOutput]:
         """Complete one prompt or many (batched by the scheduler); outputs are in the order of the prompts.
 
-        A prompt is text, token ids, or a dict with ``prompt`` or ``prompt_token_ids`` and perhaps ``cache_salt``,
-        ``priority`` and ``user`` (which the policies priority and fair go by). One SamplingParams
-        serves all prompts, or give one each; without ``max_tokens`` an output may fill the context. A progress bar on stderr shows for
-        more than one prompt on a terminal; ``use_progress_bar`` overrides.
+        A prompt is text, token ids, or a dict with ``prompt`` or ``prompt_token_ids`` and perhaps ``cache_salt``, ``speculative``
+        (SpeculativeParams, or a dict of its fields), ``priority`` and ``user`` (which the policies priority and fair go by). One
+        SamplingParams serves all prompts, or give one each; without ``max_tokens`` an output may fill the context. A progress bar on
+        stderr shows for more than one prompt on a terminal; ``use_progress_bar`` overrides.
         Raises ParameterError before anything runs. A prompt that the engine cannot finish stops no other; when all have ended,
         GenerationError is raised, whose ``outputs`` are what would have been returned.
         """
@@ -151,8 +158,9 @@ class LLM:
     ) -> RequestOutput:
         """Queue a prompt whose events shall go to ``inbox``. It is in ``outputs`` before, so that an interrupt leaves none behind."""
         engine = self.engine
+        speculative = SpeculativeParams.of(prompt.get("speculative"))
         options = {name: prompt[name] for name in ("cache_salt", "priority", "user") if prompt.get(name) is not None}
-        prepared = engine.prepare(prompt["prompt_token_ids"], params, **options)
+        prepared = engine.prepare(prompt["prompt_token_ids"], params, speculative=speculative, **options)
         request_id = prepared.request.request_id
         output = outputs[request_id] = RequestOutput.start(prepared.request, prompt.get("prompt"), prepared.warnings)
         with self._lock, interrupts_deferred():

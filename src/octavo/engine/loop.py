@@ -7,6 +7,7 @@ When the gaps of streams are bounded, ``end_step`` tells the cost model what the
 
 from __future__ import annotations
 
+import logging
 from array import array
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from octavo.core.scheduler import Scheduler
     from octavo.costs.gap import GapModel
     from octavo.models.tokenizer import Tokenizer
+    from octavo.speculative.speculator import Speculator
+
+logger = logging.getLogger("octavo.engine")
 
 Key = tuple[str, int]  # (request id, choice)
 
@@ -35,19 +39,27 @@ class _RunningText:
     include_stop: bool
     mask: array[int] | None  # packed bits, uint32
     num_open: int  # choices whose last event has not come
+    speculates: bool = False
 
 
 class EngineLoop:
     """Scheduler plus text. ``tokenizer`` None: events carry no text (simulation) and stop strings cannot be used.
 
-    ``gap_model``: the one that the scheduler plans with, when it has one.
+    ``gap_model``: the one that the scheduler plans with, when it has one. ``speculator``: drafts for the requests that want some.
     """
 
     def __init__(
-        self, scheduler: Scheduler, vocab_size: int, tokenizer: Tokenizer | None = None, gap_model: GapModel | None = None
+        self,
+        scheduler: Scheduler,
+        vocab_size: int,
+        tokenizer: Tokenizer | None = None,
+        gap_model: GapModel | None = None,
+        speculator: Speculator | None = None,
     ) -> None:
         self.scheduler = scheduler
+        self.speculator = speculator
         self._gap_model = gap_model
+        self._num_speculating = 0  # while nobody does, nothing is spent on it
         self._vocab_size = vocab_size
         self._tokenizer = tokenizer
         self._running: dict[str, _RunningText] = {}  # by request id
@@ -73,8 +85,10 @@ class EngineLoop:
         texts = [first, *(first.fork() for _ in range(params.n - 1))]
         rule = StopRule.of(request, params.max_tokens)
         self.scheduler.add(request)
-        self._running[request.request_id] = _RunningText(texts, rule, params.include_stop_str_in_output, mask, params.n)
+        speculates = self.speculator is not None and (request.speculative or self.speculator.default).enabled
+        self._running[request.request_id] = _RunningText(texts, rule, params.include_stop_str_in_output, mask, params.n, speculates)
         self._num_masked += mask is not None
+        self._num_speculating += speculates
 
     def abort(self, request_id: str) -> list[OutputEvent]:
         """End a request; its blocks are free at the next plan. Unknown or finished ids do nothing."""
@@ -86,12 +100,36 @@ class EngineLoop:
 
     def begin_step(self, now_s: float) -> StepPlan | None:
         """The next step's plan, or None when there is nothing to do now."""
-        plan = self.scheduler.plan(now_s)
+        drafts = self._drafts() if self._num_speculating else {}
+        plan = self.scheduler.plan(now_s, drafts)
         if plan is not None and self._num_masked:
             for piece, seq in zip(plan.slices, self.scheduler.in_flight_sequences, strict=True):
                 if piece.num_samples:
                     piece.mask = self._running[seq.request.request_id].mask
+        if plan is not None and drafts:
+            self._fill_drafts(plan)
         return plan
+
+    def _drafts(self) -> dict[int, list[int]]:
+        if self.speculator is None:
+            return {}
+        scheduler = self.scheduler
+        try:
+            return self.speculator.drafts(scheduler.running_sequences, scheduler.max_num_batched_tokens, scheduler.num_waiting_tokens)
+        except Exception as error:  # a draft model's backend may fail as any other; the target needs it not
+            self._stop_speculating(error)
+            return {}
+
+    def _fill_drafts(self, plan: StepPlan) -> None:
+        try:
+            if self.speculator is not None:
+                self.speculator.fill(plan)
+        except Exception as error:  # places that were not filled do not come true
+            self._stop_speculating(error)
+
+    def _stop_speculating(self, error: Exception) -> None:
+        logger.error("drafting failed; requests go on without drafts", exc_info=error)
+        self.speculator = None
 
     def finish_step(self, plan: StepPlan, result: StepResult) -> list[OutputEvent]:
         """Text first, so that nothing past a stop string is counted or published; then the scheduler takes the tokens."""
@@ -100,7 +138,11 @@ class EngineLoop:
         for seq, drawn in zip(self.scheduler.in_flight_sequences, result.slices, strict=False):
             if drawn.token_ids and seq.status is not SequenceStatus.FINISHED:  # finished: aborted since the plan was made
                 self._read_slice(seq, drawn.token_ids, stops, shown)
-        return self._with_text(self.scheduler.apply(result, stops), stops, shown)
+        num_speculating = self._num_speculating
+        events = self._with_text(self.scheduler.apply(result, stops), stops, shown)
+        if num_speculating and self.speculator is not None:
+            self.speculator.observe(plan, result)
+        return events
 
     def end_step(self, plan: StepPlan, result: StepResult, now_s: float) -> None:
         """The events of the step go out at ``now_s``, on the clock of ``begin_step``."""
@@ -133,6 +175,7 @@ class EngineLoop:
                 if running.num_open == 0:
                     del self._running[event.request_id]
                     self._num_masked -= running.mask is not None
+                    self._num_speculating -= running.speculates
             out.append(OutputEvent.of(event, text))
         return out
 

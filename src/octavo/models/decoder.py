@@ -83,16 +83,18 @@ def build_program(d: Decoder, family: str) -> Program:
     e = _Emitter()
     e.weights["embed"] = (d.vocab_size, d.hidden)
     x = e.emit(Embed("h", "embed", d.hidden, d.embed_scale))
+    layer_ends = []
     for i in range(d.layers):
         x = _attention_block(e, d, i, x)
         x = _mlp_block(e, d, i, x)
+        layer_ends.append(len(e.ops))
     x = e.norm("h_final", x, "norm_final", d.hidden, d.eps)
     out = "logits" if d.final_softcap is None else "logits_raw"
     e.linear(out, x, "embed" if d.tied else "output", (d.vocab_size, d.hidden))
     if d.final_softcap is not None:
         e.emit(Softcap("logits", out, d.vocab_size, d.final_softcap))
     kv_layers = tuple(KVLayer(d.kv_heads, d.head_dim, window) for window in d.windows)
-    return Program(family, tuple(e.ops), e.weights, kv_layers, d.hidden, d.vocab_size, d.context).check()
+    return Program(family, tuple(e.ops), e.weights, kv_layers, d.hidden, d.vocab_size, d.context, layer_ends=tuple(layer_ends)).check()
 
 
 def _attention_block(e: _Emitter, d: Decoder, i: int, x: str) -> str:

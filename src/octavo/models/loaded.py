@@ -59,3 +59,16 @@ class LoadedModel:
     bos_token_id: int | None
     num_params: int
     weight_bytes: int
+
+
+@dataclass(slots=True)
+class _Part:
+    fingerprint: str
+    program: Program
+    weights: Mapping[str, WeightTensor]
+
+
+def first_layers(body: ModelBody, num_layers: int) -> ModelBody:
+    """``body`` with the program of its first layers, the final norm and the output matrix. Raises ValueError as Program.first_layers."""
+    program = body.program.first_layers(num_layers)
+    return _Part(f"{body.fingerprint}:{num_layers}-layers", program, {name: body.weights[name] for name in program.weights})

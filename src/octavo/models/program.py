@@ -10,7 +10,8 @@ Matrices are [out_features, in_features], row-major; norm weights are the factor
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +135,15 @@ class Softcap:
 Op = Embed | Norm | Linear | Rope | Attention | GatedAct | Add | Softcap
 
 
+def _reading(op: Op, old: str, new: str) -> Op:
+    """``op`` with ``new`` where it reads ``old``."""
+    changed: dict[str, Any] = {field: new for field in _READS if getattr(op, field, None) == old}
+    return replace(op, **changed)
+
+
+_READS = ("x", "q", "k", "v", "gate", "up", "a", "b")
+
+
 @dataclass(frozen=True, slots=True)
 class KVLayer:
     kv_heads: int
@@ -157,6 +167,22 @@ class Program:
     vocab_size: int
     context: int  # positions the model was trained for
     logits: str = "logits"
+    layer_ends: tuple[int, ...] = ()  # for each layer, the number of ops up to and with its last, which writes the residual stream
+
+    def first_layers(self, num_layers: int) -> Program:
+        """The program of the first layers alone, with the final norm and the output matrix behind them (an early exit).
+
+        Raises ValueError unless 0 < num_layers < the number of layers.
+        """
+        if not 0 < num_layers < len(self.layer_ends):
+            raise ValueError(f"num_layers: {num_layers} is not allowed; from 1 to {len(self.layer_ends) - 1}, less than the model has")
+        end, last = self.layer_ends[num_layers - 1], self.layer_ends[-1]
+        here, there = self.ops[end - 1].out, self.ops[last - 1].out
+        ops = (*self.ops[:end], *(_reading(op, there, here) for op in self.ops[last:]))
+        named = {getattr(op, field, None) for op in ops for field in ("weight", "bias")}
+        weights = {name: shape for name, shape in self.weights.items() if name in named}
+        kv_layers, layer_ends = self.kv_layers[:num_layers], self.layer_ends[:num_layers]
+        return replace(self, ops=ops, weights=weights, kv_layers=kv_layers, layer_ends=layer_ends).check()
 
     def kv_bytes_per_token(self, bytes_per_value: int) -> int:
         """Bytes of KV cache one token takes over all layers."""
@@ -166,7 +192,7 @@ class Program:
         """Raise ValueError when an op reads a value or weight that is not there, or writes one twice; return self."""
         have: set[str] = set()
         for op in self.ops:
-            for name in (getattr(op, f, None) for f in ("x", "q", "k", "v", "gate", "up", "a", "b")):
+            for name in (getattr(op, f, None) for f in _READS):
                 if name is not None and name not in have:
                     raise ValueError(f"op {op!r} reads {name!r} before it is written")
             for name in (getattr(op, f, None) for f in ("weight", "bias")):

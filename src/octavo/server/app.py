@@ -21,6 +21,7 @@ from starlette.routing import Route
 
 import octavo
 from octavo.core.request import ParameterError
+from octavo.core.speculative_params import SpeculativeParams
 from octavo.engine.async_engine import AsyncEngine
 from octavo.server import asgi
 from octavo.server.asgi import App, BodyReader, ClientLeft, Header, KeyCheck, Receive, Scope, Send
@@ -88,9 +89,9 @@ class Service:
 
     async def _wanted(self, exchange: Exchange, request: CompletionRequest | ChatRequest, default_max_tokens: int | None) -> Wanted:
         params = await run_aside(len(exchange.body) // 16, request.params)
-        request_id, priority = request.checked_request_id(), request.priority or 0
-        salt, user = request.cache_salt or None, request.user
-        return Wanted(params, default_max_tokens, salt, request_id, request.warnings, priority=priority, user=user)
+        speculative, priority = SpeculativeParams.of(request.speculative), request.priority or 0
+        salt, request_id = request.cache_salt or None, request.checked_request_id()
+        return Wanted(params, default_max_tokens, salt, request_id, request.warnings, speculative, priority, request.user)
 
     async def _answer(self, exchange: Exchange, request: SamplingFields, call: Call, choice_format: ChoiceFormat) -> None:
         include_usage = request.check_stream_options()

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from octavo.core.request import SamplingParams
+from octavo.core.speculative_params import SpeculativeParams
 from octavo.engine.async_engine import AsyncEngine, EngineUnavailable, StreamOverflow
 from octavo.engine.outputs import CompletionOutput, GenerationError, OutputEvent, RequestOutput
 from octavo.engine.params import PreparedRequest
@@ -45,6 +46,7 @@ class Wanted:
     cache_salt: str | None
     request_id: str | None  # the client's name for the answer; None: a new one
     warnings: list[str]
+    speculative: SpeculativeParams | None = None
     priority: int = 0
     user: str | None = None
 
@@ -128,7 +130,10 @@ def _checked_call(engine: AsyncEngine, identity: CallIdentity, prompts: Sequence
             default = max(wanted.default_max_tokens, params.min_tokens)
             params = replace(params, max_tokens=max(1, min(default, room)))
         request_id, salt, priority, user = f"{unique}-{i}", wanted.cache_salt, wanted.priority, wanted.user
-        prepared.append(engine.engine.prepare_checked(prompt.token_ids, params, request_id, salt, priority=priority, user=user))
+        one = engine.engine.prepare_checked(
+            prompt.token_ids, params, request_id, salt, wanted.speculative, priority=priority, user=user
+        )
+        prepared.append(one)
     outputs = [RequestOutput.start(one.request, prompt.text, one.warnings) for one, prompt in zip(prepared, prompts, strict=True)]
     warnings = list(dict.fromkeys([*wanted.warnings, *(w for one in prepared for w in one.warnings)]))
     return Call(response_id, identity.model, identity.fingerprint, prepared, outputs, warnings)

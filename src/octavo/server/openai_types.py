@@ -58,6 +58,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None
     cache_salt: str | None = None
+    speculative: dict[str, Any] | None = None
     request_id: str | None = None
     priority: int | None = None
     user: str | None = None

@@ -37,6 +37,7 @@ class _Collector:
         yield from _gauges(self._engine)
         yield from _counters(self._engine)
         yield from _tiers(self._engine.tiering)
+        yield from _speculation(self._engine)
         metrics = self._engine.metrics
         yield _histogram("octavo_time_to_first_token_seconds", "From arrival to a request's first token.", metrics.time_to_first_token_s)
         yield _histogram("octavo_inter_token_seconds", "Between steps that gave a choice tokens.", metrics.inter_token_s)
@@ -110,6 +111,25 @@ def _tiers(tiering: KVTiering | None) -> Iterator[Any]:
     yield CounterMetricFamily("octavo_kv_tier_damaged_files", damaged, value=0 if disk is None else disk.store.num_damaged)
     held = "Blocks of host memory (kv_host_memory) that hold KV."
     yield GaugeMetricFamily("octavo_kv_tier_host_blocks", held, value=0 if tiering is None else tiering.tiers.num_used_host_blocks)
+
+
+def _speculation(engine: Engine) -> Iterator[Any]:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    stats = engine.speculator.stats
+    yield CounterMetricFamily("octavo_spec_decode_num_draft_tokens", "Drafts that were verified.", value=stats.num_proposed)
+    yield CounterMetricFamily("octavo_spec_decode_num_accepted_tokens", "Drafts that were accepted.", value=stats.num_accepted)
+    per_position = (
+        ("octavo_spec_decode_num_tested_tokens_per_pos", "Drafts behind accepted ones, by their place in the draft.", stats.tested),
+        ("octavo_spec_decode_num_accepted_tokens_per_pos", "Accepted drafts by their place in the draft.", stats.accepted),
+    )
+    for name, description, counts in per_position:
+        family = CounterMetricFamily(name, description, labels=["position"])
+        for position, count in enumerate(counts):
+            family.add_metric([str(position)], count)
+        yield family
+    saved = "Time that drafts have saved, against an estimate of plain decoding from measured steps; less the time of drafting."
+    yield GaugeMetricFamily("octavo_spec_decode_saved_seconds", saved, value=stats.saved_s)
 
 
 def _counters(engine: Engine) -> Iterator[Any]:

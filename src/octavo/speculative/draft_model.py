@@ -29,6 +29,9 @@ MAX_ROWS = 512  # of one step of the draft model, unless one sequence alone has 
 class VocabularyMismatch(ValueError):
     """The draft model's tokens are not the target's; the message names the first difference."""
 
+    def __init__(self, difference: str) -> None:
+        super().__init__(f"draft_model: {difference}; they must be the same")
+
 
 def check_vocabularies(target: Tokenizer, draft: Tokenizer, target_eos: frozenset[int], draft_eos: frozenset[int]) -> None:
     """Raise VocabularyMismatch unless a token id means the same to both. Rows of padding at the end of either do not matter."""
@@ -36,11 +39,11 @@ def check_vocabularies(target: Tokenizer, draft: Tokenizer, target_eos: frozense
     for token in range(min(target_size, draft_size)):
         if target.token_bytes(token) != draft.token_bytes(token) or target.is_special(token) != draft.is_special(token):
             ours, theirs = target.token_text(token), draft.token_text(token)
-            raise VocabularyMismatch(f"draft_model: token {token} is {theirs!r} in the draft and {ours!r} in the target; they must be the same")
+            raise VocabularyMismatch(f"token {token} is {theirs!r} in the draft and {ours!r} in the target")
     if target_size != draft_size:
-        raise VocabularyMismatch(f"draft_model: its vocabulary has {draft_size} tokens and the target's {target_size}; they must be the same")
+        raise VocabularyMismatch(f"its vocabulary has {draft_size} tokens and the target's {target_size}")
     if target_eos != draft_eos:
-        raise VocabularyMismatch(f"draft_model: it ends with tokens {sorted(draft_eos)} and the target with {sorted(target_eos)}; they must be the same")
+        raise VocabularyMismatch(f"it ends with tokens {sorted(draft_eos)} and the target with {sorted(target_eos)}")
 
 
 def _used_size(tokenizer: Tokenizer) -> int:
@@ -65,9 +68,10 @@ class _Drafted:
 
 
 class DraftModel:
-    """A Proposer. ``backend`` has its KV pool of ``num_blocks`` allocated; ``vocab_size`` is the target's, ``max_len`` the draft's context."""
+    """A Proposer. ``backend`` has its pool of ``num_blocks`` allocated; ``vocab_size`` is the target's, ``max_len`` the draft's context."""
 
     name = "draft"
+    looks_up = False
 
     def __init__(self, backend: Backend, num_blocks: int, block_size: int, vocab_size: int, max_len: int) -> None:
         self._backend = backend
@@ -141,11 +145,11 @@ class DraftModel:
 
     def _fitting(self, drafting: list[int]) -> list[int]:
         """As many of them as MAX_ROWS hold, one at least; those that have fewer tokens to catch up with go first."""
-        by_gap = sorted(drafting, key=lambda s: len(self._sequences[s].known) + len(self._sequences[s].drafts) - len(self._sequences[s].computed))
-        chosen, rows = [], 0
-        for seq_id in by_gap:
-            drafted = self._sequences[seq_id]
-            rows += len(drafted.known) + len(drafted.drafts) - len(drafted.computed)
+        gaps = {s: len(one.known) + len(one.drafts) - len(one.computed) for s, one in ((s, self._sequences[s]) for s in drafting)}
+        chosen: list[int] = []
+        rows = 0
+        for seq_id in sorted(drafting, key=gaps.__getitem__):
+            rows += gaps[seq_id]
             if chosen and rows > MAX_ROWS:
                 break
             chosen.append(seq_id)

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from typing import Protocol
 
+from octavo.core.request import Request
+
 NO_TOKEN = -1
 
 
@@ -17,9 +19,13 @@ class Proposer(Protocol):
     """Life of a sequence: ``begin`` once, ``extend`` and ``propose`` in any order, ``end`` once. Sequences know nothing of each other."""
 
     name: str
+    looks_up: bool  # the first draft is known before ``propose``: so a draft that was not made teaches as well
 
-    def begin(self, seq_id: int, token_ids: Seq[int]) -> None:
-        """A sequence with these first tokens; more of them (of a long prompt, or what was kept meanwhile) come with ``extend``."""
+    def begin(self, seq_id: int, token_ids: Seq[int], request: Request, choice: int) -> None:
+        """A sequence with these first tokens; more of them (of a long prompt, or what was kept meanwhile) come with ``extend``.
+
+        ``request`` and ``choice`` tell how the target draws, for proposers that draw likewise.
+        """
         ...
 
     def extend(self, seq_id: int, token_ids: Seq[int]) -> None:
@@ -30,7 +36,7 @@ class Proposer(Protocol):
         """(evidence, first draft) of what ``propose`` would say now, in O(1).
 
         Evidence 0: there is nothing to propose. Else a number that orders proposals by how far they can be trusted, such as the tokens
-        of context that matched; each accepted draft adds 1 to it. The first draft is NO_TOKEN where only ``propose`` can tell it.
+        of context that matched; each accepted draft adds 1 to it. The first draft is NO_TOKEN unless ``looks_up``.
         """
         ...
 

@@ -18,6 +18,7 @@ from octavo.backends.cpu.lowering import Handles, lower
 from octavo.backends.cpu.step_arrays import StepArrays, read_results
 from octavo.backends.machine import available_cpus
 from octavo.core.step import BlockMove, StepPlan, StepResult
+from octavo.models.loaded import first_layers
 from octavo.models.program import Linear, Rope, RopeScaling
 
 if TYPE_CHECKING:
@@ -39,7 +40,8 @@ class CpuBackend:
 
     name = "cpu"
 
-    def __init__(self, model: ModelBody, config: EngineConfig) -> None:
+    def __init__(self, model: ModelBody, config: EngineConfig, base: CpuBackend | None = None) -> None:
+        """``base``: a backend of more layers of the same model, whose weights, threads and KV pages this one uses; see ``first_layers``."""
         from octavo.backends.cpu import _native
 
         self.vocab_size = model.program.vocab_size
@@ -47,13 +49,16 @@ class CpuBackend:
         self.block_size = config.cache.block_size
         self.logits_hook: Callable[[int, int, np.ndarray], None] | None = None
         self._program = model.program
+        self._config, self._model = config, model
         self._exact = config.backend.compute == "f32"
         self._kv_dtype = kv_dtype_of(config)
         self.isa = kernel_path()
         self.threads = config.backend.threads or available_cpus()
         self._native: _native.Model | None
+        self._base = base
+        self._matrices: dict[str, tuple[int, bool]] = {}
         try:
-            self._native = _native.Model(self.isa, self.threads)
+            self._native = _native.Model(self.isa, self.threads) if base is None else _native.Model(base._open_native())
         except RuntimeError as e:  # std::system_error
             raise BackendError(f"threads: {self.threads} cannot be started: {e}") from e
         self._slots = _native.SamplerSlots(self.vocab_size, self.max_num_slots, self.isa)
@@ -83,6 +88,13 @@ class CpuBackend:
         self._extend_ropes(ROPE_CHUNK)  # now, with the imports it takes, and not in somebody's first request
 
     def _matrix(self, name: str) -> tuple[int, bool]:
+        if self._base is not None:
+            self._matrices[name] = self._open_native().add_matrix_of(self._base._open_native(), self._base._matrices[name][0])
+        else:
+            self._matrices[name] = self._add_matrix(name)
+        return self._matrices[name]
+
+    def _add_matrix(self, name: str) -> tuple[int, bool]:
         tensor = self._weights[name]
         dtype, data = _packable(tensor)
         rows, columns = tensor.shape
@@ -195,6 +207,20 @@ class CpuBackend:
 
     def _kv_layers(self) -> list[tuple[int, int]]:
         return [(kv.kv_heads, kv.head_dim) for kv in self._program.kv_layers]
+
+    def first_layers(self, num_layers: int) -> CpuBackend:
+        """A backend of this one's first layers, with its final norm and output matrix: it computes what this one does up to there.
+
+        It has slots of its own, and shares everything else: a step of it reads and writes the KV of those layers in the same pages, the
+        same to the bit as a step of this one. One of the two runs at a time. Raises ValueError for a number of layers that is not below
+        this one's, BackendError before ``allocate_kv``.
+        """
+        if not self._num_pool_tokens:
+            raise BackendError("there are no KV pages to share: allocate_kv comes before first_layers")
+        shallow = CpuBackend(first_layers(self._model, num_layers), self._config, self)
+        shallow._open_native().share_kv(self._open_native(), num_layers)
+        shallow._num_pool_tokens = self._num_pool_tokens
+        return shallow
 
     # ---- steps ----
 

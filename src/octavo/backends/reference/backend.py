@@ -18,7 +18,7 @@ from octavo.backends.reference.host_pool import HostPool
 from octavo.config import EngineConfig
 from octavo.core.request import MAX_N
 from octavo.core.step import SequenceSlice, SliceResult, StepPlan, StepResult
-from octavo.models.loaded import ModelBody
+from octavo.models.loaded import ModelBody, first_layers
 from octavo.models.program import Add, Attention, Embed, GatedAct, Linear, Norm, Op, Program, Rope, Softcap
 from octavo.sampling.reference import LogitsError, ReferenceSampler, raw_logprobs
 
@@ -73,13 +73,14 @@ class ReferenceBackend:
         if config.backend.threads is not None:
             raise BackendError(f"threads: {config.backend.threads}; the reference backend has none of its own, leave it out")
         self.program = model.program
+        self._config, self._model = config, model
         self.vocab_size = model.program.vocab_size
         self.max_num_slots = config.scheduler.max_num_seqs + MAX_N
         self.logits_hook: LogitsHook | None = None
         self.all_logits = False
         self._block_size = config.cache.block_size
         self._fingerprint = model.fingerprint
-        self._weights = {name: tensor.float32() for name, tensor in model.weights.items()}
+        self._weights = {name: model.weights[name].float32() for name in model.program.weights}
         self._ropes = {op.out: ops.RopeTable(op) for op in self.program.ops if isinstance(op, Rope)}
         self._last_attention = max(i for i, op in enumerate(self.program.ops) if isinstance(op, Attention))
         self._sampler = ReferenceSampler(self.vocab_size, self.max_num_slots)
@@ -123,6 +124,12 @@ class ReferenceBackend:
         started = time.perf_counter()
         self._host_pool().move(plan.block_saves, plan.block_loads)
         return time.perf_counter() - started
+
+    def first_layers(self, num_layers: int) -> ReferenceBackend:
+        """As CpuBackend's."""
+        shallow = ReferenceBackend(first_layers(self._model, num_layers), self._config)
+        shallow._kv = self._pool()
+        return shallow
 
     def execute(self, plan: StepPlan) -> StepResult:
         started = time.perf_counter()
@@ -209,7 +216,8 @@ class ReferenceBackend:
         if not s.token_ids or s.start < 0:
             raise BackendError(f"{where}: {len(s.token_ids)} tokens from position {s.start}; at least one, from 0 on")
         if s.num_drafts and not (0 < s.num_drafts < s.num_tokens and s.num_samples == 1 + s.num_drafts and s.prompt_logprobs is None):
-            raise BackendError(f"{where}: {s.num_drafts} drafts among {s.num_tokens} tokens need {s.num_drafts + 1} samples, not {s.num_samples}")
+            drafts = f"{s.num_drafts} drafts among {s.num_tokens} tokens"
+            raise BackendError(f"{where}: {drafts} need {s.num_drafts + 1} samples, not {s.num_samples}")
         if len(s.sample_slots) != s.num_samples - s.num_drafts or len(s.next_token_ids) > s.num_tokens:
             raise BackendError(f"{where}: {s.num_samples} samples need as many slots, and {s.num_tokens} rows at most as many next tokens")
         bad = [t for t in (*s.token_ids, *s.next_token_ids) if not 0 <= t < self.vocab_size]

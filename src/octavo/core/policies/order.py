@@ -89,7 +89,7 @@ class ByPriority(FirstCome):
 
 
 class ShortestRemaining(FirstCome):
-    """Fewest tokens left first: prompt tokens without KV and output tokens up to max_tokens, over all choices, less what waiting makes up."""
+    """Fewest tokens left first: prompt tokens without KV and output tokens up to max_tokens, of all choices, less what waiting earns."""
 
     dynamic = True
 

@@ -1,0 +1,87 @@
+"""Drafts from the target itself, cut short: its first layers, with the final norm and the output matrix behind them.
+
+Owns the shallow backend (``Backend.first_layers``), which shares weights and KV pages with the target. Drafting happens after the plan is
+made, when every block that the drafts need is in the sequence's table: the shallow rows write the very keys and values that verifying them
+writes again. Drafts are drawn by the target's rule with the target's noise, as those of a draft model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+from octavo.backends.base import Backend
+from octavo.core.request import Request, Sequence, derive_seed
+from octavo.core.step import SequenceSlice, SlotOpen, StepPlan
+from octavo.speculative.proposer import NO_TOKEN
+
+
+class SelfDraft:
+    """A Proposer whose drafts are places to be filled. ``backend``: the first layers of the one that verifies."""
+
+    name = "self"
+    looks_up = False
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._num_steps = 0
+        self._closes: list[int] = []
+
+    def begin(self, seq_id: int, token_ids: Seq[int], request: Request, choice: int) -> None:
+        """Nothing is kept of a sequence but its KV, which is the target's."""
+
+    def extend(self, seq_id: int, token_ids: Seq[int]) -> None:
+        """As ``begin``."""
+
+    def end(self, seq_id: int) -> None:
+        """As ``begin``."""
+
+    def peek(self, seq_id: int) -> tuple[int, int]:
+        return 1, NO_TOKEN
+
+    def propose(self, requests: Seq[tuple[int, int]]) -> list[list[int]]:
+        """Places for drafts: token 0 in each, until ``fill``."""
+        return [[0] * most for _, most in requests]
+
+    def fill(self, plan: StepPlan, sequences: list[Sequence]) -> int:
+        """Draft the last ``num_drafts`` tokens of each slice of ``plan`` that belongs to one of ``sequences``.
+
+        Nothing in a plan that moves blocks first: the pages are then not yet what they will be. Such drafts stay as they are, and will
+        hardly come true. Returns the number of drafts made.
+        """
+        wanted = {seq.seq_id: seq for seq in sequences}
+        drafting = [piece for piece in plan.slices if piece.num_drafts and piece.seq_id in wanted]
+        if plan.block_copies or not drafting:
+            return 0
+        slots = {piece.seq_id: slot for slot, piece in enumerate(drafting)}
+        opens = [_slot_open(slots[piece.seq_id], wanted[piece.seq_id]) for piece in drafting]
+        for i in range(max(piece.num_drafts for piece in drafting)):
+            now = [piece for piece in drafting if piece.num_drafts > i]
+            rows = [_row(piece, i, slots[piece.seq_id]) for piece in now]
+            result = self._backend.execute(StepPlan(self._num_steps, rows, slot_opens=opens, slot_closes=self._closes))
+            opens, self._closes = [], []
+            self._num_steps += 1
+            for piece, outcome in zip(now, result.slices, strict=True):
+                if outcome.error is None:
+                    piece.token_ids[_first_draft(piece) + i] = outcome.token_ids[0]
+        self._closes = list(slots.values())
+        return sum(piece.num_drafts for piece in drafting)
+
+    def close(self) -> None:
+        self._backend.close()
+
+
+def _first_draft(piece: SequenceSlice) -> int:
+    return piece.num_tokens - piece.num_drafts
+
+
+def _row(piece: SequenceSlice, i: int, slot: int) -> SequenceSlice:
+    """The row that draft ``i`` is drawn from; the first one runs all that is not computed yet."""
+    first = _first_draft(piece)
+    start, tokens = (0, piece.token_ids[:first]) if i == 0 else (first + i - 1, piece.token_ids[first + i - 1 : first + i])
+    return SequenceSlice(piece.seq_id, piece.start + start, tokens, piece.block_table, 1, [slot], mask=piece.mask)
+
+
+def _slot_open(slot: int, seq: Sequence) -> SlotOpen:
+    request = seq.request
+    seed = derive_seed(request.seed, seq.choice)
+    return SlotOpen(slot, request.params, seed, request.prompt_token_ids, list(seq.output_token_ids), request.eos_token_ids)
