@@ -220,9 +220,14 @@ class Scheduler:
         return self._state.config.max_num_batched_tokens
 
     @property
-    def num_waiting_tokens(self) -> int:
-        """Known tokens of the sequences in the queue."""
-        return sum(len(seq.token_ids) for seq in self._state.waiting)
+    def num_admissible_tokens(self) -> int:
+        """Known tokens of the head of the queue if there are places and blocks for it, else 0: prompt rows that the next step may hold."""
+        state = self._state
+        if not state.waiting:
+            return 0
+        seq = state.waiting[0]
+        has_place = seq.num_choices <= state.config.max_num_seqs - state.num_running
+        return len(seq.token_ids) if has_place and state.kv.num_missing(seq) <= state.kv.pool.num_available else 0
 
     @property
     def running_sequences(self) -> list[Sequence]:

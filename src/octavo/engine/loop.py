@@ -115,7 +115,7 @@ class EngineLoop:
             return {}
         scheduler = self.scheduler
         try:
-            return self.speculator.drafts(scheduler.running_sequences, scheduler.max_num_batched_tokens, scheduler.num_waiting_tokens)
+            return self.speculator.drafts(scheduler.running_sequences, scheduler.max_num_batched_tokens, scheduler.num_admissible_tokens)
         except Exception as error:  # a draft model's backend may fail as any other; the target needs it not
             self._stop_speculating(error)
             return {}

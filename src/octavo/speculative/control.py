@@ -66,7 +66,12 @@ def share_out(chances: Seq[Chances], gains: Seq[float], num_drafts: int) -> list
     Of equal chances those of earlier sequences come first.
     """
     least = gains[num_drafts - 1]
-    lengths = [sum(1 for chance in row if chance > least) for row in chances]
+    lengths = []
+    for row in chances:
+        length = 0
+        while length < len(row) and row[length] > least:
+            length += 1
+        lengths.append(length)
     num_left = num_drafts - sum(lengths)
     for i, row in enumerate(chances):
         while num_left and lengths[i] < len(row) and row[lengths[i]] == least:
@@ -123,14 +128,10 @@ class DraftControl:
     def _probe(self, gains: Seq[float], num_decoding: int, rate: float, prices: Seq[float]) -> int:
         """Drafts of a step that shows what the next stage of rows costs; 0 when that is known, too dear, or could not be a better rate."""
         num_good = next((x for x, gain in enumerate(gains) if gain < _PROBE_CHANCE), len(gains))
-        last = num_decoding
-        while True:
-            stage = last + max(1, last // 2)
-            if stage > num_decoding + num_good:
-                return 0
-            if not self.cost.knows(stage, _MAX_AGE):
-                break
-            last = stage
+        last = self.cost.largest_known(num_decoding, num_decoding + num_good, _MAX_AGE)
+        stage = last + max(1, last // 2)
+        if stage > num_decoding + num_good:
+            return 0
         known, wanted = last - num_decoding, stage - num_decoding
         # The hope: rows from here on cost half of what they did so far, nothing if it is the first stage.
         row_s = (prices[known] - prices[0]) / known if known else 0.0
@@ -152,7 +153,9 @@ class DraftControl:
     def settle(self, num_decoding: int, num_context: int, seconds: float, saved_s: float) -> None:
         """Book a step in the purse: what it earned by taking ``seconds``, and what drafts chosen by ``lengths`` saved or lost."""
         plain_s = self.cost.seconds(num_decoding, num_context)
-        if self._is_new:
+        if self._is_new:  # the first steps of a process are slow ones: not until their time is known
+            if not self.cost.knows(num_decoding, _MAX_AGE):
+                return
             self._is_new, self._purse_s = False, _FIRST_STEPS * plain_s
         self._purse_s = min(_MOST_STEPS * plain_s, self._purse_s + _ALLOWANCE * seconds + saved_s)
 

@@ -55,16 +55,15 @@ class DraftedSequence:
 
     def catch_up(self, max_tokens: int) -> int:
         """Learn how the last proposal turned out, and have the proposer index at most ``max_tokens``. Returns how many it indexed."""
-        tokens, start = self.seq.token_ids, self.num_indexed
-        end = min(len(tokens), start + max_tokens)
-        if end == start:
+        start = self.num_indexed
+        fresh = self.seq.token_ids[start : start + max_tokens]
+        if not fresh:
             return 0
-        fresh = tokens[start:end]
         if self.guess:
             self._learn(fresh)
         self.proposer.extend(self.seq.seq_id, fresh)
-        self.num_indexed = end
-        return end - start
+        self.num_indexed = start + len(fresh)
+        return len(fresh)
 
     def _learn(self, fresh: list[int]) -> None:
         evidence, guess, was_drafted = self.evidence, self.guess, self.num_drafts > 0

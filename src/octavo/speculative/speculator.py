@@ -19,6 +19,7 @@ from octavo.core.step import StepPlan, StepResult
 from octavo.speculative.acceptance import LOOKUP_PRIOR, MODEL_PRIOR, SequenceRates, SharedRates
 from octavo.speculative.control import DraftControl
 from octavo.speculative.drafted import DraftedSequence
+from octavo.speculative.nap import Nap
 from octavo.speculative.ngram import NgramProposer
 from octavo.speculative.proposer import Proposer
 from octavo.speculative.self_draft import SelfDraft
@@ -89,6 +90,7 @@ class Speculator:
         self._draft_s = dict.fromkeys(self._proposers, 0.0)  # host seconds per draft
         self._sequences: dict[int, DraftedSequence] = {}
         self._host_s = 0.0  # of the step being made
+        self._nap = Nap()
         self._has_fixed = False  # drafts in it that were asked for, whether or not they pay
 
     @property
@@ -113,6 +115,9 @@ class Speculator:
         """
         self._host_s, self._has_fixed = 0.0, False
         if not self.default.enabled and not self._sequences and all(seq.request.speculative is None for seq in running):
+            return {}
+        may_sleep = all(not isinstance(one.params.num_drafts, int) for one in self._sequences.values())
+        if self._nap.begin(len(running), may_sleep):
             return {}
         started_s = self._clock.now()
         batch = _Batch(num_prompt_tokens=num_queued_tokens)
@@ -228,6 +233,9 @@ class Speculator:
         """
         if not self._sequences:
             return
+        if self._nap.asleep:
+            self._forget_finished()
+            return
         num_rows = num_drafts = num_decoding = num_kept = num_context = 0
         for piece, outcome in zip(plan.slices, result.slices, strict=True):
             k = piece.num_drafts
@@ -240,6 +248,10 @@ class Speculator:
                 num_drafts += k
                 self.stats.count(k, max(0, len(outcome.token_ids) - 1))
         self._account(num_rows, num_drafts, num_decoding, num_kept, num_context, result.seconds)
+        self._nap.looked(num_drafts, self._host_s, result.seconds)
+        self._forget_finished()
+
+    def _forget_finished(self) -> None:
         for seq_id in [i for i, drafted in self._sequences.items() if drafted.seq.status is SequenceStatus.FINISHED]:
             self._sequences.pop(seq_id).proposer.end(seq_id)
 

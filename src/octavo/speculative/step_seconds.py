@@ -8,7 +8,7 @@ That curve decides whether a draft pays, so it is measured rather than assumed: 
 - ``slope``, the cost of a position of KV read, is the common slope within buckets (as in an analysis of covariance), so that few rows with
   much context and many with little are told apart.
 - ``pace`` follows the machine within a few steps: whatever has been seen of it lately scales the buckets that have not.
-- A step that the system held up counts for at most twice its prediction; and while a bucket has few steps, the shortest counts.
+- A step that stands alone, such as one that the system held up, counts little; and while a bucket has few steps, the shortest counts.
 
 Owns the curve; reads no clock and decides nothing.
 """
@@ -22,9 +22,11 @@ from dataclasses import dataclass
 
 _FINE_ROWS = 16  # up to here every number of rows is its own bucket; then eight buckets to each doubling
 _FEW = 3  # steps of a bucket until its mean is believed
-_MIN_RATE = 1.0 / 32  # of a bucket's newest step
-_PACE_RATE = 0.125
+_MIN_RATE = 1.0 / 48  # of a bucket's newest step
+_PACE_RATE = 0.2
+_LEAST_SHARE = 0.1  # of a bucket's seconds, whatever the context
 _CUT = 2.0
+_ALONE = 0.1  # of a surprise that stands alone
 _SLOPE_MEMORY = 0.998
 _REFRESH_STEPS = 16  # between two looks at the buckets
 
@@ -79,6 +81,7 @@ class StepSeconds:
         self.num_steps = 0
         self._buckets: dict[int, _Bucket] = {}
         self._pace = 1.0
+        self._last_ratio = 1.0  # observed / predicted of the last step
         self._slope = 0.0
         self._slope_data = _SlopeData()
         self._rows: list[float] = []  # the monotone curve at pace 1, context taken out: its buckets
@@ -96,33 +99,49 @@ class StepSeconds:
         if bucket is None:
             self._buckets[key] = _Bucket(float(num_rows), float(num_context), seconds / self._pace, last_step=self.num_steps)
             self._refresh_at = 0
-            return
-        expected = bucket.seconds + self._slope * (num_context - bucket.context)
-        ratio = max(1.0 / _CUT, min(_CUT, seconds / (self._pace * expected))) if expected > 0.0 else 1.0
-        if bucket.num_steps >= _FEW:
-            self._pace *= 1.0 + _PACE_RATE * (ratio - 1.0)
-        self._take(bucket, num_rows, num_context, min(seconds / self._pace, _CUT * expected))
+        else:
+            self._take(bucket, num_rows, num_context, seconds)
+        self._refresh()
 
     def _take(self, bucket: _Bucket, num_rows: int, num_context: int, seconds: float) -> None:
         bucket.num_steps += 1
         bucket.last_step = self.num_steps
         dx = num_context - bucket.context
-        dy = seconds - bucket.seconds
+        expected = max(bucket.seconds + self._slope * dx, _LEAST_SHARE * bucket.seconds)
         if bucket.num_steps <= _FEW:
-            if dy - self._slope * dx < 0.0:
-                bucket.rows, bucket.context, bucket.seconds = float(num_rows), float(num_context), seconds
+            if seconds / self._pace < expected:
+                bucket.rows, bucket.context, bucket.seconds = float(num_rows), float(num_context), seconds / self._pace
             self._refresh_at = 0
             return
+        ratio = self._judge(seconds / (self._pace * expected))
         rate = max(1.0 / bucket.num_steps, _MIN_RATE)
-        self._slope_data.add(dx, dy, 1.0 - rate)
+        self._slope_data.add(dx, ratio * expected - bucket.seconds, 1.0 - rate)
+        # The pace takes its part of the surprise first: what it explains is no news of this bucket.
+        pace = 1.0 + _PACE_RATE * (ratio - 1.0)
+        self._pace *= pace
         bucket.rows += rate * (num_rows - bucket.rows)
         bucket.context += rate * dx
-        bucket.seconds += rate * dy
+        bucket.seconds += rate * (ratio / pace * expected - bucket.seconds)
+
+    def _judge(self, ratio: float) -> float:
+        """How much of observed / predicted to believe: little of a surprise that stands alone, two in a row as the smaller of them."""
+        ratio = max(1.0 / _CUT, min(_CUT, ratio))
+        last, self._last_ratio = self._last_ratio, ratio
+        if ratio > 1.0:
+            return min(ratio, max(last, 1.0 + _ALONE))
+        return max(ratio, min(last, 1.0 / (1.0 + _ALONE)))
 
     def knows(self, num_rows: int, max_age: int) -> bool:
         """Whether a step of about so many rows was seen often enough, and within the last ``max_age`` steps."""
         bucket = self._buckets.get(bucket_of(num_rows))
         return bucket is not None and bucket.num_steps >= _FEW and self.num_steps - bucket.last_step < max_age
+
+    def largest_known(self, low: int, high: int, max_age: int) -> int:
+        """The largest number of rows from ``low`` to ``high`` that ``knows`` holds for; ``low`` when there is none."""
+        for num_rows in range(high, low, -1):
+            if self.knows(num_rows, max_age):
+                return num_rows
+        return low
 
     def seconds(self, num_rows: int, num_context: int) -> float:
         """Seconds of a step. Beyond the largest bucket every row costs its average there."""
