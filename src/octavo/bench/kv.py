@@ -2,8 +2,8 @@
 
 Engine one computes prompts of random tokens and closes, which leaves their blocks on disk. Engine two, fresh, answers the same prompts
 from disk; its pool holds little more than one of them, so that a third round finds them in host memory. Tokens and log-probabilities are
-compared, bit for bit. ``cold``: the page cache lets go of the files first, so that the disk itself is read. Medians over the prompts; one more of
-other tokens goes before each round.
+compared, bit for bit. ``cold``: the page cache lets go of the files first, so that the disk itself is read. Medians over the prompts; one
+more of other tokens goes before each round.
 """
 
 from __future__ import annotations
