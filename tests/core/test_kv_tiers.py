@@ -72,6 +72,24 @@ def test_a_small_host_memory_passes_a_long_prompt_through_in_pieces() -> None:
     assert again.tiers.stats.disk_hit_tokens == 40
 
 
+def test_loads_take_half_of_the_gap_that_streams_may_see() -> None:
+    harness = TierHarness(num_blocks=24, num_tier_blocks=48, budget=16, max_itl_ms=4.0)
+    for i in range(8):
+        run_one(harness, f"first {i}", prompt_of(30 + i, 21))
+    harness.add(make_request("stream", B[:3], max_tokens=20, ignore_eos=True))
+    harness.step()
+    for i in range(2):
+        harness.add(make_request(f"again {i}", prompt_of(30 + i, 21), max_tokens=1))
+    loads = []
+    while harness.scheduler.has_work:
+        plan = harness.step()
+        assert plan is not None and plan.slices, "the stream goes on"
+        loads.append(len(plan.block_loads))
+    harness.check_texts()
+    assert max(loads) == 2 and sum(loads) == 10
+    assert [harness.num_cached[f"again {i}", 0] for i in range(2)] == [20, 20]
+
+
 def test_others_go_on_while_one_waits_for_the_disk() -> None:
     disk = ToyDisk(latency=1, failing=0.0, seed=0)
     harness = TierHarness(num_blocks=12, num_tier_blocks=12, disk=disk)

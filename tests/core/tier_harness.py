@@ -22,6 +22,9 @@ class TokenCost:
     def recompute_s(self, start: int, num_tokens: int) -> float:
         return 1e-3 * num_tokens
 
+    def load_s(self, num_blocks: int) -> float:
+        return 1e-3 * num_blocks
+
     def restoring_pays(self, start: int, num_tokens: int, num_host_blocks: int, num_disk_blocks: int) -> bool:
         return num_tokens >= self.min_tokens
 

@@ -92,6 +92,10 @@ class RestoreCost(Protocol):
         """Seconds to compute ``num_tokens`` after ``start``."""
         ...
 
+    def load_s(self, num_blocks: int) -> float:
+        """Seconds that a step gets longer by when it loads so many blocks from host memory."""
+        ...
+
     def restoring_pays(self, start: int, num_tokens: int, num_host_blocks: int, num_disk_blocks: int) -> bool:
         """Whether the blocks of these tokens are had sooner by loading than by computing. Without blocks: no matter."""
         ...

@@ -36,6 +36,13 @@ class Restorer:
         self.tiers = tiers
         self._kv = kv
         self._restores: dict[int, Restore] = {}  # by seq_id
+        self._num_loads_left: int | None = None  # in the plan being made; None: any number
+
+    def begin_plan(self, now_s: float, limit_s: float | None) -> None:
+        """A plan is being made at ``now_s``. ``limit_s``: the gap that running streams may see, of which loads may take half."""
+        self.tiers.begin_plan(now_s)
+        block_s = self.tiers.cost.load_s(1)
+        self._num_loads_left = None if limit_s is None or block_s <= 0.0 else max(1, int(limit_s / 2 / block_s))
 
     @property
     def sequences(self) -> list[Sequence]:
@@ -56,7 +63,9 @@ class Restorer:
             self.tiers.begin_read(seq.seq_id, match.refs, seq.num_computed)
             self._kv.claim(seq)
             return True
-        entries = match.entries[: self._kv.pool.num_available]
+        if self._num_loads_left == 0:  # others have all of this plan's: the next will do
+            return True
+        entries = match.entries[: self._kv.pool.num_available][: self._num_loads_left]
         if not entries:
             self.tiers.end_wait(seq.seq_id)
             return False
@@ -67,6 +76,8 @@ class Restorer:
         for entry in entries:
             entry.from_disk = False
         seq.num_scheduled = size * len(entries)
+        if self._num_loads_left is not None:
+            self._num_loads_left -= len(loads)
         self._restores[seq.seq_id] = Restore(seq, loads, seq.num_scheduled - num_disk_tokens, num_disk_tokens)
         self._kv.claim(seq)
         return True

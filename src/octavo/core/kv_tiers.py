@@ -94,7 +94,7 @@ class KVTiers:
         self.stats = TierStats()
         self.block_size = block_size
         self.first_host_block, self.num_host_blocks = first_host_block, num_host_blocks
-        self._disk, self._cost = disk, cost
+        self._disk, self.cost = disk, cost
         self._free = list(range(first_host_block + num_host_blocks - 1, first_host_block - 1, -1))
         self._entries: OrderedDict[bytes, HostEntry] = OrderedDict()  # least recently used first
         self._busy: set[int] = set()  # host blocks that the plan being made, or in flight, saves to or loads from
@@ -173,7 +173,7 @@ class KVTiers:
             else:
                 break
         num_host, num_disk = len(match.entries), len(match.refs)
-        if not self._cost.restoring_pays(start, (num_host + num_disk) * self.block_size, num_host, num_disk):
+        if not self.cost.restoring_pays(start, (num_host + num_disk) * self.block_size, num_host, num_disk):
             return TierMatch()
         return match
 
@@ -186,7 +186,7 @@ class KVTiers:
     def begin_read(self, seq_id: int, refs: Sequence[BlockRef], start: int) -> None:
         """``seq_id`` waits for these blocks, which ``match`` has found on disk."""
         self.leave(seq_id)
-        wait = self._waits[seq_id] = _Wait(self._now_s + self._cost.recompute_s(start, len(refs) * self.block_size))
+        wait = self._waits[seq_id] = _Wait(self._now_s + self.cost.recompute_s(start, len(refs) * self.block_size))
         wait.missing = {ref.key for ref in refs}
         new = [ref for ref in refs if ref.key not in self._reading]
         self._reading.update(ref.key for ref in new)

@@ -41,7 +41,7 @@ class Planner:
         draft = Draft(StepPlan(step_index), state.config.max_num_batched_tokens, guesses)
         num_preemptions = num_before = state.stats.num_preemptions
         if state.kv.restorer is not None:
-            state.kv.restorer.tiers.begin_plan(now)
+            state.kv.restorer.begin_plan(now, self._gap_limit_s())
         if state.gap_cost is not None:
             state.gap_cost.begin(now)
             self._admit_paced(draft, now)
@@ -303,11 +303,20 @@ class Planner:
         if not prompts:
             return {}
         limit_s = max_itl_ms / 1000 if has_stream and max_itl_ms is not None else None
+        if limit_s is not None and state.kv.restorer is not None:
+            limit_s -= state.kv.restorer.tiers.cost.load_s(len(state.kv.restorer.loads()))
         if limit_s is not None and state.preemption_cost is not None:  # what comes back from host memory in this step takes its part
             limit_s -= state.preemption_cost.swap_seconds(len(draft.plan.block_loads))
         room = StepRoom(cost, shape, limit_s, draft.budget - shape.num_rows, state.kv.block_size)
         room.share(list(prompts.values()), draft.plan.step_index % 2 == 1)
         return {seq_id: prompt.num_tokens for seq_id, prompt in prompts.items()}
+
+    def _gap_limit_s(self) -> float | None:
+        """The bound on the gap that this step puts between tokens, where there is one and a stream for it."""
+        max_itl_ms = self._state.config.max_itl_ms
+        if max_itl_ms is None or not any(seq.num_output_tokens for seq in self._state.running):
+            return None
+        return max_itl_ms / 1000
 
     # --- prefix cache -------------------------------------------------------------------------------------------------------------------
 

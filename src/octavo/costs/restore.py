@@ -34,6 +34,10 @@ class RestoreModel:
         shape.add(start, num_tokens, 0)
         return self.device.seconds_of(shape)
 
+    def load_s(self, num_blocks: int) -> float:
+        """See RestoreCost."""
+        return num_blocks * (self.move_s or 0.0)
+
     def restore_s(self, num_host_blocks: int, num_disk_blocks: int) -> float:
         """Seconds until these blocks are in the pool."""
         return (num_host_blocks + num_disk_blocks) * (self.move_s or 0.0) + num_disk_blocks * (self.read_s or 0.0)
