@@ -124,6 +124,19 @@ def test_a_slow_disk_is_given_up_after_the_time_that_computing_takes() -> None:
     assert again.tiers.stats.num_given_up == 1 and again.num_cached["again", 0] == 0
 
 
+def test_reads_do_not_pile_up_behind_a_disk_that_hangs() -> None:
+    disk = ToyDisk(latency=10**9, failing=0.0, seed=0)
+    harness = TierHarness(num_blocks=40, num_tier_blocks=16, disk=disk)
+    for i in range(4):
+        run_one(harness, f"first {i}", prompt_of(40 + i, 21))
+    harness.flush()
+    again = TierHarness(num_blocks=40, num_tier_blocks=16, disk=disk)
+    for i in range(4):
+        assert run_one(again, f"again {i}", prompt_of(40 + i, 21)) == 0
+    assert sum(map(len, disk._batches)) == 8, "half of host memory"
+    assert again.tiers.stats.num_given_up == 2, "who finds no room for its reads computes at once"
+
+
 def test_a_lost_block_ends_the_wait_and_what_came_before_it_is_used() -> None:
     disk = ToyDisk(latency=1, failing=0.0, seed=0)
     harness = TierHarness(num_blocks=12, num_tier_blocks=12, disk=disk)

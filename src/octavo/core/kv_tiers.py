@@ -180,7 +180,7 @@ class KVTiers:
     def _is_readable(self, key: bytes, num_before: int) -> bool:
         """Half of host memory may be kept for blocks on their way from the disk, so that saving goes on."""
         assert self._disk is not None
-        num_kept = sum(len(wait.missing) + len(wait.entries) for wait in self._waits.values())
+        num_kept = len(self._reading) + sum(len(wait.entries) for wait in self._waits.values())  # given up or not: a disk may hang
         return num_kept + num_before < max(1, self.num_host_blocks // 2) and (key in self._disk or key in self._reading)
 
     def begin_read(self, seq_id: int, refs: Sequence[BlockRef], start: int) -> None:

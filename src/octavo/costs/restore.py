@@ -9,7 +9,7 @@ from octavo.core.cost import StepShape
 from octavo.core.step import StepPlan, StepResult
 from octavo.costs.fitted import FittedCost
 
-FIRST_WAIT_S = 1.0  # what computing is taken to cost until a step has been seen
+FIRST_WAIT_S = 5.0  # what computing is taken to cost until a step has been seen
 _FEW_STEPS = 4
 _MEMORY = 0.8  # weight of what was known when a new measurement comes
 

@@ -69,7 +69,7 @@ class DiskStore:
 
     def __init__(self, path: str | Path, about: StoreAbout, limit_bytes: int) -> None:
         """Makes the folder and lists it. ConfigError when it cannot be made or written, or the limit holds no block."""
-        self.path, self.about, self.limit_bytes = Path(path), about, limit_bytes
+        self.path, self.about, self.limit_bytes = Path(path).expanduser(), about, limit_bytes
         self.file_bytes = kv_files.file_bytes(about.block_size, about.block_bytes)
         if self.file_bytes > limit_bytes:
             raise ConfigError(f"kv_disk_size: {limit_bytes} is not allowed; at least {self.file_bytes} bytes, which one block takes")
