@@ -24,6 +24,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "auto": {"swap_space": SWAP_BYTES},
     "swap, no prefix caching": {"preemption": "swap", "swap_space": SWAP_BYTES, "enable_prefix_caching": False},
     "swap, srf": {"preemption": "swap", "swap_space": SWAP_BYTES, "scheduling_policy": "srf"},
+    "swap, n-gram drafts": {"preemption": "swap", "swap_space": SWAP_BYTES, "spec": 3, "spec_method": "ngram"},
+    "swap, self-drafts": {"preemption": "swap", "swap_space": SWAP_BYTES, "spec": 3, "spec_method": "self", "self_draft_layers": 1},
     "swap, a bound on gaps": {"preemption": "swap", "swap_space": SWAP_BYTES, "max_itl_ms": 5.0},
 }
 

@@ -50,7 +50,7 @@ class SelfDraft:
         """
         wanted = {seq.seq_id: seq for seq in sequences}
         drafting = [piece for piece in plan.slices if piece.num_drafts and piece.seq_id in wanted]
-        if plan.block_copies or not drafting:
+        if plan.block_copies or plan.num_moves or not drafting:
             return 0
         slots = {piece.seq_id: slot for slot, piece in enumerate(drafting)}
         opens = [_slot_open(slots[piece.seq_id], wanted[piece.seq_id]) for piece in drafting]
