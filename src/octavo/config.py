@@ -7,8 +7,9 @@ import os
 from dataclasses import dataclass, field
 
 KV_DTYPES = ("f16", "bf16", "f32", "int8")
-POLICIES = ("fcfs", "priority", "fair", "srf")
+KV_RESERVATIONS = ("paged", "max", "pow2", "oracle")
 PREEMPTIONS = ("auto", "recompute", "swap")
+SCHEDULING_POLICIES = ("fcfs", "static", "priority", "fair", "srf")
 SPEC_METHODS = ("auto", "ngram", "suffix", "draft", "self")
 MAX_DRAFTS = 16  # draft tokens of one sequence in one step
 
@@ -42,6 +43,7 @@ class CacheConfig:
     kv_host_memory: int | None = None  # bytes for blocks that the pool evicts; None: none, or a little on the way to kv_disk_path
     kv_disk_path: str | None = None  # folder for blocks that host memory evicts, and for a restart
     kv_disk_size: int | None = None  # bytes; None: 10 GiB
+    kv_reservation: str = "paged"  # paged | max | pow2 | oracle: see core/reservation.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,7 @@ class EngineConfig:
         _check(c.kv_cache_memory is None or c.kv_cache_memory >= 1, "kv_cache_memory", c.kv_cache_memory, "at least 1 byte")
         _check(c.kv_cache_dtype in ("auto", *KV_DTYPES), "kv_cache_dtype", c.kv_cache_dtype, f"one of auto, {', '.join(KV_DTYPES)}")
         _check_tiers(c)
+        check_reservation(c)
         _check(1 <= s.max_num_seqs <= 4096, "max_num_seqs", s.max_num_seqs, "from 1 to 4096")
         _check(1 <= s.max_num_batched_tokens <= 1 << 20, "max_num_batched_tokens", s.max_num_batched_tokens, "from 1 to 1048576")
         budget = s.max_num_batched_tokens
@@ -123,13 +126,15 @@ class EngineConfig:
         itl = s.max_itl_ms
         _check(itl is None or 0 < itl < math.inf, "max_itl_ms", itl, "a finite number of milliseconds above 0; leave it out for no bound")
         _check(itl is None or s.enable_chunked_prefill, "max_itl_ms", itl, "it sizes pieces of prompts, and enable_chunked_prefill is off")
-        _check(s.scheduling_policy in POLICIES, "scheduling_policy", s.scheduling_policy, f"one of {', '.join(POLICIES)}")
+        policy = s.scheduling_policy
+        _check(policy in SCHEDULING_POLICIES, "scheduling_policy", policy, f"one of {', '.join(SCHEDULING_POLICIES)}")
         _check(s.preemption in PREEMPTIONS, "preemption", s.preemption, f"one of {', '.join(PREEMPTIONS)}")
         lookahead = s.admission_lookahead
         _check(1 <= lookahead <= 1 << 20, "admission_lookahead", lookahead, "from 1 to 1048576 tokens")
         _check(c.swap_space >= 0, "swap_space", c.swap_space, "at least 0 bytes")
         _check(s.preemption != "swap" or c.swap_space > 0, "preemption", s.preemption, "it needs swap_space, the bytes to swap to")
         _check(s.preemption != "recompute" or c.swap_space == 0, "swap_space", c.swap_space, "0 with preemption recompute, which uses none")
+        _check(c.kv_reservation == "paged" or c.swap_space == 0, "swap_space", c.swap_space, "0 with kv_reservation: nobody is preempted")
         _check(b.backend in ("cpu", "reference"), "backend", b.backend, "one of cpu, reference")
         _check(b.compute in ("fast", "f32"), "compute", b.compute, "one of fast, f32")
         _check(b.threads is None or 1 <= b.threads <= 1024, "threads", b.threads, "from 1 to 1024")
@@ -146,6 +151,13 @@ def _check_tiers(c: CacheConfig) -> None:
     for name, value in (("kv_host_memory", c.kv_host_memory), ("kv_disk_path", c.kv_disk_path)):
         kept = c.enable_prefix_caching or value is None
         _check(kept, name, value, "it keeps blocks of the prefix cache, and enable_prefix_caching is off")
+
+
+def check_reservation(c: CacheConfig) -> None:
+    """Raise ConfigError when ``kv_reservation`` is none, or goes with a prefix cache."""
+    _check(c.kv_reservation in KV_RESERVATIONS, "kv_reservation", c.kv_reservation, f"one of {', '.join(KV_RESERVATIONS)}")
+    shares = c.enable_prefix_caching and c.kv_reservation != "paged"
+    _check(not shares, "kv_reservation", c.kv_reservation, "reserved blocks are never shared: turn enable_prefix_caching off")
 
 
 def octavo_home() -> str:

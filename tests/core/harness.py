@@ -60,6 +60,7 @@ class Harness:
         num_host_blocks: int = 0,
         preemption: str = "auto",
         policy: str = "fcfs",
+        reservation: str = "paged",
     ) -> None:
         config = SchedulerConfig(
             max_num_seqs,
@@ -71,7 +72,7 @@ class Harness:
             admission_lookahead=lookahead,
         )
         self.cost = None if max_itl_ms is None else RowCost()
-        cache = CacheConfig(block_size=block_size, enable_prefix_caching=caching)
+        cache = CacheConfig(block_size=block_size, enable_prefix_caching=caching, kv_reservation=reservation)
         self.scheduler = Scheduler(config, cache, num_blocks, max_model_len, "toy", self.cost, num_host_blocks)
         self.backend = KVMemoryBackend(num_blocks, block_size, num_host_blocks)
         self.requests: dict[str, Request] = {}

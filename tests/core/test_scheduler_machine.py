@@ -28,7 +28,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         seed=st.integers(0, 3),
         num_host_blocks=st.sampled_from([0, 4, 12, 40]),
         lookahead=st.sampled_from([1, 1, 8]),
-        policy=st.sampled_from(["fcfs", "fcfs", "priority", "fair", "srf"]),
+        policy=st.sampled_from(["fcfs", "fcfs", "static", "priority", "fair", "srf"]),
     )
     def start(self, max_itl_ms: float | None, guessing: tuple[int, float] | None, seed: int, **sizes: Any) -> None:
         self.harness = Harness(max_itl_ms=max_itl_ms if sizes["chunked"] else None, **sizes)

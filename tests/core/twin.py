@@ -69,13 +69,14 @@ class Twin:
         lookahead: int,
         num_host_blocks: int,
         max_total: int,
+        policy: str,
     ) -> None:
         self.num_blocks, self.block_size, self.max_num_seqs = num_blocks, block_size, max_num_seqs
         self.lookahead, self.num_host_blocks, self.max_total = lookahead, num_host_blocks, max_total
         self.in_flight = TwinPlan()
         self.reading: list[TwinBlock] = []  # host blocks that the plan in flight reads
         self.num_requests = 0
-        self.budget, self.chunked, self.caching = budget, chunked, caching
+        self.budget, self.chunked, self.caching, self.static = budget, chunked, caching, policy == "static"
         self.running: list[TwinSequence] = []
         self.waiting: list[TwinSequence] = []
         self.cache: dict[Prefix, TwinBlock] = {}
@@ -90,6 +91,11 @@ class Twin:
 
     def plan(self) -> TwinPlan | None:
         plan, preempted = TwinPlan(budget=self.budget), False
+        self.in_flight = plan
+        if self.static and not self.running:
+            while self.waiting and (group := self._next_group(plan)):
+                for _ in group:
+                    self._start(plan, 0)
         while True:
             before = list(self.running)
             if self.chunked or not self._run_alone(plan):
@@ -98,16 +104,15 @@ class Twin:
             preempted = preempted or now_preempted
             if plan.slices or not now_preempted:
                 break
-        if not preempted:
+        if not preempted and not self.static:
             self._admit(plan)
-        self.in_flight = plan
         return plan if plan.slices else None
 
     def _serve_running(self, plan: TwinPlan) -> None:
         for seq in list(self.running):
             if seq not in self.running or plan.budget == 0:
                 continue
-            if self._group(seq)[0] is seq and not self._secure(plan, seq):
+            if self._group(seq)[0] is seq and (not self._secure(plan, seq) or seq not in self.running):
                 continue
             if seq.gap > 1 and self._share(plan, seq):
                 continue
@@ -124,7 +129,7 @@ class Twin:
         for seq in self.running:
             if seq.gap > 1 and not self._share(plan, seq) and seq.gap > max(room, 1):
                 return self._schedule(plan, seq, seq.gap)
-        if not self.waiting:
+        if not self.waiting or self.static:
             return False
         head = self.waiting[0]
         found, pending = self._look_up(head)
@@ -307,7 +312,7 @@ class Twin:
         """Cached blocks after the computed full ones, and how many after those another sequence computes."""
         found: list[TwinBlock] = []
         pending = 0
-        if not self.caching or seq.scores_prompt:
+        if not self.caching or seq.scores_prompt or seq in self.in_flight.loading:
             return found, pending
         end = seq.computed // self.block_size * self.block_size + self.block_size
         while end < len(seq.tokens):

@@ -40,6 +40,7 @@ SECTIONS = {
     "bench kv": (bench.commands["kv"], set(options_of(bench.commands["kv"])) - SHARED),
     "kv ls": (kv.commands["ls"], set(options_of(kv.commands["ls"]))),
     "kv clear": (kv.commands["clear"], set(options_of(kv.commands["clear"]))),
+    "bench waste": (bench.commands["waste"], set(options_of(bench.commands["waste"]))),
     "doctor": (doctor, set(options_of(doctor))),
     "Model and engine": (serve, SHARED),
 }

@@ -123,7 +123,7 @@ def test_a_failed_step_ends_swapped_requests_too(path: Path, monkeypatch: pytest
         ({"swap_space": 7}, "swap_space: 7 bytes hold no block; one takes [0-9]+"),
         ({"preemption": "never"}, "preemption: 'never' is not allowed; one of auto, recompute, swap"),
         ({"admission_lookahead": 0}, "admission_lookahead: 0 is not allowed; from 1 to 1048576 tokens"),
-        ({"scheduling_policy": "lottery"}, "scheduling_policy: 'lottery' is not allowed; one of fcfs, priority, fair, srf"),
+        ({"scheduling_policy": "lottery"}, "scheduling_policy: 'lottery' is not allowed; one of fcfs, static, priority, fair, srf"),
     ],
 )
 def test_settings_that_cannot_be(path: Path, options: dict[str, Any], message: str) -> None:

@@ -23,6 +23,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "smallest budget": {"max_num_seqs": 8, "max_num_batched_tokens": 8},
     "smallest budget, whole prompts": {"max_num_seqs": 8, "max_num_batched_tokens": 8, "enable_chunked_prefill": False},
     "one at a time": {"max_num_seqs": 1, "max_num_batched_tokens": 1},
+    "request-level batching": {"scheduling_policy": "static"},
     "odd chunks": {"max_num_seqs": 16, "max_num_batched_tokens": 17},
     "host memory": {"kv_host_memory": 1 << 16},
 }

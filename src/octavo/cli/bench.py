@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from octavo.cli.bench_serve import serve
+from octavo.cli.bench_waste import waste
 from octavo.cli.options import engine_config, engine_options, model_options
 from octavo.cli.progress import fetched
 from octavo.config import KV_DTYPES
@@ -202,3 +203,4 @@ def spec(
 
 
 bench.add_command(serve)
+bench.add_command(waste)

@@ -11,8 +11,9 @@ import click
 
 from octavo.config import (
     KV_DTYPES,
-    POLICIES,
+    KV_RESERVATIONS,
     PREEMPTIONS,
+    SCHEDULING_POLICIES,
     SPEC_METHODS,
     BackendConfig,
     CacheConfig,
@@ -88,17 +89,17 @@ def engine_options(function: Callable) -> Callable:
     cache, scheduler, backend = _DEFAULTS.cache, _DEFAULTS.scheduler, _DEFAULTS.backend
     spec_help = "Draft tokens that a step verifies: auto (as many as pay), off, or a number. No text changes."
     itl_help = "Bound on the gaps between a running answer's tokens, in milliseconds: prompts are computed in pieces that keep it."
-    order_help = "Who comes first. fcfs: by arrival; priority, fair (by user), srf (fewest tokens left): see the docs on flags."
+    policy_help = "fcfs: by arrival. priority, fair (by user), srf (fewest tokens left). static: whole batches, for comparison."
     preemption_help = "What becomes of KV that must make room: recompute, swap (to --swap-space), or auto: what is cheaper."
     swap_help = "Host memory for the KV of preempted sequences, such as 2GiB; 0: none, they are computed again."
     lookahead_help = "Tokens of each running sequence that admission leaves room for."
+    reservation_help = "paged: blocks as they are needed. Others reserve a contiguous chunk for a sequence's whole life; for comparison."
     pool_help = "Memory of the KV pool, such as 2GiB (default: a quarter of the free memory, at most 4GiB)."
     return _add(
         [
             _shown("--max-num-seqs", scheduler.max_num_seqs, int, "Most sequences that run at once."),
             _shown("--max-num-batched-tokens", scheduler.max_num_batched_tokens, int, "Most tokens computed in one step."),
             click.option("--max-itl-ms", type=float, help=itl_help),
-            _shown("--scheduling-policy", scheduler.scheduling_policy, click.Choice(POLICIES), order_help),
             _shown("--preemption", scheduler.preemption, click.Choice(PREEMPTIONS), preemption_help),
             _shown("--admission-lookahead", scheduler.admission_lookahead, int, lookahead_help),
             _shown("--swap-space", cache.swap_space, ByteSize(), swap_help),
@@ -111,6 +112,8 @@ def engine_options(function: Callable) -> Callable:
             click.option("--kv-disk-size", type=ByteSize(), help="Most bytes in --kv-disk-path (default: 10GiB)."),
             click.option("--no-enable-prefix-caching", is_flag=True, help="Compute every prompt from its first token."),
             click.option("--no-enable-chunked-prefill", is_flag=True, help="Compute each prompt in one step, never in pieces."),
+            _shown("--scheduling-policy", scheduler.scheduling_policy, click.Choice(SCHEDULING_POLICIES), policy_help),
+            _shown("--kv-reservation", cache.kv_reservation, click.Choice(KV_RESERVATIONS), reservation_help),
             click.option("--spec", type=SpecLength(), default="off", show_default=True, help=spec_help),
             _shown("--spec-method", _DEFAULTS.speculative.spec_method, click.Choice(SPEC_METHODS), "Where drafts come from."),
             click.option("--draft-model", help="A smaller model of the same tokenizer, to draft; named as --model."),
@@ -126,10 +129,10 @@ def engine_options(function: Callable) -> Callable:
 def engine_config(options: dict[str, Any]) -> EngineConfig:
     """EngineConfig of the options' values; missing ones keep their defaults. Raises BadParameter that names the flag."""
     d = _DEFAULTS
-    cache = _replaced(d.cache, options, "block_size", "num_kv_blocks", "kv_cache_memory", "kv_cache_dtype", "swap_space")
-    cache = _replaced(cache, options, "kv_host_memory", "kv_disk_path", "kv_disk_size")
+    tier_fields = ("kv_host_memory", "kv_disk_path", "kv_disk_size")
+    cache_fields = ("block_size", "num_kv_blocks", "kv_cache_memory", "kv_cache_dtype", "kv_reservation", "swap_space", *tier_fields)
     scheduler_fields = ("max_num_seqs", "max_num_batched_tokens", "max_itl_ms", "scheduling_policy", "preemption", "admission_lookahead")
-    scheduler = _replaced(d.scheduler, options, *scheduler_fields)
+    cache, scheduler = _replaced(d.cache, options, *cache_fields), _replaced(d.scheduler, options, *scheduler_fields)
     config = EngineConfig(
         model=_replaced(d.model, options, "model", "served_model_name", "max_model_len"),
         cache=replace(cache, enable_prefix_caching=not options.get("no_enable_prefix_caching", False)),

@@ -24,7 +24,8 @@ class BlockPool:
             raise ValueError(f"num_blocks: {num_blocks} is not allowed; at least 1")
         self.num_blocks = num_blocks
         self.ref_counts = [0] * num_blocks
-        self._free = list(range(num_blocks - 1, -1, -1))  # a stack: the block freed last is the one most likely still in a CPU cache
+        # A stack, by the order of insertion: the block freed last is the one most likely still in a CPU cache.
+        self._free = dict.fromkeys(range(num_blocks - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently released first
 
     @property
@@ -51,13 +52,18 @@ class BlockPool:
         Raises IndexError when none is available: callers ask ``num_available`` first.
         """
         if self._free:
-            block, evicted = self._free.pop(), False
+            block, evicted = self._free.popitem()[0], False
         elif self._cached:
             block, evicted = self._cached.popitem(last=False)[0], True
         else:
             raise IndexError("no KV block is available")
         self.ref_counts[block] = 1
         return block, evicted
+
+    def take(self, block: int) -> None:
+        """Take this one free block with reference count 1. KeyError when it is not free."""
+        del self._free[block]
+        self.ref_counts[block] = 1
 
     def acquire(self, block: int) -> None:
         """One more table references ``block``, which is referenced or cached."""
@@ -75,12 +81,11 @@ class BlockPool:
             if keep:
                 self._cached[block] = None
             else:
-                self._free.append(block)
+                self._free[block] = None
 
     def check_invariants(self) -> None:
         """AssertionError unless every block is exactly one of free, cached, referenced."""
         free, cached = set(self._free), set(self._cached)
-        assert len(free) == len(self._free), "a block is twice in the free list"
         assert not free & cached, f"blocks {free & cached} are both free and cached"
         unreferenced = {b for b, count in enumerate(self.ref_counts) if count == 0}
         assert unreferenced == free | cached, f"reference counts disagree with the lists: {unreferenced ^ (free | cached)}"

@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from octavo.core.block_pool import BlockPool
 from octavo.core.kv_restore import Restorer
 from octavo.core.kv_tiers import BlockRef, KVTiers, TierMatch
+from octavo.core.occupancy import KVOccupancy, count_paged
 from octavo.core.prefix_index import Namespace, PrefixIndex, PrefixNode, block_key, pack_tokens
 from octavo.core.request import Sequence
 from octavo.core.step import BlockCopy
@@ -203,6 +204,13 @@ class KVManager:
 
     # --- blocks -------------------------------------------------------------------------------------------------------------------------
 
+    def reserve(self, seq: Sequence) -> None:
+        """``seq`` leaves the queue. Here its blocks come one by one; ``reservation.ReservedKV`` takes them all now."""
+
+    def take_copies(self) -> list[BlockCopy]:
+        """Copies that the next plan begins with. Here none: shared blocks are copied when they are written."""
+        return []
+
     def grow(self, seq: Sequence, num_tokens: int, copies: list[BlockCopy]) -> bool:
         """Make the next ``num_tokens`` positions of ``seq`` writable by it alone. False, and nothing changed, when blocks are short.
 
@@ -313,6 +321,11 @@ class KVManager:
         for key in chain.keys[chain.depth + 1 :]:
             if self._claims.get(key) == seq.seq_id:
                 del self._claims[key]
+
+    def occupancy(self, holders: Iterable[tuple[Sequence, int]]) -> KVOccupancy:
+        """What the pool's slots are used for. ``holders``: as for ``count_paged``."""
+        pool = self.pool
+        return count_paged(self.block_size, pool.num_used, pool.num_cached, pool.num_free, holders)
 
     # --- checks -------------------------------------------------------------------------------------------------------------------------
 

@@ -51,6 +51,10 @@ class LengthLimits:
         left = self.max_total_tokens - len(request.prompt_token_ids)
         return left if request.params.max_tokens is None else min(request.params.max_tokens, left)
 
+    def final_tokens(self, request: Request) -> int:
+        """Tokens of a choice whose KV is written if it runs to ``max_tokens``: all but the last one."""
+        return len(request.prompt_token_ids) + max(self.max_output_tokens(request) - 1, 0)
+
     def clamped_max_tokens(self, request: Request) -> int | None:
         """The number that an explicit max_tokens is reduced to, or None when it stands as asked."""
         allowed = self.max_output_tokens(request)

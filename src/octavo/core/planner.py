@@ -9,7 +9,8 @@ The choices of a request are preempted and come back together, unless nobody els
 sequences give up their blocks and compute them again, or have them saved in host memory (``swapping``).
 
 Under a bound on the gaps of running streams (``max_itl_ms``) a step is *paced*: all that fit are admitted, and the room of the step is
-shared among the prompts by ``pacing``; a running sequence may then get nothing of a step.
+shared among the prompts by ``pacing``; a running sequence may then get nothing of a step. With the policy *static* a batch is admitted as a
+whole, and nothing more until all of it has finished; who is preempted goes into a later batch.
 
 Drafts for decoding sequences are guesses of tokens to come, computed behind the last known one; they take what is left of budget and
 blocks, and never preempt anybody.
@@ -33,18 +34,20 @@ from octavo.core.step import SequenceSlice, SlotOpen, StepPlan
 class Planner:
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
+        self._is_static = policy.takes_whole_batches(state.config.scheduling_policy)
 
     def plan(self, step_index: int, now: float, guesses: Guesses = NO_GUESSES) -> Draft | None:
         """The next step, or None when no sequence is left. ``now``: seconds on the clock of ``Request.arrival_s``."""
         state = self._state
         state.rank_anew()
-        draft = Draft(StepPlan(step_index), state.config.max_num_batched_tokens, guesses)
+        draft = Draft(StepPlan(step_index, block_copies=state.kv.take_copies()), state.config.max_num_batched_tokens, guesses)
         num_preemptions = num_before = state.stats.num_preemptions
         if state.kv.restorer is not None:
             state.kv.restorer.begin_plan(now, self._gap_limit_s())
         if state.gap_cost is not None:
             state.gap_cost.begin(now)
-            self._admit_paced(draft, now)
+        if not state.running if self._is_static else state.gap_cost is not None:
+            self._admit_all(draft, now)
         while True:
             if state.config.enable_chunked_prefill or not self._plan_whole_prompt(draft, now):
                 self._plan_running(draft, None if state.gap_cost is None else self._shares(draft, state.gap_cost))
@@ -52,7 +55,7 @@ class Planner:
             if draft.sequences or state.stats.num_preemptions == num_before:
                 break
             num_before = state.stats.num_preemptions
-        if state.gap_cost is None and state.stats.num_preemptions == num_preemptions:
+        if state.gap_cost is None and not self._is_static and state.stats.num_preemptions == num_preemptions:
             self._plan_admissions(draft, now)
         restorer = state.kv.restorer
         loads = [] if restorer is None else restorer.loads()
@@ -75,9 +78,9 @@ class Planner:
         running, grow, chunked = self._state.running, self._state.kv.grow, self._state.config.enable_chunked_prefill
         i = 0
         while i < len(running) and draft.budget > 0:  # preemption takes from the end while we walk
-            seq = running[i]
             if self._begins_group(i) and not self._secure_group(draft, i):
                 continue
+            seq = running[i]
             i += 1
             num_tokens = len(seq.token_ids) - seq.num_computed
             if num_tokens > 1:
@@ -229,7 +232,7 @@ class Planner:
                 if grown:
                     self._add_slice(draft, seq, gap)
                 return grown
-        if not state.waiting:
+        if not state.waiting or self._is_static:
             return False
         match = self._find_prefix(state.waiting[0])
         gap = self._gap_after(state.waiting[0], match)
@@ -255,6 +258,7 @@ class Planner:
         state = self._state
         seq = state.waiting[0]
         state.start(seq)
+        state.kv.reserve(seq)
         owner = state.requests[seq.request.request_id]
         if seq.num_preemptions:
             seq.num_tokens_at_return = len(seq.token_ids)
@@ -270,9 +274,9 @@ class Planner:
             state.swaps.load(seq, draft.plan.block_loads)
         return waits
 
-    # --- paced steps --------------------------------------------------------------------------------------------------------------------
+    # --- paced steps and batches --------------------------------------------------------------------------------------------------------
 
-    def _admit_paced(self, draft: Draft, now: float) -> None:
+    def _admit_all(self, draft: Draft, now: float) -> None:
         """Let all run that have room, in order: each then gets its share of the steps.
 
         Admission keeps a spare block for each running sequence, so nobody is preempted in a plan that admitted.

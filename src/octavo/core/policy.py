@@ -28,6 +28,12 @@ def runs_alone(gap: int, max_budget: int, num_decoding: int) -> bool:
     return gap > 1 and gap > max_budget - num_decoding
 
 
+def takes_whole_batches(scheduling_policy: str) -> bool:
+    """Request-level batching, as front ends of FasterTransformer had it: a batch is filled once and nobody joins until all of it has
+    finished. Else iteration-level: whoever has room joins with the next step."""
+    return scheduling_policy == "static"
+
+
 def choose_victim(candidates: Seq[Sequence]) -> Sequence:
     """Who gives its blocks back when they run out: the last in order, but not one that has drawn no token since it came back, if there
     is another. So each return is worth at least a token, and nobody is put out again and again for nothing.

@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from octavo.config import CacheConfig, SchedulerConfig
+from octavo.config import SCHEDULING_POLICIES, CacheConfig, SchedulerConfig
 from octavo.core.cost import GapCost, PreemptionCost
 from octavo.core.kv_tiers import BlockRef, KVTiers
 from octavo.core.limits import LengthLimits, StopEnd, StopRule
+from octavo.core.occupancy import KVOccupancy
 from octavo.core.planner import Planner
 from octavo.core.request import FinishReason, ParameterError, Request, Sequence, SequenceStatus
 from octavo.core.state import NO_GUESSES, Draft, Guesses, RequestState, SchedulerState, SchedulerStats
@@ -53,6 +54,8 @@ class Scheduler:
         preemption_cost: PreemptionCost | None = None,
         tiers: KVTiers | None = None,
     ) -> None:
+        if config.scheduling_policy not in SCHEDULING_POLICIES:
+            raise ValueError(f"scheduling_policy: {config.scheduling_policy!r} is not allowed; one of {', '.join(SCHEDULING_POLICIES)}")
         if (config.max_itl_ms is None) != (gap_cost is None):
             raise ValueError(f"gap_cost: {gap_cost!r} is not allowed with max_itl_ms {config.max_itl_ms}; both are needed, or neither")
         self._state = SchedulerState(config, cache, num_blocks, max_model_len, fingerprint)
@@ -186,6 +189,11 @@ class Scheduler:
     @property
     def num_free_blocks(self) -> int:
         return self._state.kv.pool.num_free
+
+    def kv_occupancy(self) -> KVOccupancy:
+        """What the slots of the KV pool are used for once the step in flight is done. O(running sequences)."""
+        limits, dropped = self._state.limits, [seq for seq in self.in_flight_sequences if seq.status is SequenceStatus.FINISHED]
+        return self._state.kv.occupancy((seq, limits.final_tokens(seq.request)) for seq in (*self._state.running, *dropped))
 
     @property
     def tiers(self) -> KVTiers | None:

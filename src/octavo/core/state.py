@@ -17,10 +17,10 @@ from types import MappingProxyType
 
 from octavo.config import CacheConfig, SchedulerConfig
 from octavo.core.cost import GapCost, PreemptionCost
-from octavo.core.kv_manager import KVManager
-from octavo.core.limits import LengthLimits, StopRule
+from octavo.core.limits import StopRule
 from octavo.core.policies.order import Rank, queue_order
 from octavo.core.request import Request, Sequence, SequenceStatus
+from octavo.core.reservation import kv_of
 from octavo.core.slots import SlotTable
 from octavo.core.step import StepPlan, TokenLogprobs
 from octavo.core.swapping import SwapSpace
@@ -90,8 +90,7 @@ class SchedulerState:
         self.order = queue_order(config.scheduling_policy)
         self.preemption_cost: PreemptionCost | None = None
         self.gap_cost: GapCost | None = None  # there when config.max_itl_ms is
-        self.limits = LengthLimits(max_model_len, num_blocks, cache.block_size)
-        self.kv = KVManager(num_blocks, cache.block_size, cache.enable_prefix_caching, fingerprint)
+        self.limits, self.kv = kv_of(cache, num_blocks, max_model_len, fingerprint)
         self.swaps = SwapSpace(0, self.kv)
         self.slots = SlotTable(config.max_num_seqs)
         self.stats = SchedulerStats()

@@ -71,6 +71,8 @@ def _gauges(engine: Engine) -> Iterator[Any]:
     yield host
     usage = scheduler.num_used_blocks / scheduler.num_blocks
     yield GaugeMetricFamily("octavo_kv_cache_usage_ratio", "Share of KV blocks that sequences use; cached ones do not count.", value=usage)
+    fill = "Share of the token slots in used KV blocks that hold a token's keys and values; NaN while none are used."
+    yield GaugeMetricFamily("octavo_kv_slots_filled_ratio", fill, value=scheduler.kv_occupancy().fill_ratio)
     gap_model = engine.gap_model
     error = None if gap_model is None else gap_model.device.median_error
     median = "Median relative error of the predicted seconds of the last 64 steps; NaN without max_itl_ms."

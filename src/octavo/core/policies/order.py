@@ -159,7 +159,13 @@ def _key(request: Request) -> str | None:
 
 def queue_order(scheduling_policy: str) -> QueueOrder:
     """The order behind a name. ValueError for a name that is none."""
-    orders: dict[str, type[FirstCome]] = {"fcfs": FirstCome, "priority": ByPriority, "fair": FairByKey, "srf": ShortestRemaining}
+    orders: dict[str, type[FirstCome]] = {
+        "fcfs": FirstCome,
+        "static": FirstCome,
+        "priority": ByPriority,
+        "fair": FairByKey,
+        "srf": ShortestRemaining,
+    }
     if scheduling_policy not in orders:
         raise ValueError(f"scheduling_policy: {scheduling_policy!r} is not allowed; one of {', '.join(orders)}")
     return orders[scheduling_policy]()
