@@ -290,7 +290,7 @@ class KVManager:
         if evicted:
             assert self.index is not None
             node = self.index.forget(block)
-            if self.restorer is not None:
+            if self.restorer is not None and len(node.tokens) == 4 * self.block_size:
                 self.restorer.tiers.save(ref_of(node), block)
         return block
 
@@ -301,9 +301,10 @@ class KVManager:
         self.restorer = Restorer(self, tiers)
 
     def evictable_blocks(self) -> list[tuple[BlockRef, int]]:
-        """The blocks that are offered and not referenced, the next to be evicted first."""
+        """The full blocks that are offered and not referenced, the next to be evicted first."""
         nodes = {} if self.index is None else self.index.blocks()
-        return [(ref_of(nodes[block]), block) for block in self.pool.eviction_order()]
+        full = [block for block in self.pool.eviction_order() if len(nodes[block].tokens) == 4 * self.block_size]
+        return [(ref_of(nodes[block]), block) for block in full]
 
     def _chain(self, seq: Sequence) -> _Chain | None:
         if self.index is None:

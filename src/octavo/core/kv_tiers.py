@@ -254,7 +254,6 @@ class KVTiers:
             self._entries.move_to_end(entry.ref.key)
         for entry in reversed(entries):  # a parent is to be evicted after its children
             self._entries.move_to_end(entry.ref.key)
-        self.stats.num_loaded_blocks += len(entries)
         self.end_wait(seq_id)
 
     def end_wait(self, seq_id: int) -> None:
