@@ -344,8 +344,8 @@ class Planner:
             seq.num_cached += num_gained
             self._state.stats.prefix_hit_tokens += num_gained
         draft.num_pending[seq.seq_id] = match.num_pending
-        restorer = self._state.kv.restorer
-        return match.num_pending > 0 or (restorer is not None and match.tier is not None and restorer.begin(seq, match.tier, draft.plan.block_copies))
+        restorer, tier = self._state.kv.restorer, match.tier
+        return match.num_pending > 0 or (restorer is not None and tier is not None and restorer.begin(seq, tier, draft.plan.block_copies))
 
     # --- slices -------------------------------------------------------------------------------------------------------------------------
 
