@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 KV_DTYPES = ("f16", "bf16", "f32", "int8")
 KV_RESERVATIONS = ("paged", "max", "pow2", "oracle")
 PREEMPTIONS = ("auto", "recompute", "swap")
+PREFIX_GRANULARITIES = ("block", "token")
 SCHEDULING_POLICIES = ("fcfs", "static", "priority", "fair", "srf")
 SPEC_METHODS = ("auto", "ngram", "suffix", "draft", "self")
+SPEC_RULES = ("coupling", "resample")
 MAX_DRAFTS = 16  # draft tokens of one sequence in one step
 
 
@@ -44,6 +46,7 @@ class CacheConfig:
     kv_disk_path: str | None = None  # folder for blocks that host memory evicts, and for a restart
     kv_disk_size: int | None = None  # bytes; None: 10 GiB
     kv_reservation: str = "paged"  # paged | max | pow2 | oracle: see core/reservation.py
+    prefix_granularity: str = "block"  # block | token: whether a block that matches a prompt in part is used, by copying it
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,7 @@ class SpeculativeConfig:
     spec_method: str = "auto"  # auto: the best of those that there are | ngram | suffix | draft | self
     draft_model: str | None = None  # of the same tokenizer; as ModelConfig.model
     self_draft_layers: int | None = None  # first layers of the model itself that draft
+    spec_rule: str = "coupling"  # coupling: drafts change no text | resample: accept/resample, under which they keep its law
     max_drafts: int = MAX_DRAFTS  # most that "auto" takes
     ngram_min: int = 2  # tokens
     ngram_max: int = 4
@@ -81,6 +85,7 @@ class SpeculativeConfig:
         _check(self.draft_model is None or bool(self.draft_model), "draft_model", self.draft_model, "a name or a path is needed")
         layers = self.self_draft_layers
         _check(layers is None or layers >= 1, "self_draft_layers", layers, "at least 1")
+        _check(self.spec_rule in SPEC_RULES, "spec_rule", self.spec_rule, f"one of {', '.join(SPEC_RULES)}")
         _check(1 <= self.max_drafts <= MAX_DRAFTS, "max_drafts", self.max_drafts, f"from 1 to {MAX_DRAFTS}")
         _check(1 <= self.ngram_min <= 32, "ngram_min", self.ngram_min, "from 1 to 32 tokens")
         _check(self.ngram_min <= self.ngram_max <= 32, "ngram_max", self.ngram_max, f"from ngram_min ({self.ngram_min}) to 32 tokens")
@@ -119,6 +124,9 @@ class EngineConfig:
         _check(c.kv_cache_dtype in ("auto", *KV_DTYPES), "kv_cache_dtype", c.kv_cache_dtype, f"one of auto, {', '.join(KV_DTYPES)}")
         _check_tiers(c)
         check_reservation(c)
+        grain = c.prefix_granularity
+        _check(grain in PREFIX_GRANULARITIES, "prefix_granularity", grain, f"one of {', '.join(PREFIX_GRANULARITIES)}")
+        _check(grain == "block" or c.enable_prefix_caching, "prefix_granularity", grain, "there is no prefix cache to share tokens of")
         _check(1 <= s.max_num_seqs <= 4096, "max_num_seqs", s.max_num_seqs, "from 1 to 4096")
         _check(1 <= s.max_num_batched_tokens <= 1 << 20, "max_num_batched_tokens", s.max_num_batched_tokens, "from 1 to 1048576")
         budget = s.max_num_batched_tokens

@@ -31,6 +31,7 @@ LIBRARIES = {
     "sampling": {"numpy"},
     "costs": set(),
     "backends": {"numpy"},
+    "speculative": {"numpy"},
     "engine": set(),
     "server": {"starlette", "uvicorn", "httptools", "msgspec", "prometheus_client", "anyio", "uvloop"},
     "workload": set(),

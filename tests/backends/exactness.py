@@ -33,6 +33,7 @@ class Setup:
     prefix_caching: bool = False
     compute: str = "fast"
     kv_dtype: str = "auto"
+    granularity: str = "block"
 
     def config(self) -> EngineConfig:
         return EngineConfig(
@@ -41,6 +42,7 @@ class Setup:
                 num_kv_blocks=self.num_blocks,
                 kv_cache_dtype=self.kv_dtype,
                 enable_prefix_caching=self.prefix_caching,
+                prefix_granularity=self.granularity,
             ),
             scheduler=SchedulerConfig(max_num_seqs=self.max_num_seqs, max_num_batched_tokens=max(self.chunk, self.max_num_seqs)),
             backend=BackendConfig(threads=self.threads, compute=self.compute),

@@ -69,6 +69,21 @@ def prefix_hit(model: LoadedModel, prompts: dict[str, list[int]], setup: Setup) 
     return r
 
 
+def partial_hit(model: LoadedModel, prompts: dict[str, list[int]], setup: Setup) -> Run:
+    """Each prompt behind another one that begins with two thirds of it: all but whole blocks is copied, and written on."""
+    r = Run(model, replace(setup, prefix_caching=True, granularity="token"))
+    cuts = {n: len(ids) - len(ids) // 3 for n, ids in prompts.items()}
+    other = {n: [(t + 1) % model.program.vocab_size for t in ids] for n, ids in prompts.items()}
+    try:
+        r.batch({f"warm-{n}": ids[: cuts[n]] + other[n][cuts[n] :] for n, ids in prompts.items()}, 3)
+        r.batch(prompts, STEPS)
+    finally:
+        r.close()
+    assert {n: r.cached[n] for n in prompts} == {n: min(cut, len(prompts[n]) - 1) for n, cut in cuts.items()}
+    assert r.scheduler.stats.num_tail_copies >= len(prompts) // 2
+    return r
+
+
 def tiny_gemma3() -> LoadedModel:
     return quantised(fixture_model("gemma3"), ("q4_1", "q8_0", "q5_0", "q4_0", "q5_1"))
 
@@ -104,6 +119,11 @@ class TestTinyGemma3:
         prompts = random_prompts(LENGTHS + LONG, model.program.vocab_size)
         assert_same(plain, prefix_hit(model, prompts, Setup(prefix_caching=True, block_size=block_size)), list(prompts))
 
+    @pytest.mark.parametrize("setup", [Setup(), Setup(block_size=32, max_num_seqs=16, chunk=24)], ids=["alone", "batch-blocks-of-32"])
+    def test_partial_hit(self, model: LoadedModel, plain: Run, setup: Setup) -> None:
+        prompts = random_prompts(LENGTHS + LONG, model.program.vocab_size)
+        assert_same(plain, partial_hit(model, prompts, setup), list(prompts))
+
     @pytest.mark.parametrize("kv_dtype", ["f16", "int8", "f32"])
     def test_other_kv_types(self, model: LoadedModel, isa: str, kv_dtype: str) -> None:
         """The rest of the matrix has the default; each type has products and a layout of its own."""
@@ -113,6 +133,7 @@ class TestTinyGemma3:
             assert_same(plain, run(model, replace(setup, kv_dtype=kv_dtype), prompts), list(prompts))
         hit = {n: ids for n, ids in prompts.items() if len(ids) > 16}
         assert_same(plain, prefix_hit(model, hit, Setup(prefix_caching=True, kv_dtype=kv_dtype)), list(hit))
+        assert_same(plain, partial_hit(model, hit, Setup(kv_dtype=kv_dtype)), list(hit))
 
     @pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
     @pytest.mark.parametrize("batch", [1, 6])
@@ -197,6 +218,7 @@ class TestSmolLM2:
     def test_prefix_hit(self, model: LoadedModel, plain: Run, prompts: dict) -> None:
         long_enough = {n: ids for n, ids in prompts.items() if len(ids) > 16}
         assert_same(plain, prefix_hit(model, long_enough, Setup(prefix_caching=True)), list(long_enough))
+        assert_same(plain, partial_hit(model, long_enough, Setup()), list(long_enough))
 
     def test_preemption(self, model: LoadedModel, isa: str) -> None:
         prompts = random_prompts((20, 30, 40, 50), model.program.vocab_size)
@@ -207,7 +229,7 @@ class TestSmolLM2:
 
 @pytest.mark.model
 @pytest.mark.soak
-@pytest.mark.parametrize("name", [*CONFIGURATIONS, "prefix-hit"])
+@pytest.mark.parametrize("name", [*CONFIGURATIONS, "prefix-hit", "partial-hit"])
 @pytest.mark.parametrize("model_name", ["smollm2_path", "gemma3_path"])
 def test_real_models_at_all_lengths(request: pytest.FixtureRequest, isa: str, name: str, model_name: str, plain_runs: dict) -> None:
     from octavo.models.loading import load_model
@@ -220,5 +242,7 @@ def test_real_models_at_all_lengths(request: pytest.FixtureRequest, isa: str, na
         plain_runs[key] = run(model, PLAIN, prompts)
     if name == "prefix-hit":
         assert_same(plain_runs[key], prefix_hit(model, prompts, Setup(prefix_caching=True)), list(prompts))
+    elif name == "partial-hit":
+        assert_same(plain_runs[key], partial_hit(model, prompts, Setup(max_num_seqs=16, chunk=512)), list(prompts))
     else:
         assert_same(plain_runs[key], run(model, CONFIGURATIONS[name], prompts), list(prompts))

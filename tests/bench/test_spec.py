@@ -19,9 +19,9 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_gguf(tmp_path_factory.mktemp("models") / "rand.gguf", context=2048)
 
 
-def run(path: Path, case: SpecCase, as_json: bool = False) -> list[str]:
+def run(path: Path, case: SpecCase, as_json: bool = False, **options: object) -> list[str]:
     lines: list[str] = []
-    run_spec(make_config(str(path), num_kv_blocks=400, threads=1), case, lines.append, as_json)
+    run_spec(make_config(str(path), num_kv_blocks=400, threads=1, **options), case, lines.append, as_json)
     return lines
 
 
@@ -33,6 +33,7 @@ def test_record(path: Path) -> None:
         assert row["plain_tok_s"] > 0 < row["spec_tok_s"] and row["lowest_ratio"] <= row["ratio"]
         assert 0 <= row["accepted"] <= row["drafted"]
         assert row["alpha"] is None or 0 <= row["alpha"] <= 1
+        assert row["overlap"] is None  # coupling does not know it
     assert [row["k"] for row in data["lengths"]] == list(range(1, 9))
     text = "\n".join(said)
     assert "tokens a step" in text and "predicted gain" in text
@@ -51,6 +52,15 @@ def test_a_text_that_differs_is_an_error(path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(spec, "measure", other)
     with pytest.raises(ValueError, match="code, batch 1: the text with drafts is not that without"):
         run(path, SpecCase(("code",), (1,), 4, 1, 0.0, 2, "ngram", False))
+
+
+def test_the_accept_resample_rule(path: Path) -> None:
+    """Sampled texts may differ, and the overlap of the distributions is told; it is an estimate of the same alpha."""
+    case = SpecCase(("code",), (4,), 40, 1, 1.0, 3, "self", False)
+    (row,) = json.loads(run(path, case, True, spec_rule="resample", self_draft_layers=1)[-1])["cases"]
+    assert row["drafted"] > 60 and row["overlap"] == pytest.approx(row["alpha"], abs=0.25)
+    greedy = SpecCase(("code",), (1,), 12, 1, 0.0, 3, "self", False)
+    assert json.loads(run(path, greedy, True, spec_rule="resample", self_draft_layers=1)[-1])["rule"] == "resample"
 
 
 def test_works() -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from octavo.config import CacheConfig, SchedulerConfig
 from octavo.core.cost import StepShape
+from octavo.core.match_report import MatchReport
 from octavo.core.request import FinishReason, Request, SamplingParams, Sequence
 from octavo.core.scheduler import Scheduler
 from octavo.core.step import StepPlan, StepResult, TokenEvent
@@ -55,6 +56,7 @@ class Harness:
         chunked: bool = True,
         caching: bool = True,
         max_itl_ms: float | None = None,
+        granularity: str = "block",
         guess: Guess | None = None,
         lookahead: int = 1,
         num_host_blocks: int = 0,
@@ -72,12 +74,15 @@ class Harness:
             admission_lookahead=lookahead,
         )
         self.cost = None if max_itl_ms is None else RowCost()
-        cache = CacheConfig(block_size=block_size, enable_prefix_caching=caching, kv_reservation=reservation)
+        cache = CacheConfig(
+            block_size=block_size, enable_prefix_caching=caching, prefix_granularity=granularity, kv_reservation=reservation
+        )
         self.scheduler = Scheduler(config, cache, num_blocks, max_model_len, "toy", self.cost, num_host_blocks)
         self.backend = KVMemoryBackend(num_blocks, block_size, num_host_blocks)
         self.requests: dict[str, Request] = {}
         self.texts: dict[tuple[str, int], Text] = {}
         self.num_cached: dict[tuple[str, int], int] = {}
+        self.reports: dict[str, MatchReport] = {}
         self.pending: StepResult | None = None
         self.guess = guess
         self.plans: list[StepPlan] = []
@@ -181,7 +186,11 @@ class Harness:
                 assert [entry.token_id for entry in event.prompt_logprobs] == self.requests[event.request_id].prompt_token_ids[1:]
                 text.prompt_logprobs = [entry.logprob for entry in event.prompt_logprobs]
             text.finish_reason, text.stop_reason = event.finish_reason, event.stop_reason
+            assert event.num_cached_tokens < len(self.requests[event.request_id].prompt_token_ids), "the last token always runs"
             self.num_cached[event.request_id, event.choice] = event.num_cached_tokens
+            if event.match_report is not None:
+                assert event.request_id not in self.reports, "a report comes once"
+                self.reports[event.request_id] = event.match_report
 
 
 class Oracle:

@@ -240,13 +240,14 @@ def test_a_block_needs_the_same_tokens_and_parent_besides_the_key() -> None:
     assert not tiers.match(0, iter([ref._replace(parent_key=b"another")]), 0)
 
 
+@pytest.mark.parametrize("granularity", ["block", "token"])
 @pytest.mark.parametrize("num_swap_blocks", [0, 12])
-@pytest.mark.parametrize("seed", range(4))
-def test_a_long_load_in_little_memory(seed: int, num_swap_blocks: int) -> None:
+@pytest.mark.parametrize("seed", range(3))
+def test_a_long_load_in_little_memory(seed: int, num_swap_blocks: int, granularity: str) -> None:
     """Five conversations, concurrency, aborts and failing steps: texts are right, and every way up and down is taken."""
     rng = random.Random(seed)
     disk = ToyDisk(latency=rng.randint(1, 3), failing=0.03, seed=seed)
-    sizes = {"max_num_seqs": 4, "budget": 16, "max_model_len": 60, "num_host_blocks": num_swap_blocks}
+    sizes = {"max_num_seqs": 4, "budget": 16, "max_model_len": 60, "num_host_blocks": num_swap_blocks, "granularity": granularity}
     harness = TierHarness(num_blocks=16, num_tier_blocks=10, disk=disk, **sizes)
     stems = [prompt_of(10 * seed + i, size) for i, size in enumerate((9, 16, 24, 25, 33))]
     for i in range(120):

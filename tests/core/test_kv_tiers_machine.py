@@ -32,7 +32,8 @@ class TierMachine(SchedulerMachine):
         seed=st.integers(0, 3),
         num_host_blocks=st.sampled_from([0, 0, 12]),
         lookahead=st.sampled_from([1, 8]),
-        policy=st.sampled_from(["fcfs", "fcfs", "priority", "fair", "srf"]),
+        policy=st.sampled_from(["fcfs", "fcfs", "static", "priority", "fair", "srf"]),
+        granularity=st.sampled_from(["block", "token"]),
     )
     def start(self, max_itl_ms: float | None, guessing: tuple[int, float] | None, seed: int, **sizes: Any) -> None:
         self.harness = TierHarness(max_itl_ms=max_itl_ms if sizes["chunked"] else None, **sizes)

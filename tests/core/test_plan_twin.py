@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -18,14 +19,15 @@ def names(sequences: list[Sequence] | list[TwinSequence]) -> list[tuple[str, int
 class Pair:
     """A scheduler and its twin under the same load."""
 
-    def __init__(self, rng: random.Random) -> None:
-        sizes = {
+    def __init__(self, rng: random.Random, granularity: str) -> None:
+        sizes: dict[str, Any] = {
             "num_blocks": rng.randint(4, 14),
             "block_size": rng.choice([1, 2, 4, 4]),
             "max_num_seqs": rng.randint(1, 6),
             "budget": rng.randint(6, 24),
             "chunked": rng.random() < 0.7,
-            "caching": rng.random() < 0.8,
+            "caching": granularity == "token" or rng.random() < 0.8,
+            "granularity": granularity,
             "lookahead": rng.choice([1, 1, 3, 64]),
             "num_host_blocks": rng.choice([0, 3, 8, 40]),
             "policy": rng.choice(["fcfs", "fcfs", "static"]),
@@ -38,6 +40,10 @@ class Pair:
     def add(self, request_id: str) -> None:
         rng, scheduler = self.rng, self.harness.scheduler
         prompt = rng.choice(self.prompts) if rng.random() < 0.7 else []
+        if rng.random() < 0.5 and self.harness.texts:  # part of what an earlier one made
+            earlier, choice = rng.choice(sorted(self.harness.texts))
+            tokens = self.harness.requests[earlier].prompt_token_ids + self.harness.texts[earlier, choice].token_ids
+            prompt = tokens[: rng.randint(0, len(tokens))]
         prompt = prompt + [rng.randint(0, 2) for _ in range(rng.randint(0 if prompt else 1, 12))]
         prompt = prompt[: scheduler.limits.max_total_tokens - 1]
         self.prompts.append(prompt)
@@ -81,13 +87,16 @@ class Pair:
         assert state.swaps.pool.num_used == len(hosts)
         pool = state.kv.pool
         assert pool.num_cached == len(twin.unused)
+        assert [len(seq.token_ids) - seq.num_computed - seq.num_scheduled for seq in state.running] == [
+            seq.gap - seq.scheduled for seq in twin.running
+        ]
         assert pool.num_used == len({id(block) for seq in twin.running for block in seq.table})
 
 
-@pytest.mark.parametrize("seed", range(80))
-def test_plans_equal_the_twins(seed: int) -> None:
+@pytest.mark.parametrize("granularity, seed", [(g, s) for g in ("block", "token") for s in range(70)])
+def test_plans_equal_the_twins(granularity: str, seed: int) -> None:
     rng = random.Random(seed)
-    pair, num_requests = Pair(rng), 0
+    pair, num_requests = Pair(rng, granularity), 0
     for _ in range(80):
         move = rng.random()
         if move < 0.3 and num_requests < 30:

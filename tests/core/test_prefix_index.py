@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
-from octavo.core.prefix_index import MatchEnd, MatchReport, Namespace, PrefixIndex, PrefixNode, block_key, pack_tokens, root_key
+from octavo.core.match_report import MatchEnd, MatchReport
+from octavo.core.prefix_index import Namespace, PrefixIndex, PrefixNode, block_key, pack_tokens, root_key
 
 PLAIN = Namespace()
 
@@ -67,19 +70,59 @@ def test_parents_cannot_be_forgotten_before_children() -> None:
 
 def test_why_a_match_ends() -> None:
     index = PrefixIndex(2, num_remembered=1)
-    assert index.explain(PLAIN, [1, 2, 3]) == MatchReport(0, MatchEnd.NOT_CACHED)
+    assert index.explain(PLAIN, [1, 2, 3]) == MatchReport(MatchEnd.NOT_CACHED, 0)
     publish(index, [1, 2, 3, 4, 5, 6], [0, 1, 2])
     publish(index, [1, 2, 3, 9], [0, 3])
-    assert index.explain(PLAIN, [1, 2, 3, 4, 5]) == MatchReport(4, MatchEnd.COMPLETE)
-    assert index.explain(PLAIN, [1, 2, 3, 4]) == MatchReport(2, MatchEnd.COMPLETE)  # the last token has to run
-    assert index.explain(PLAIN, [1, 2, 3, 7, 0]) == MatchReport(2, MatchEnd.DIFFERENT_TOKEN, differs_at=3)
-    assert index.explain(PLAIN, [8, 2, 3, 7, 0]) == MatchReport(0, MatchEnd.DIFFERENT_TOKEN, differs_at=0)
-    assert index.explain(PLAIN, [1, 2, 3, 4, 5, 6, 7, 8, 9]) == MatchReport(6, MatchEnd.NOT_CACHED)
-    assert index.explain(Namespace(salt="x"), [1, 2, 3, 4, 5]) == MatchReport(0, MatchEnd.OTHER_NAMESPACE)
+    assert index.explain(PLAIN, [1, 2, 3, 4, 5]) == MatchReport(MatchEnd.COMPLETE, 4)
+    assert index.explain(PLAIN, [1, 2, 3, 4]) == MatchReport(MatchEnd.PART_BLOCK, 2)  # the last token has to run
+    assert index.explain(PLAIN, [1, 2, 3, 7, 0]) == MatchReport(MatchEnd.DIFFERENT_TOKEN, 3, token_id=7, expected_id=9)
+    assert index.explain(PLAIN, [8, 2, 3, 7, 0]) == MatchReport(MatchEnd.DIFFERENT_TOKEN, 0, token_id=8, expected_id=1)
+    assert index.explain(PLAIN, [1, 2, 3, 4, 5, 6, 7, 8, 9]) == MatchReport(MatchEnd.NOT_CACHED, 6)
+    assert index.explain(Namespace(salt="x"), [1, 2, 3, 4, 5]) == MatchReport(MatchEnd.OTHER_SALT, 0)
+    assert index.explain(Namespace(adapter="x"), [1, 2, 3, 4, 5]) == MatchReport(MatchEnd.OTHER_ADAPTER, 0)
+    assert index.explain(Namespace(salt="x"), [1, 3, 3, 4, 5]) == MatchReport(MatchEnd.NOT_CACHED, 0)
     index.forget(2)
-    assert index.explain(PLAIN, [1, 2, 3, 4, 5, 6, 7]) == MatchReport(4, MatchEnd.EVICTED)
+    assert index.explain(PLAIN, [1, 2, 3, 4, 5, 6, 7]) == MatchReport(MatchEnd.EVICTED, 4)
     index.forget(1)  # only one eviction is remembered
-    assert index.explain(PLAIN, [1, 2, 3, 4, 5, 6, 7]) == MatchReport(2, MatchEnd.EVICTED)
+    assert index.explain(PLAIN, [1, 2, 3, 4, 5, 6, 7]) == MatchReport(MatchEnd.EVICTED, 3)  # the 3 is there, in another block
     publish(index, [1, 2, 3, 4], [0, 1])
-    assert index.explain(PLAIN, [1, 2, 3, 4, 5, 6, 7]) == MatchReport(4, MatchEnd.NOT_CACHED)
-    assert index.explain(PLAIN, []) == MatchReport(0, MatchEnd.COMPLETE)
+    assert index.explain(PLAIN, [1, 2, 3, 4, 5, 6, 7]) == MatchReport(MatchEnd.NOT_CACHED, 4)
+    assert index.explain(PLAIN, []) == MatchReport(MatchEnd.COMPLETE, 0)
+
+
+def test_reports_by_the_token() -> None:
+    index = PrefixIndex(4, token_granular=True)
+    publish(index, [1, 2, 3, 4, 5, 6], [0, 1])  # the second one a tail
+    assert index.explain(PLAIN, [1, 2, 3, 4, 5, 6, 7]) == MatchReport(MatchEnd.COMPLETE, 6)
+    assert index.explain(PLAIN, [1, 2, 3, 4, 5, 6, 7, 8]) == MatchReport(MatchEnd.NOT_CACHED, 6)
+    assert index.explain(PLAIN, [1, 2, 3, 4, 5, 6, 7, 8, 9]) == MatchReport(MatchEnd.NOT_CACHED, 6)
+    assert index.explain(PLAIN, [1, 2, 3, 4]) == MatchReport(MatchEnd.COMPLETE, 3)
+    assert index.explain(PLAIN, [1, 2, 0, 4]) == MatchReport(MatchEnd.DIFFERENT_TOKEN, 2, token_id=0, expected_id=3)
+    assert index.explain(PLAIN, [1, 2, 3, 4, 5, 9, 0]) == MatchReport(MatchEnd.DIFFERENT_TOKEN, 5, token_id=9, expected_id=6)
+
+
+def test_the_nearest_child_is_the_best_of_all() -> None:
+    """Against trying every child; blocks of 6 tokens, tails among them."""
+    rng = random.Random(5)
+    for _ in range(40):
+        index, key = PrefixIndex(6, token_granular=True), root_key("", PLAIN)
+        for block in range(rng.randint(0, 60)):
+            tokens = pack_tokens(rng.choices([0, 1, 300, 70000], k=rng.choice([6, 6, rng.randint(1, 5)])))
+            if index.covering(index.node(key), tokens) is None:
+                node = index.publish(index.node(key), PLAIN, block_key(key, tokens), tokens, block)
+                assert node is not None
+                below = index.covered_tail(node)
+                if below is not None:
+                    index.forget(below.block)
+        index.check_invariants()
+        root = index.node(key)
+        for _ in range(20):
+            query = rng.choices([0, 1, 300, 70000], k=rng.randint(1, 6))
+            node, common = index.nearest(root, pack_tokens(query))
+            every = [leading(query, list(memoryview(child.tokens).cast("i"))) for child in (root.children if root else [])]
+            assert common == max(every, default=0)
+            assert node is None if root is None else leading(query, list(memoryview(node.tokens).cast("i"))) == common
+
+
+def leading(a: list[int], b: list[int]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -29,8 +29,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_host_blocks=st.sampled_from([0, 4, 12, 40]),
         lookahead=st.sampled_from([1, 1, 8]),
         policy=st.sampled_from(["fcfs", "fcfs", "static", "priority", "fair", "srf"]),
+        granularity=st.sampled_from(["block", "token", "token"]),
     )
     def start(self, max_itl_ms: float | None, guessing: tuple[int, float] | None, seed: int, **sizes: Any) -> None:
+        sizes["granularity"] = sizes["granularity"] if sizes["caching"] else "block"
         self.harness = Harness(max_itl_ms=max_itl_ms if sizes["chunked"] else None, **sizes)
         if guessing is not None:
             self.harness.guess = Oracle(self.harness, *guessing, seed)
@@ -56,7 +58,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     def add(self, data: st.DataObject, prompt: list[int], copies: int, **rest: Any) -> None:
         if self.num_requests and data.draw(st.booleans(), label="repeat an earlier prompt"):
             earlier = data.draw(st.sampled_from(sorted(self.harness.requests)), label="which")
-            prompt = self.harness.requests[earlier].prompt_token_ids + prompt[: len(prompt) // 4]
+            made = self.harness.requests[earlier].prompt_token_ids + self.harness.texts[earlier, 0].token_ids
+            kept = data.draw(st.integers(0, len(made)), label="how much of it and of its answer")
+            prompt = made[:kept] + prompt[: len(prompt) // 4 + (kept == 0)]
         for _ in range(copies):
             self.add_one(prompt, **rest)
 

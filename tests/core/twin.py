@@ -1,7 +1,8 @@
 """The scheduler once more, slow and obvious: what the next plan must hold, by counting everything afresh.
 
 No reference counts, keys, hashes, cursors or free lists: a block is a Python object, who holds it is found by looking into every table, and
-the prefix cache is a dict from (salt, all tokens so far) to a block. Tokens and endings are told to it; it only decides who runs.
+the prefix cache is a dict from (salt, all tokens so far) to a block, full or (where single tokens are shared) part-filled. Tokens and
+endings are told to it; it only decides who runs.
 """
 
 from __future__ import annotations
@@ -70,7 +71,10 @@ class Twin:
         num_host_blocks: int,
         max_total: int,
         policy: str,
+        granularity: str = "block",
     ) -> None:
+        self.by_token = caching and granularity == "token"
+        self.uncopied: list[TwinBlock] = []  # to be copied into by the plan in flight
         self.num_blocks, self.block_size, self.max_num_seqs = num_blocks, block_size, max_num_seqs
         self.lookahead, self.num_host_blocks, self.max_total = lookahead, num_host_blocks, max_total
         self.in_flight = TwinPlan()
@@ -133,7 +137,8 @@ class Twin:
             return False
         head = self.waiting[0]
         found, pending = self._look_up(head)
-        gap = len(head.tokens) - max(len(found) * self.block_size, head.saved_computed)
+        cached = len(found) * self.block_size + self._best_part(head, found, pending)[1]
+        gap = len(head.tokens) - max(cached, head.saved_computed)
         if pending or gap <= max(room, 1):
             return False
         group = self._next_group(plan)
@@ -145,14 +150,17 @@ class Twin:
         while self.waiting and plan.budget > 0:
             head = self.waiting[0]
             found, pending = self._look_up(head)
-            gap = len(head.tokens) - max(len(found) * self.block_size, head.saved_computed)
+            cached = len(found) * self.block_size + self._best_part(head, found, pending)[1]
+            gap = len(head.tokens) - max(cached, head.saved_computed)
             if not pending and not self.chunked and gap > plan.budget:
                 return
             group = self._next_group(plan)
             if not group:
                 return
             for seq in group:
-                gap = len(seq.tokens) - max(len(self._look_up(seq)[0]) * self.block_size, seq.saved_computed)
+                found, pending = self._look_up(seq)
+                cached = len(found) * self.block_size + self._best_part(seq, found, pending)[1]
+                gap = len(seq.tokens) - max(cached, seq.saved_computed)
                 self._start(plan, min(gap, plan.budget) if self.chunked or gap <= plan.budget else 0)
 
     def _next_group(self, plan: TwinPlan) -> list[TwinSequence]:
@@ -207,7 +215,8 @@ class Twin:
         if seq.saved_computed > seq.computed:
             for host in seq.saved[len(seq.table) :]:
                 if host not in plan.loaded:
-                    plan.loaded[host] = self._new_block()
+                    plan.loaded[host] = self._take_block() or TwinBlock()
+                    self.uncopied.append(plan.loaded[host])
                 seq.table.append(plan.loaded[host])
             seq.computed = seq.saved_computed
             plan.loading.append(seq)
@@ -238,7 +247,7 @@ class Twin:
         group = [seq for seq in (group if len(group) < len(self.running) else victim) if seq in free]
         blocks = {block for seq in group for block in seq.table}
         hosts = {host for seq in self.waiting for host in seq.saved} | set(self.reading)
-        if blocks and len(blocks) + len(hosts) <= self.num_host_blocks:
+        if blocks and len(blocks) + len(hosts) <= self.num_host_blocks and not blocks & set(self.uncopied):
             host_of = {block: TwinBlock() for block in blocks}
             plan.num_saves += len(blocks)
             for seq in group:
@@ -284,24 +293,28 @@ class Twin:
         if wanted > self.num_blocks - len(held):
             return False
         for _ in range(wanted):
-            block = self._new_block()
+            block = self._take_block() or TwinBlock()
             if copies:
                 seq.table[part], copies = block, False
                 plan.num_copies += 1
+                self.uncopied.append(block)
             else:
                 seq.table.append(block)
         return True
 
-    def _new_block(self) -> TwinBlock:
-        held = {id(block) for other in self.running for block in other.table}
-        alive = held | {id(block) for block in self.cache.values()}
-        if len(alive) == self.num_blocks:
-            oldest = self.unused.pop(0)
-            self.cache = {prefix: block for prefix, block in self.cache.items() if block is not oldest}
-        return TwinBlock()
+    def _take_block(self) -> TwinBlock | None:
+        """Room for one block: None while some is left, else the block that had to be given up for it."""
+        alive = {id(block) for other in self.running for block in other.table} | {id(block) for block in self.cache.values()}
+        if len(alive) < self.num_blocks:
+            return None
+        oldest = self.unused.pop(0)
+        self.cache = {prefix: block for prefix, block in self.cache.items() if block is not oldest}
+        return oldest
 
     def _drop_blocks(self, seq: TwinSequence) -> None:
         """``seq`` has left the running ones; its end of the table becomes unused first."""
+        if self.by_token and seq.computed % self.block_size:
+            self._offer_part(seq, seq.table[seq.computed // self.block_size])
         for block in reversed(seq.table):
             if self._holders(block) == 0 and block in self.cache.values():
                 self.unused.append(block)
@@ -328,12 +341,75 @@ class Twin:
 
     def _share(self, plan: TwinPlan, seq: TwinSequence) -> bool:
         found, plan.waits[seq] = self._look_up(seq)
+        source, count = self._best_part(seq, found, plan.waits[seq])
+        full = seq.computed // self.block_size + len(found)
         if found:
-            full = seq.computed // self.block_size
-            seq.table = seq.table[:full] + found
-            seq.computed = len(seq.table) * self.block_size
+            seq.table = seq.table[: full - len(found)] + found
+            seq.computed = full * self.block_size
             self.unused = [block for block in self.unused if block not in found]
+        if source is not None and self._take_own_block(plan, seq, full, source):
+            seq.computed = full * self.block_size + count
         return plan.waits[seq] > 0
+
+    def _take_own_block(self, plan: TwinPlan, seq: TwinSequence, index: int, source: TwinBlock) -> bool:
+        """Block ``index`` of ``seq`` becomes a copy of ``source``, or ``source`` itself when there is no other block."""
+        if index == len(seq.table):
+            if len({id(block) for other in self.running for block in other.table}) == self.num_blocks:
+                return False
+            self._use(source)
+            seq.table.append(self._take_block() or TwinBlock())
+        if seq.table[index] is not source:
+            plan.num_copies += 1
+            self.uncopied.append(seq.table[index])
+        return True
+
+    # --- parts of blocks
+
+    def _use(self, block: TwinBlock) -> None:
+        if block in self.unused:
+            self.unused.remove(block)
+            self.unused.append(block)
+
+    def _parts(self, prefix: Prefix) -> list[Prefix]:
+        """What the cache has in the place of the last block of ``prefix``, after the same blocks."""
+        salt, tokens = prefix
+        start = (len(tokens) - 1) // self.block_size * self.block_size
+        same = [key for key in self.cache if key[0] == salt and key[1][:start] == tokens[:start]]
+        return [key for key in same if start < len(key[1]) <= start + self.block_size]
+
+    def _best_part(self, seq: TwinSequence, found: list[TwinBlock], pending: int) -> tuple[TwinBlock | None, int]:
+        """The block that goes on longest with ``seq`` after ``found``, and its tokens of use; none if that is no gain."""
+        full = seq.computed // self.block_size + len(found)
+        start = full * self.block_size
+        wanted = self._prefix(seq, min(start + self.block_size, len(seq.tokens) - 1))
+        if not self.by_token or pending or seq.scores_prompt or len(wanted[1]) <= start or seq.saved or seq in self.in_flight.loading:
+            return None, 0
+        if full < len(seq.table) and self._holders(seq.table[full]) > 1:
+            return None, 0
+        parts = self._parts(wanted)
+        most = max((leading(key[1], wanted[1]) for key in parts), default=0)
+        if most <= max(start, seq.computed):
+            return None, 0
+        best = sorted(key[1] for key in parts if leading(key[1], wanted[1]) == most)
+        above = [tokens for tokens in best if tokens >= wanted[1]]
+        return self.cache[wanted[0], (above or best[::-1])[0]], most - start
+
+    def _offer_part(self, seq: TwinSequence, block: TwinBlock) -> None:
+        prefix = self._prefix(seq, seq.computed)
+        if self._holders(block) or block in self.uncopied:
+            return
+        longer = sorted(key[1] for key in self._parts(prefix) if key[1][: len(prefix[1])] == prefix[1])
+        if longer:
+            self._use(self.cache[prefix[0], longer[0]])
+        else:
+            self._drop_parts(prefix)
+            self.cache[prefix] = block
+
+    def _drop_parts(self, prefix: Prefix) -> None:
+        """Part-filled blocks that hold less of the same are given up."""
+        for key in self._parts(prefix):
+            if len(key[1]) < len(prefix[1]) and prefix[1][: len(key[1])] == key[1]:
+                self.unused.remove(self.cache.pop(key))
 
     # --- results
 
@@ -342,6 +418,7 @@ class Twin:
             if seq in self.running and self.caching:
                 self._offer(seq)
         self.reading = []
+        self.uncopied = []
         told = {(event.request_id, event.choice): event for event in events}
         for seq in [seq for seq in self.running if seq.scheduled]:
             seq.computed, seq.scheduled = seq.computed + seq.scheduled, 0
@@ -366,6 +443,8 @@ class Twin:
     def _offer(self, seq: TwinSequence) -> None:
         for i in range(seq.computed // self.block_size):
             prefix = self._prefix(seq, (i + 1) * self.block_size)
+            if self.by_token:
+                self._drop_parts(prefix)
             offered = self.cache.setdefault(prefix, seq.table[i])
             if offered is not seq.table[i]:
                 seq.table[i] = offered
@@ -378,3 +457,8 @@ class Twin:
         for seq in [seq for seq in self.running if seq.request.request_id == request_id]:
             self.running.remove(seq)
             self._drop_blocks(seq)
+
+
+def leading(a: tuple[int, ...], b: tuple[int, ...]) -> int:
+    """How many tokens two texts have in common from their beginning."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

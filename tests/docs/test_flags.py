@@ -33,6 +33,7 @@ SECTIONS = {
     "run": (run, set(options_of(run)) - set(options_of(chat))),
     "bench offline": (OFFLINE, set(options_of(OFFLINE)) - SHARED),
     "bench start": (START, set(options_of(START))),
+    "bench prefix": (bench.commands["prefix"], set(options_of(bench.commands["prefix"])) - SHARED),
     "bench serve": (BENCH_SERVE, set(options_of(BENCH_SERVE)) - SHARED),
     "bench kernels": (bench.commands["kernels"], set(options_of(bench.commands["kernels"]))),
     "bench preemption": (bench.commands["preemption"], set(options_of(bench.commands["preemption"])) - SHARED),

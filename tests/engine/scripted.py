@@ -20,7 +20,7 @@ from octavo.engine.engine import Engine
 from octavo.models.loaded import LoadedModel
 from octavo.models.program import KVLayer, Program
 from octavo.models.tokenizer import Tokenizer
-from octavo.sampling.reference import ReferenceSampler, raw_logprobs
+from octavo.sampling.reference import LogitsError, ReferenceSampler, raw_logprobs
 from tests.models.tiny import BOS_ID, CONTROL_TOKENS, IM_END_ID, byte_alphabet
 
 EOS_ID = IM_END_ID
@@ -63,6 +63,7 @@ class Bigram:
         self.plans: list[StepPlan] = []
         self.delay_s = 0.0
         self.before_step: Callable[[StepPlan], None] | None = None
+        self.logits_hook: Callable[[int, int, np.ndarray], None] | None = None
         self.num_blocks = 0
         self.closed = False
         self._sampler = ReferenceSampler(vocab_size, self.max_num_slots)
@@ -101,9 +102,17 @@ class Bigram:
 
     def _run(self, piece: SequenceSlice) -> SliceResult:
         result = SliceResult()
+        if self.logits_hook is not None:
+            first = piece.num_tokens - 1 - piece.num_drafts if piece.num_samples else piece.num_tokens
+            for row, token in enumerate(piece.token_ids):
+                if row >= first or (piece.prompt_logprobs is not None and row < len(piece.next_token_ids)):
+                    self.logits_hook(piece.seq_id, piece.start + row, self.logits[token].copy())
         if piece.prompt_logprobs is not None:
             rows = zip(piece.token_ids, piece.next_token_ids, strict=False)
-            result.prompt_logprobs = [raw_logprobs(self.logits[t], following, piece.prompt_logprobs) for t, following in rows]
+            try:
+                result.prompt_logprobs = [raw_logprobs(self.logits[t], following, piece.prompt_logprobs) for t, following in rows]
+            except LogitsError as error:
+                return SliceResult(error=str(error))
         for slot in piece.sample_slots:
             for row in range(piece.num_tokens - 1 - piece.num_drafts, piece.num_tokens):
                 logits = self.logits[piece.token_ids[row]]

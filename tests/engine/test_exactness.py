@@ -10,6 +10,7 @@ import pytest
 
 from octavo import LLM, RequestOutput, SamplingParams
 from octavo.core.request import derive_seed
+from octavo.engine.outputs import CacheMatch
 from tests.models.tiny import write_tiny_gguf
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -111,3 +112,34 @@ def test_chunks_and_neighbours_change_nothing(path: Path, plain: LLM) -> None:
     for budget in (4, 7, 64):
         with open_llm(path, max_num_batched_tokens=budget, max_num_seqs=4) as llm:
             assert [ids_of(o) for o in llm.generate(prompts, GREEDY)] == expected
+
+
+@pytest.mark.parametrize("spec", ["off", 4])
+def test_turns_of_a_conversation_by_the_token(path: Path, plain: LLM, spec: object) -> None:
+    """Each turn goes on from the part-filled block that the last answer left; several users begin alike, at an odd length."""
+    params = SamplingParams(temperature=0.8, seed=5, max_tokens=9, ignore_eos=True, logprobs=2)
+    with open_llm(path, prefix_granularity="token", max_num_batched_tokens=64, spec=spec, spec_method="ngram") as llm:
+        texts = [prompt_of(21) + prompt_of(1 + user, salt=40 + user) for user in range(3)]
+        for turn in range(4):
+            outputs = llm.generate(texts, params)
+            assert [o.outputs for o in outputs] == [plain.generate(text, params)[0].outputs for text in texts]
+            if turn:
+                assert [o.num_cached_tokens for o in outputs] == [len(text) - 8 for text in texts]
+            texts = [text + ids_of(o) + prompt_of(7, salt=turn) for text, o in zip(texts, outputs, strict=True)]
+        llm.engine.scheduler.check_invariants()
+        assert llm.engine.scheduler.stats.num_tail_copies > 0
+
+
+def test_an_output_says_why_its_prompt_was_found_no_further(path: Path) -> None:
+    prompt = prompt_of(40)
+    with open_llm(path) as llm:
+        text = llm.tokenizer.token_text
+        assert llm.generate(prompt, GREEDY)[0].cache_match == CacheMatch("never_seen", 0)
+        assert llm.generate(prompt, GREEDY)[0].cache_match == CacheMatch("part_block", 32)
+        other = [*prompt[:20], 7, *prompt[21:]]
+        (output,) = llm.generate(other, replace(GREEDY, n=2))
+        assert output.num_cached_tokens == 16
+        assert output.cache_match == CacheMatch("different_token", 20, 7, text(7), prompt[20], text(prompt[20]))
+        salted = llm.generate({"prompt_token_ids": prompt, "cache_salt": "x"}, GREEDY)[0]
+        assert salted.cache_match == CacheMatch("salt", 0)
+        assert llm.generate(prompt, replace(GREEDY, prompt_logprobs=0))[0].cache_match is None

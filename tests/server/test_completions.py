@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from octavo.server.options import ServerOptions
 from tests.engine.scripted import EOS_ID, LIKELY, bigram_engine, byte_ids, byte_tokenizer, script
 from tests.server.harness import RunningServer, sse_events, strict_json
 
@@ -181,6 +182,23 @@ def test_salts_separate_cache_entries(server: RunningServer) -> None:
         cached = [server.complete(ids, max_tokens=1, cache_salt=salt)["usage"]["prompt_tokens_details"]["cached_tokens"] for _ in range(2)]
         assert cached == [0, 48]
     assert server.complete(ids, max_tokens=1, cache_salt="")["usage"]["prompt_tokens_details"]["cached_tokens"] == 48  # as no salt
+
+
+def test_usage_says_why_a_prompt_was_found_no_further() -> None:
+    """Only where the server was told to: it shows one client's tokens to another."""
+    engine = bigram_engine(byte_tokenizer(PIECES))
+    ids, other = (list(byte_ids(engine, "a" * 20 + letter * 20)) for letter in "bc")
+    with RunningServer(engine, ServerOptions(explain_cache=True)) as explaining:
+        body = {"prompt": [ids, [4] * 40], "max_tokens": 1, "cache_salt": "explained"}
+        details = explaining.post(PATH, body)["usage"]["prompt_tokens_details"]
+        assert details == {"cached_tokens": 0, "cache_matches": [{"reason": "never_seen", "position": 0}] * 2}
+        body = {"prompt": other, "max_tokens": 1, "cache_salt": "explained", "stream_options": {"include_usage": True}}
+        (match,) = explaining.stream(PATH, body)[-1]["usage"]["prompt_tokens_details"]["cache_matches"]
+        assert match == {
+            "reason": "different_token", "position": 20, "token_id": other[20], "token": "c", "expected_id": ids[20], "expected": "b"
+        }  # fmt: skip
+        scored = explaining.complete(ids, prompt_logprobs=0, max_tokens=1)
+        assert scored["usage"]["prompt_tokens_details"] == {"cached_tokens": 0, "cache_matches": [None]}
 
 
 def test_seeded_choices_repeat_beside_others(server: RunningServer) -> None:

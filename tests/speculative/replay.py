@@ -143,9 +143,10 @@ class Replay:
         outcome.drafts.append(sum(piece.num_drafts for piece in plan.slices))
 
 
-def make_speculator(num_drafts: int | str = "auto", proposer: Proposer | None = None, max_total_tokens: int = 10**6) -> Speculator:
-    """A Speculator whose clock stands still: what it decides depends on the steps alone."""
+def make_speculator(
+    num_drafts: int | str = "auto", proposer: Proposer | None = None, max_total_tokens: int = 10**6, clock: VirtualClock | None = None
+) -> Speculator:
+    """A Speculator whose clock stands still, unless it is given one: what it decides depends on the steps alone."""
     proposer = proposer or SuffixProposer()
-    return Speculator(
-        {proposer.name: proposer}, SpeculativeParams(num_drafts), max_total_tokens, VirtualClock(), auto_method=proposer.name
-    )
+    proposers, params = {proposer.name: proposer}, SpeculativeParams(num_drafts)
+    return Speculator(proposers, params, max_total_tokens, clock or VirtualClock(), auto_method=proposer.name)

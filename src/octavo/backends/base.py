@@ -5,10 +5,16 @@ A backend owns weights, KV storage and sampling-state slots; it owns no policy: 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from octavo.core.step import StepPlan, StepResult
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    LogitsHook = Callable[[int, int, np.ndarray], None]
 
 
 class BackendError(RuntimeError):
@@ -77,3 +83,9 @@ class Backend(Protocol):
     def close(self) -> None:
         """Release threads and memory. Idempotent."""
         ...
+
+
+class ShowsLogits(Backend, Protocol):
+    """A backend whose hook (sequence id, position of the row, logits float32 [vocab_size]) sees every row for which logits are computed."""
+
+    logits_hook: LogitsHook | None

@@ -2,12 +2,14 @@
 and what it costs where they do not.
 
 Each case is one kind of work at one batch size. Runs alternate (plain, speculative, plain, ...); decode_tok_s counts the tokens behind each
-sequence's first, over the time in which they came; medians over the runs. Token ids of all runs are compared: they must be equal.
+sequence's first, over the time in which they came; medians over the runs. Token ids of all runs are compared: they must be equal, but for
+texts that are sampled and verified by the accept/resample rule.
 
 The table of lengths holds the drafts at K = 1 .. 8. Predicted is (1 - a^(K+1)) / ((1 - a) (K c + v)) (Leviathan et al., 2023, Theorem 3.8,
 with the time v of a step that verifies, in plain steps, measured instead of taken as 1), a and v from the same runs. For proposals that
 are certain of themselves, as those that look text up, E[sum min(p, q)] is the probability of the draft, so that a is estimated by the
-share of the tested drafts that came true, and c, the time of a draft, by the host's time for proposing one, which is in no step's time.
+share of the tested drafts that came true; under the accept/resample rule the sum itself is known, and is the column "overlap". c, the time
+of a draft, is the host's time for proposing one, which is in no step's time.
 """
 
 from __future__ import annotations
@@ -53,6 +55,7 @@ class SpecRun:
     num_drafted: int
     propose_s: float
     step_s: float  # mean of the steps that decode, less the time of proposing
+    overlap: float | None  # sum min(p, q), summed over the tested drafts; None: the rule that verifies does not know it
 
 
 def run_spec(config: EngineConfig, case: SpecCase, echo: Callable[[str], None], as_json: bool) -> None:
@@ -71,6 +74,7 @@ def run_spec(config: EngineConfig, case: SpecCase, echo: Callable[[str], None], 
             say("\n" + _length_table(by_length))
         record = {
             "bench": "spec", "model": engine.model.name, "num_drafts": case.num_drafts, "method": case.method,
+            "rule": config.speculative.spec_rule,
             "temperature": case.temperature, "num_output": case.num_output, "repeat": case.repeat, "cases": rows, "lengths": by_length,
             "threads": getattr(engine.backend, "threads", None),
             "fingerprint": engine.backend.fingerprint(), "date": time.strftime("%Y-%m-%d"),
@@ -90,14 +94,15 @@ def _compare(engine: Engine, work: Work, batch: int, case: SpecCase, wanted: Spe
             if i:
                 runs[how].append(run)
     plain, spec = runs[PLAIN], runs[wanted]
-    if any(run.tokens != plain[0].tokens for run in (*plain, *spec)):
+    sampled_anew = case.temperature > 0 and engine.config.speculative.spec_rule == "resample"
+    if any(run.tokens != plain[0].tokens for run in (*plain, *([] if sampled_anew else spec))):
         raise ValueError(f"{work.name}, batch {batch}: the text with drafts is not that without")
     ratios = [b.decode_tok_s / a.decode_tok_s for a, b in zip(plain, spec, strict=True)]
     tested, accepted = sum(run.num_tested for run in spec), sum(run.num_accepted for run in spec)
     return {
         "work": work.name, "batch": batch, "plain_tok_s": round(_median(plain), 1), "spec_tok_s": round(_median(spec), 1),
         "ratio": round(statistics.median(ratios), 3), "lowest_ratio": round(min(ratios), 3),
-        "alpha": round(accepted / tested, 3) if tested else None,
+        "alpha": round(accepted / tested, 3) if tested else None, "overlap": _mean_overlap(spec),
         "tokens_per_step": round(statistics.median(sum(map(len, run.tokens)) / batch / run.num_steps for run in spec), 2),
         "drafted": sum(run.num_drafted for run in spec), "accepted": accepted,
     }  # fmt: skip
@@ -114,6 +119,7 @@ def measure(engine: Engine, prompts: Sequence[str], case: SpecCase, how: Specula
         engine.add(prepared)
     texts: dict[str, list[int]] = {request_id: [] for request_id in ids}
     before = replace(engine.speculator.stats, tested=list(engine.speculator.stats.tested))
+    overlap = _overlap(engine)
     started = last = time.perf_counter()
     num_steps = num_first = 0
     while engine.has_work:
@@ -130,9 +136,11 @@ def measure(engine: Engine, prompts: Sequence[str], case: SpecCase, how: Specula
     after = engine.speculator.stats
     num_tokens = sum(map(len, texts.values())) - num_first
     tested, seconds, propose_s = sum(after.tested) - sum(before.tested), last - started, after.propose_s - before.propose_s
+    total = _overlap(engine)
     return SpecRun(
         num_tokens / seconds, num_steps, tuple(tuple(texts[i]) for i in ids), tested, after.num_accepted - before.num_accepted,
         after.num_proposed - before.num_proposed, propose_s, (seconds - propose_s) / num_steps,
+        None if total is None or overlap is None else total - overlap,
     )  # fmt: skip
 
 
@@ -148,7 +156,7 @@ def _by_length(engine: Engine, case: SpecCase) -> list[dict[str, Any]]:
             spec.append(measure(engine, prompts, case, how))
         plain_s = statistics.median(run.step_s for run in plain)
         tested, accepted = sum(r.num_tested for r in spec), sum(r.num_accepted for r in spec)
-        a = accepted / tested if tested else 0.0
+        a = _mean_overlap(spec) or (accepted / tested if tested else 0.0)
         v = statistics.median(run.step_s for run in spec) / plain_s
         c = sum(r.propose_s for r in spec) / max(1, sum(r.num_drafted for r in spec)) / plain_s
         kept = k + 1 if a >= 1.0 else (1 - a ** (k + 1)) / (1 - a)
@@ -159,14 +167,25 @@ def _by_length(engine: Engine, case: SpecCase) -> list[dict[str, Any]]:
     return rows
 
 
+def _overlap(engine: Engine) -> float | None:
+    acceptance = getattr(engine.backend, "acceptance", None)  # of the accept/resample rule
+    return None if acceptance is None else sum(acceptance.overlap)
+
+
+def _mean_overlap(runs: Sequence[SpecRun]) -> float | None:
+    """Over the tested drafts of the runs."""
+    known = [run for run in runs if run.overlap is not None and run.num_tested]
+    return round(sum(run.overlap or 0.0 for run in known) / sum(run.num_tested for run in known), 3) if known else None
+
+
 def _median(runs: Sequence[SpecRun]) -> float:
     return statistics.median(run.decode_tok_s for run in runs)
 
 
 def _comparison_table(rows: Sequence[dict[str, Any]]) -> str:
-    head = ("work", "batch", "plain token/s", "with drafts", "gain", "lowest", "alpha", "tokens a step")
-    keys = ("work", "batch", "plain_tok_s", "spec_tok_s", "ratio", "lowest_ratio", "alpha", "tokens_per_step")
-    return table([head, *(["-" if row[k] is None else str(row[k]) for k in keys] for row in rows)], "<>>>>>>>")
+    head = ("work", "batch", "plain token/s", "with drafts", "gain", "lowest", "alpha", "overlap", "tokens a step")
+    keys = ("work", "batch", "plain_tok_s", "spec_tok_s", "ratio", "lowest_ratio", "alpha", "overlap", "tokens_per_step")
+    return table([head, *(["-" if row[k] is None else str(row[k]) for k in keys] for row in rows)], "<>>>>>>>>")
 
 
 def _length_table(rows: Sequence[dict[str, Any]]) -> str:

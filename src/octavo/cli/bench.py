@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from octavo.cli.bench_prefix import prefix
 from octavo.cli.bench_serve import serve
 from octavo.cli.bench_waste import waste
 from octavo.cli.options import engine_config, engine_options, model_options
@@ -190,7 +191,8 @@ def spec(
     """Speculative decoding beside plain decoding, on the same prompts, in turn.
 
     --spec (auto, unless given) and --spec-method say how. There is work that copies (edit, json) and work that does not (stories,
-    facts, code). Texts are compared: they must be equal. The last line printed is a JSON record.
+    facts, code). Texts are compared: they must be equal, but for sampled ones with --spec-rule resample. The last line printed is a
+    JSON record.
     """
     if options["spec"] == "off":
         options["spec"] = "auto"
@@ -202,5 +204,6 @@ def spec(
     run_spec(fetched(config), case, click.echo, as_json)
 
 
+bench.add_command(prefix)
 bench.add_command(serve)
 bench.add_command(waste)

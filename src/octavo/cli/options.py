@@ -13,8 +13,10 @@ from octavo.config import (
     KV_DTYPES,
     KV_RESERVATIONS,
     PREEMPTIONS,
+    PREFIX_GRANULARITIES,
     SCHEDULING_POLICIES,
     SPEC_METHODS,
+    SPEC_RULES,
     BackendConfig,
     CacheConfig,
     ConfigError,
@@ -85,9 +87,11 @@ def engine_options(function: Callable) -> Callable:
     """Options of cache, scheduler and backend."""
     backend_help = "cpu: packed weights, native kernels. reference: NumPy, slow and obvious."
     compute_help = "f32: all weights and KV in float32, slower; for checking the fast mode."
+    grain_help = "token: a cached block that begins as the prompt goes on is used too, by copying it. block: only whole blocks are."
     dtype_help = "Type of keys and values. auto: bf16, or f32 with --compute f32."
     cache, scheduler, backend = _DEFAULTS.cache, _DEFAULTS.scheduler, _DEFAULTS.backend
     spec_help = "Draft tokens that a step verifies: auto (as many as pay), off, or a number. No text changes."
+    rule_help = "How drafts are verified. coupling: no text changes. resample: the accept/resample rule, which keeps the law of a text."
     itl_help = "Bound on the gaps between a running answer's tokens, in milliseconds: prompts are computed in pieces that keep it."
     policy_help = "fcfs: by arrival. priority, fair (by user), srf (fewest tokens left). static: whole batches, for comparison."
     preemption_help = "What becomes of KV that must make room: recompute, swap (to --swap-space), or auto: what is cheaper."
@@ -111,6 +115,7 @@ def engine_options(function: Callable) -> Callable:
             click.option("--kv-disk-path", help="Folder for blocks that no longer fit in memory; they survive a restart."),
             click.option("--kv-disk-size", type=ByteSize(), help="Most bytes in --kv-disk-path (default: 10GiB)."),
             click.option("--no-enable-prefix-caching", is_flag=True, help="Compute every prompt from its first token."),
+            _shown("--prefix-granularity", cache.prefix_granularity, click.Choice(PREFIX_GRANULARITIES), grain_help),
             click.option("--no-enable-chunked-prefill", is_flag=True, help="Compute each prompt in one step, never in pieces."),
             _shown("--scheduling-policy", scheduler.scheduling_policy, click.Choice(SCHEDULING_POLICIES), policy_help),
             _shown("--kv-reservation", cache.kv_reservation, click.Choice(KV_RESERVATIONS), reservation_help),
@@ -118,6 +123,7 @@ def engine_options(function: Callable) -> Callable:
             _shown("--spec-method", _DEFAULTS.speculative.spec_method, click.Choice(SPEC_METHODS), "Where drafts come from."),
             click.option("--draft-model", help="A smaller model of the same tokenizer, to draft; named as --model."),
             click.option("--self-draft-layers", type=int, help="First layers of the model itself that draft."),
+            _shown("--spec-rule", _DEFAULTS.speculative.spec_rule, click.Choice(SPEC_RULES), rule_help),
             _shown("--backend", backend.backend, click.Choice(["cpu", "reference"]), backend_help),
             _shown("--compute", backend.compute, click.Choice(["fast", "f32"]), compute_help),
             click.option("--threads", type=int, help="Compute threads (default: one per core this process may use)."),
@@ -130,15 +136,15 @@ def engine_config(options: dict[str, Any]) -> EngineConfig:
     """EngineConfig of the options' values; missing ones keep their defaults. Raises BadParameter that names the flag."""
     d = _DEFAULTS
     tier_fields = ("kv_host_memory", "kv_disk_path", "kv_disk_size")
-    cache_fields = ("block_size", "num_kv_blocks", "kv_cache_memory", "kv_cache_dtype", "kv_reservation", "swap_space", *tier_fields)
+    pool_fields = ("block_size", "num_kv_blocks", "kv_cache_memory", "kv_cache_dtype", "kv_reservation", "swap_space", *tier_fields)
     scheduler_fields = ("max_num_seqs", "max_num_batched_tokens", "max_itl_ms", "scheduling_policy", "preemption", "admission_lookahead")
-    cache, scheduler = _replaced(d.cache, options, *cache_fields), _replaced(d.scheduler, options, *scheduler_fields)
+    cache, scheduler = _replaced(d.cache, options, "prefix_granularity", *pool_fields), _replaced(d.scheduler, options, *scheduler_fields)
     config = EngineConfig(
         model=_replaced(d.model, options, "model", "served_model_name", "max_model_len"),
         cache=replace(cache, enable_prefix_caching=not options.get("no_enable_prefix_caching", False)),
         scheduler=replace(scheduler, enable_chunked_prefill=not options.get("no_enable_chunked_prefill", False)),
         backend=_replaced(d.backend, options, "backend", "compute", "threads"),
-        speculative=_replaced(d.speculative, options, "spec", "spec_method", "draft_model", "self_draft_layers"),
+        speculative=_replaced(d.speculative, options, "spec", "spec_method", "draft_model", "self_draft_layers", "spec_rule"),
     )
     try:
         return config.validate()

@@ -18,6 +18,7 @@ from octavo.cli.progress import fetched
 @click.option("--api-key", envvar="OCTAVO_API_KEY", help="Requests must carry it as a bearer token (also $OCTAVO_API_KEY).")
 @click.option("--max-body-size", type=ByteSize(), default="32MiB", show_default=True, help="Largest request body.")
 @click.option("--drain-s", type=click.FloatRange(0), default=30.0, show_default=True, help="Seconds running requests get at shutdown.")
+@click.option("--explain-cache", is_flag=True, help="Usage says where and why a prompt left the prefix cache; shows others' tokens.")
 @engine_options
 def serve(**options: Any) -> None:
     """Serve a model over an OpenAI-compatible API."""
@@ -28,7 +29,12 @@ def serve(**options: Any) -> None:
     from octavo.server.launch import run_server
     from octavo.server.options import ServerOptions
 
-    server_options = ServerOptions(api_key=options["api_key"], max_body_bytes=options["max_body_size"], drain_s=options["drain_s"])
+    server_options = ServerOptions(
+        api_key=options["api_key"],
+        max_body_bytes=options["max_body_size"],
+        drain_s=options["drain_s"],
+        explain_cache=options["explain_cache"],
+    )
     run_server(fetched(config), options["host"], options["port"], server_options)
 
 

@@ -3,8 +3,9 @@
 A block id is in exactly one state:
 
     free ──allocate──▶ referenced (by k tables) ──last release, kept──▶ cached ──allocate (evicted)──▶ referenced
-      ▲                     │        ▲                                     │
-      └──last release───────┘        └───────────────acquire───────────────┘
+      ▲                     │        ▲                                     │ │
+      ├──last release───────┘        └───────────────acquire───────────────┘ │
+      └──────────────────────────────discard─────────────────────────────────┘
 
 *Cached* blocks are unreferenced but still hold KV that the prefix index offers; they are evicted least recently released first. Tables are
 released from their end, so a block always becomes cached before its parent does, and eviction reaches leaves first.
@@ -82,6 +83,16 @@ class BlockPool:
                 self._cached[block] = None
             else:
                 self._free[block] = None
+
+    def touch(self, block: int) -> None:
+        """``block`` was of use: if it is cached, it is now the last to be evicted. Its parent, if any, must not be cached."""
+        if block in self._cached:
+            self._cached.move_to_end(block)
+
+    def discard(self, block: int) -> None:
+        """``block`` is cached and no longer offered: free. Raises KeyError for a block that is not cached."""
+        del self._cached[block]
+        self._free[block] = None
 
     def check_invariants(self) -> None:
         """AssertionError unless every block is exactly one of free, cached, referenced."""

@@ -12,6 +12,10 @@ Three rules keep shared blocks right:
   copy for the offered one (their KV is equal bit for bit) and frees its own. So a table that holds an offered block holds its parents too.
 - Matched blocks are referenced before anything else is allocated, hence never evicted under their finder.
 
+With ``token_granular`` a block that goes on with a prompt for some tokens only is copied (``adopt_tail``), as soon as it is found: the
+copies of a plan take effect in their order, before anything is computed, so its source may be evicted and written by the same plan.
+The copy is offered by nobody until the plan is applied.
+
 A sequence that is about to compute full blocks *claims* their keys; another that needs such a block next waits for it. Nobody waits in
 a circle. Say X waits for Y: X shares all offered blocks of its chain and lacks block i, which Y claims, so Y has the same chain up to i
 and has not offered i. If Y in turn waits, it lacks a block j <= i of that chain; X shares all before i, so j = i, whose claim is Y's own.
@@ -27,10 +31,12 @@ from dataclasses import dataclass, field
 from octavo.core.block_pool import BlockPool
 from octavo.core.kv_restore import Restorer
 from octavo.core.kv_tiers import BlockRef, KVTiers, TierMatch
+from octavo.core.match_report import MatchReport
 from octavo.core.occupancy import KVOccupancy, count_paged
 from octavo.core.prefix_index import Namespace, PrefixIndex, PrefixNode, block_key, pack_tokens
 from octavo.core.request import Sequence
 from octavo.core.step import BlockCopy
+from octavo.core.tails import PartialMatch, Tails
 
 
 @dataclass(slots=True)
@@ -57,6 +63,7 @@ class PrefixMatch:
 
     nodes: list[PrefixNode]
     num_pending: int = 0  # blocks after those that another sequence is computing; above 0: wait
+    tail: PartialMatch | None = None  # beginning of the block after the nodes; None while blocks are pending
     tier: TierMatch | None = None  # blocks after those that can be restored
 
     @property
@@ -71,16 +78,24 @@ def ref_of(node: PrefixNode) -> BlockRef:
 
 
 class KVManager:
-    """``num_blocks`` blocks of ``block_size`` tokens. ``fingerprint`` names what else the KV depends on (model, formats, layout)."""
+    """``num_blocks`` blocks of ``block_size`` tokens. ``fingerprint`` names what else the KV depends on (model, formats, layout).
+
+    ``token_granular``: a block that matches a prompt in part is used as well, by copying it.
+    """
 
     restorer: Restorer | None = None  # there when the cache has tiers
 
-    def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool = True, fingerprint: str = "") -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, enable_prefix_caching: bool = True, fingerprint: str = "", token_granular: bool = False
+    ) -> None:
         if block_size < 1:
             raise ValueError(f"block_size: {block_size} is not allowed; at least 1")
         self.block_size = block_size
         self.pool = BlockPool(num_blocks)
-        self.index = PrefixIndex(block_size, fingerprint, num_remembered=max(num_blocks, 1024)) if enable_prefix_caching else None
+        num_remembered = max(num_blocks, 1024)
+        self.index = PrefixIndex(block_size, fingerprint, num_remembered, token_granular) if enable_prefix_caching else None
+        self._tails = Tails(self.pool, self.index) if token_granular and self.index is not None else None
+        self._unfilled: set[int] = set()  # blocks that a plan not yet applied fills, by copying: what they hold is not sure
         self._chains: dict[int, _Chain] = {}  # by seq_id
         self._claims: dict[bytes, int] = {}  # key of a block being computed -> seq_id
         self.loading: set[int] = set()  # seq_ids whose blocks the plan in flight brings in: not offered before it is done
@@ -89,8 +104,8 @@ class KVManager:
         return -(-num_tokens // self.block_size)
 
     def num_missing(self, seq: Sequence) -> int:
-        """Blocks that ``seq`` lacks to compute all its known tokens."""
-        return self.blocks_for(len(seq.token_ids)) - len(seq.block_table)
+        """Blocks that ``seq`` lacks to compute all its known tokens; 0 when it holds more, for drafts."""
+        return max(0, self.blocks_for(len(seq.token_ids)) - len(seq.block_table))
 
     # --- prefix cache -------------------------------------------------------------------------------------------------------------------
 
@@ -114,6 +129,7 @@ class KVManager:
                 break
             match.nodes.append(node)
             parent, depth = node, depth + 1
+        num_found = depth
         while depth < limit and self._claims.get(chain.keys[depth + 1], seq.seq_id) != seq.seq_id:
             match.num_pending += 1
             depth += 1
@@ -121,7 +137,24 @@ class KVManager:
                 chain.extend(seq.token_ids, self.block_size, depth + 1)
         if self.restorer is not None and not match.num_pending and (match.nodes or seq.num_computed % self.block_size == 0):
             match.tier = self.restorer.match(seq, self._unclaimed_refs(seq, chain, depth, limit), depth)
+        if self._tails is not None and depth == num_found and not match.tier:
+            match.tail = self._useful_tail(seq, self._tails.find(parent, seq.token_ids, depth * self.block_size), depth)
         return match
+
+    def _useful_tail(self, seq: Sequence, tail: PartialMatch | None, depth: int) -> PartialMatch | None:
+        """``tail``, of block ``depth``, when it has more than ``seq`` has computed and goes to a block that ``seq`` may write."""
+        if tail is None or depth * self.block_size + tail.num_tokens <= seq.num_computed:
+            return None
+        return tail if depth >= len(seq.block_table) or self.pool.ref_counts[seq.block_table[depth]] == 1 else None
+
+    def explain(self, seq: Sequence, match: PrefixMatch) -> MatchReport | None:
+        """Why ``match``, just found and not yet adopted, went no further. None without a prefix cache."""
+        if self.index is None:
+            return None
+        chain = self._chains[seq.seq_id]
+        depth = chain.depth + len(match.nodes)
+        node = match.nodes[-1] if match.nodes else self.index.node(chain.keys[depth])
+        return self.index.explain_end(chain.namespace, node, chain.keys[depth], seq.token_ids, depth)
 
     def _unclaimed_refs(self, seq: Sequence, chain: _Chain, depth: int, limit: int) -> Iterator[BlockRef]:
         """The blocks of ``seq`` from number ``depth`` on, up to the first that another sequence is computing."""
@@ -156,6 +189,32 @@ class KVManager:
         num_gained = chain.depth * self.block_size - seq.num_computed
         seq.num_computed += num_gained
         return num_gained
+
+    def adopt_tail(self, seq: Sequence, match: PrefixMatch, copies: list[BlockCopy]) -> int:
+        """Copy what was found of the next block into one of ``seq``'s own, after ``adopt_prefix``. Returns the tokens gained.
+
+        The copy is added to ``copies``. Nothing happens when there is no block for it. When the only one is the source itself, that is
+        evicted and taken over as it is: it holds what is wanted.
+        """
+        tail = match.tail
+        if tail is None:
+            return 0
+        table, depth, src = seq.block_table, self._chains[seq.seq_id].depth, tail.node.block
+        if depth == len(table):
+            if self.pool.num_available == 0:
+                return 0
+            self.pool.touch(src)
+            table.append(self._allocate())
+        if table[depth] != src:
+            copies.append(BlockCopy(src, table[depth]))
+            self._unfilled.add(table[depth])
+        num_gained = depth * self.block_size + tail.num_tokens - seq.num_computed
+        seq.num_computed += num_gained
+        return num_gained
+
+    def plan_applied(self) -> None:
+        """The copies of the plan have taken effect."""
+        self._unfilled.clear()
 
     def claim(self, seq: Sequence) -> None:
         """``seq`` is about to compute its known tokens: others that need the same full blocks wait for them. The first claim stands."""
@@ -192,15 +251,34 @@ class KVManager:
         key = chain.keys[i + 1]
         node = self.index.publish(self.index.node(chain.keys[i]), chain.namespace, key, chain.tokens[i], table[i])
         if node is None:
-            self._drop_claims(seq)
-            chain.publishable = False
+            self.withhold(seq)
             return
         self._claims.pop(key, None)
+        if self._tails is not None:
+            self._tails.drop_covered(node)
         if node.block != table[i]:
             self.pool.acquire(node.block)
             own, table[i] = table[i], node.block
             self.pool.release(own, keep=False)
         chain.depth = i + 1
+
+    def withhold(self, seq: Sequence) -> None:
+        """Offer nothing more of ``seq``, ever: what it computes cannot be offered, or is not to be trusted."""
+        self._drop_claims(seq)
+        chain = self._chain(seq)
+        if chain is not None:
+            chain.publishable = False
+
+    def _offer_tail(self, seq: Sequence) -> None:
+        """Offer the part-filled last block of ``seq``, which gives its blocks back, unless another sequence shares and may write it."""
+        num_full, num_left = divmod(seq.num_computed, self.block_size)
+        chain = self._chain(seq)
+        if self._tails is None or self.index is None or chain is None or not num_left:
+            return
+        block, key = seq.block_table[num_full], chain.keys[chain.depth]
+        if chain.publishable and chain.depth == num_full and self.pool.ref_counts[block] == 1 and block not in self._unfilled:
+            tokens = seq.token_ids[seq.num_computed - num_left : seq.num_computed]
+            self._tails.offer(self.index.node(key), chain.namespace, key, tokens, block)
 
     # --- blocks -------------------------------------------------------------------------------------------------------------------------
 
@@ -226,6 +304,7 @@ class KVManager:
         if shared:
             src, dst = table[start // size], self._allocate()
             copies.append(BlockCopy(src, dst))
+            self._unfilled.add(dst)
             table[start // size] = dst
             self.pool.release(src, keep=False)
         for _ in range(num_missing):
@@ -243,11 +322,16 @@ class KVManager:
         """Lengthen the table of ``seq`` by a block that is filled from outside: a new one, or ``shared``, which has an owner already."""
         if shared is None:
             block = self._allocate()
+            self._unfilled.add(block)
         else:
             block = shared
             self.pool.acquire(block)
         seq.block_table.append(block)
         return block
+
+    def is_being_filled(self, seq: Sequence) -> bool:
+        """Whether the plan not yet applied is to copy into a block of ``seq``."""
+        return bool(self._unfilled) and any(block in self._unfilled for block in seq.block_table)
 
     def num_to_grow(self, group: Seq[Sequence]) -> int:
         """Blocks that a group needs to make all its known tokens writable, each by its sequence alone, copies on write included."""
@@ -272,6 +356,8 @@ class KVManager:
         """Give back all blocks, the end of the table first, and all claims. ``forget`` when the sequence never runs again."""
         index, pool = self.index, self.pool
         self._drop_claims(seq)
+        if self._tails is not None:
+            self._offer_tail(seq)
         self.loading.discard(seq.seq_id)
         if self.restorer is not None:
             self.restorer.leave(seq)
@@ -290,7 +376,7 @@ class KVManager:
         if evicted:
             assert self.index is not None
             node = self.index.forget(block)
-            if self.restorer is not None and len(node.tokens) == 4 * self.block_size:
+            if self.restorer is not None and self.index.is_full(node):
                 self.restorer.tiers.save(ref_of(node), block)
         return block
 
@@ -302,9 +388,10 @@ class KVManager:
 
     def evictable_blocks(self) -> list[tuple[BlockRef, int]]:
         """The full blocks that are offered and not referenced, the next to be evicted first."""
-        nodes = {} if self.index is None else self.index.blocks()
-        full = [block for block in self.pool.eviction_order() if len(nodes[block].tokens) == 4 * self.block_size]
-        return [(ref_of(nodes[block]), block) for block in full]
+        if self.index is None:
+            return []
+        nodes = self.index.blocks()
+        return [(ref_of(nodes[block]), block) for block in self.pool.eviction_order() if self.index.is_full(nodes[block])]
 
     def _chain(self, seq: Sequence) -> _Chain | None:
         if self.index is None:
@@ -376,6 +463,7 @@ class KVManager:
         order = {block: i for i, block in enumerate(self.pool.eviction_order())}
         for block, node in index.blocks().items():
             referenced = self.pool.ref_counts[block] > 0
+            assert not referenced or index.is_full(node), f"tail {block} is referenced"
             assert referenced != (block in order), f"offered block {block} is free"
             parent = node.parent
             if parent is None or parent.parent is None:

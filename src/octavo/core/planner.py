@@ -173,7 +173,7 @@ class Planner:
         """Whether the blocks of a group go to host memory: all of it, or nothing."""
         state = self._state
         num_blocks = state.swaps.num_to_save(group)
-        if not num_blocks or num_blocks > state.swaps.pool.num_free:
+        if not num_blocks or num_blocks > state.swaps.pool.num_free or any(state.kv.is_being_filled(seq) for seq in group):
             return False
         cost = state.preemption_cost
         num_tokens = min(sum(seq.num_computed for seq in group), num_blocks * state.kv.block_size)  # common blocks once
@@ -330,19 +330,31 @@ class Planner:
             return PrefixMatch([])
         match = self._state.kv.find_prefix(seq)
         if self._state.swaps.holds(seq):
-            match.num_pending, match.tier = 0, None  # its own blocks come back, whoever else is computing the same
+            # Its own blocks come back, whoever else has or computes the same.
+            match.num_pending, match.tier, match.tail = 0, None, None
         return match
 
     def _gap_after(self, seq: Sequence, match: PrefixMatch) -> int:
         """Tokens left to compute of a waiting sequence once it shares what was found."""
-        return len(seq.token_ids) - max(len(match.nodes) * self._state.kv.block_size, self._state.swaps.num_computed(seq))
+        num_partial = 0 if match.tail is None else match.tail.num_tokens
+        num_cached = len(match.nodes) * self._state.kv.block_size + num_partial
+        return len(seq.token_ids) - max(num_cached, self._state.swaps.num_computed(seq))
 
     def _adopt_prefix(self, draft: Draft, seq: Sequence, match: PrefixMatch) -> bool:
-        """Share what was found. True: the next blocks are being computed by another sequence or restored, so ``seq`` sits this step out."""
-        num_gained = self._state.kv.adopt_prefix(seq, match)
-        if num_gained and seq.num_preemptions == 0 and seq.num_output_tokens == 0:
-            seq.num_cached += num_gained
-            self._state.stats.prefix_hit_tokens += num_gained
+        """Share what was found. True: the next blocks are being computed by another or restored, so ``seq`` sits this step out."""
+        kv, stats = self._state.kv, self._state.stats
+        is_new = seq.num_preemptions == 0 and seq.num_output_tokens == 0
+        found = bool(match.nodes) or match.tail is not None
+        if is_new and (found or seq.match_report is None) and not match.waits and not wants_prompt_logprobs(seq):
+            seq.match_report = kv.explain(seq, match)
+        num_shared = kv.adopt_prefix(seq, match)
+        num_copies = len(draft.plan.block_copies)
+        num_copied = kv.adopt_tail(seq, match, draft.plan.block_copies)
+        if is_new:
+            seq.num_cached += num_shared + num_copied
+            stats.prefix_hit_tokens += num_shared + num_copied
+            stats.prefix_tail_tokens += num_copied
+        stats.num_tail_copies += len(draft.plan.block_copies) - num_copies
         draft.num_pending[seq.seq_id] = match.num_pending
         restorer, tier = self._state.kv.restorer, match.tier
         return match.num_pending > 0 or (restorer is not None and tier is not None and restorer.begin(seq, tier, draft.plan.block_copies))

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from octavo.core.speculative_params import SpeculativeParams
 
+from octavo.core.match_report import MatchReport
+
 
 class ParameterError(ValueError):
     """A request field is outside its limits. ``param`` names the field as the user wrote it."""
@@ -233,6 +235,7 @@ class Sequence:
     num_scheduled: int = 0
     num_drafts: int = 0
     num_cached: int = 0  # prompt tokens found in the prefix cache before the first output token
+    match_report: MatchReport | None = None  # of the prefix cache, until the first event takes it along
     num_preemptions: int = 0
     num_tokens_at_return: int = -1  # known tokens when it last came back after a preemption; -1: it never was preempted
     status: SequenceStatus = SequenceStatus.WAITING

@@ -172,7 +172,8 @@ class ReservedKV(KVManager):
 def kv_of(cache: CacheConfig, num_blocks: int, max_model_len: int, fingerprint: str) -> tuple[LengthLimits, KVManager]:
     """Limits and books of the KV memory that ``cache`` names. ConfigError when the pool is too small for a reservation."""
     if cache.kv_reservation == "paged":
-        manager = KVManager(num_blocks, cache.block_size, cache.enable_prefix_caching, fingerprint)
+        by_token = cache.prefix_granularity == "token"
+        manager = KVManager(num_blocks, cache.block_size, cache.enable_prefix_caching, fingerprint, by_token)
         return LengthLimits(max_model_len, num_blocks, cache.block_size), manager
     check_reservation(cache)
     limits = ReservedLimits.of(cache.kv_reservation, max_model_len, num_blocks, cache.block_size)

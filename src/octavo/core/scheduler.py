@@ -137,6 +137,7 @@ class Scheduler:
             for choice in range(seq.choice, seq.choice + seq.num_choices):
                 event = TokenEvent(owner.request.request_id, choice, [], finish_reason=reason, error=error, error_code=code)
                 event.num_cached_tokens = seq.num_cached
+                event.match_report, seq.match_report = seq.match_report, None
                 events.append(event)
             if seq.status is SequenceStatus.WAITING:
                 self._state.waiting.remove(seq)
@@ -282,6 +283,7 @@ class Scheduler:
         _check_result(draft, result, text_stops)
         self._in_flight = None
         state, events = self._state, list[TokenEvent]()
+        state.kv.plan_applied()
         state.swaps.end_loads(succeeded=True)
         state.count_moves(draft.plan, result.move_seconds)
         state.end_restores()
@@ -291,6 +293,8 @@ class Scheduler:
             seq.num_scheduled = seq.num_drafts = 0
             if outcome.error is None:
                 state.kv.publish(seq)
+            else:
+                state.kv.withhold(seq)
             if seq.status is SequenceStatus.FINISHED:  # aborted while in flight
                 state.release(seq)
                 continue
@@ -342,6 +346,7 @@ class Scheduler:
         self, owner: RequestState, seq: Sequence, token_ids: list[int], logprobs: list[TokenLogprobs] | None, end: StopEnd | None
     ) -> TokenEvent:
         event = TokenEvent(owner.request.request_id, seq.choice, token_ids, logprobs, None, None, None, seq.num_cached)
+        event.match_report, seq.match_report = seq.match_report, None
         if owner.prompt_logprobs:
             event.prompt_logprobs, owner.prompt_logprobs = owner.prompt_logprobs, []
         if end is not None:

@@ -53,6 +53,8 @@ class SchedulerStats:
     num_accepted_tokens: int = 0  # of these, equal to what was drawn
     prefix_query_tokens: int = 0  # prompt tokens of started requests that were looked up in the prefix cache
     prefix_hit_tokens: int = 0  # of these, found there before the first output token; what is found after a preemption does not count
+    prefix_tail_tokens: int = 0  # of these, found in a block that matched in part and was copied
+    num_tail_copies: int = 0  # copies of such blocks, after preemptions too
 
 
 @dataclass(slots=True)

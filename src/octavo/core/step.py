@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 
+from octavo.core.match_report import MatchReport
 from octavo.core.request import FinishReason, SamplingParams
 
 NO_TOKEN_ALLOWED = "no_token_allowed"
@@ -59,6 +60,9 @@ class SequenceSlice:
     ``num_drafts`` of the tokens, the last ones, are drafts to verify: guesses of what will be drawn. A token is then drawn from the row
     before the first draft and, as long as each equals the draft behind it, from each row after: 1 + ``num_drafts`` = ``num_samples`` at
     most, all with the one slot in ``sample_slots``. KV of drafts that did not come true is overwritten later.
+
+    ``draft_distributions``: what each draft was drawn from, for the accept/resample rule alone (``backends.resampling``); None, of all or
+    of one: looked up, certain of itself. Opaque here.
     """
 
     seq_id: int
@@ -72,6 +76,7 @@ class SequenceSlice:
     next_token_ids: list[int] = field(default_factory=list)  # with prompt_logprobs: the known token after each row; the last may have none
     mask: array[int] | None = None  # packed bits (uint32, bit t%32 of word t//32 = token t allowed) for the sampled row
     num_drafts: int = 0
+    draft_distributions: list[object] | None = None  # [num_drafts], each None or float64 [vocab_size]
 
     @property
     def num_tokens(self) -> int:
@@ -150,6 +155,7 @@ class TokenEvent:
     """What one step gave one sequence. A finished sequence's last event has the reason; ``token_ids`` may be empty (abort).
 
     ``prompt_logprobs`` come with the first event of a request that asked for them, one entry per prompt position after the first.
+    ``match_report`` comes with the first event of a request that was looked up in the prefix cache.
     """
 
     request_id: str
@@ -162,3 +168,4 @@ class TokenEvent:
     num_cached_tokens: int = 0
     error: str | None = None
     error_code: str | None = None
+    match_report: MatchReport | None = None

@@ -58,14 +58,15 @@ class DraftModels:
     def start(self, target: Backend, num_kv_blocks: int) -> tuple[DraftModel | None, SelfDraft | None]:
         """Proposers, where they are configured. ``target`` has its KV pool."""
         config, draft, shallow = self._config, None, None
+        keep = config.speculative.spec_rule == "resample"
         if self._backend is not None and self._model is not None:
             self._backend.allocate_kv(num_kv_blocks)
             context = self._model.program.context
-            draft = DraftModel(self._backend, num_kv_blocks, config.cache.block_size, target.vocab_size, context)
+            draft = DraftModel(self._backend, num_kv_blocks, config.cache.block_size, target.vocab_size, context, keep)
         num_layers = config.speculative.self_draft_layers
         if num_layers is not None:
             try:
-                shallow = SelfDraft(target.first_layers(num_layers))
+                shallow = SelfDraft(target.first_layers(num_layers), keep)
             except ValueError as error:
                 raise ConfigError(f"self_draft_layers: {num_layers} is not allowed; {str(error).partition('; ')[2]}") from None
             self._close.append(shallow.close)

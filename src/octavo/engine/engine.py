@@ -64,6 +64,10 @@ class Engine:
             num_host_blocks = resolve_num_host_blocks(config, backend)
             self.preemption_model = self._make_preemption_model(num_host_blocks)
             draft_model, self_draft = self._drafting.start(backend, self.num_kv_blocks)
+            if config.speculative.spec_rule == "resample":
+                from octavo.backends.resampling import ResamplingBackend
+
+                self.backend = backend = ResamplingBackend(backend)
             self.tiering = self._open_tiers(fingerprint, num_host_blocks)  # last: it starts threads
         except BaseException:
             self._drafting.close()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from octavo.core.limits import StopRule
 from octavo.core.request import FinishReason, Request, Sequence, SequenceStatus
 from octavo.core.step import StepPlan, StepResult, TokenEvent
-from octavo.engine.outputs import OutputEvent
+from octavo.engine.outputs import CacheMatch, OutputEvent
 from octavo.engine.text_output import TextOutput
 
 if TYPE_CHECKING:
@@ -177,6 +177,8 @@ class EngineLoop:
                     self._num_masked -= running.mask is not None
                     self._num_speculating -= running.speculates
             out.append(OutputEvent.of(event, text))
+            if event.match_report is not None:
+                out[-1].cache_match = CacheMatch.of(event.match_report, self._tokenizer)
         return out
 
 

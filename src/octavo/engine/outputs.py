@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+from octavo.core.match_report import MatchReport
 from octavo.core.request import FinishReason, Request
 from octavo.core.step import TokenEvent, TokenLogprobs
+
+if TYPE_CHECKING:
+    from octavo.models.tokenizer import Tokenizer
 
 
 class GenerationError(RuntimeError):
@@ -20,6 +25,27 @@ class GenerationError(RuntimeError):
         super().__init__(message)
         self.code = code
         self.outputs = list(outputs)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheMatch:
+    """Why a prompt was found no further in the prefix cache.
+
+    ``reason``: a value of ``core.match_report.MatchEnd``. ``position``: the first token that the cache does not go on with. With
+    ``different_token`` the prompt's token there and one that the cache has instead, by id and text (no text without a tokenizer).
+    """
+
+    reason: str
+    position: int
+    token_id: int | None = None
+    token: str | None = None
+    expected_id: int | None = None
+    expected: str | None = None
+
+    @classmethod
+    def of(cls, report: MatchReport, tokenizer: Tokenizer | None) -> CacheMatch:
+        texts = [None if t is None or tokenizer is None else tokenizer.token_text(t) for t in (report.token_id, report.expected_id)]
+        return cls(report.end.value, report.position, report.token_id, texts[0], report.expected_id, texts[1])
 
 
 @dataclass(slots=True)
@@ -40,6 +66,7 @@ class OutputEvent:
     num_cached_tokens: int = 0
     error: str | None = None
     error_code: str | None = None  # as in TokenEvent
+    cache_match: CacheMatch | None = None  # with the first event of a request that was looked up in the prefix cache
 
     @classmethod
     def of(cls, event: TokenEvent, text: str) -> OutputEvent:
@@ -79,7 +106,8 @@ class RequestOutput:
     """A prompt and its continuations, by choice.
 
     ``prompt_logprobs`` has an entry per prompt token, the first None. ``num_cached_tokens`` counts the prompt tokens whose KV was
-    found in the prefix cache. ``warnings`` say what was changed about the request. ``error`` says why it could not be finished.
+    found in the prefix cache, ``cache_match`` says why no more were (None: not looked up). ``warnings`` say what was changed about the
+    request. ``error`` says why it could not be finished.
     """
 
     request_id: str
@@ -92,6 +120,7 @@ class RequestOutput:
     warnings: list[str] = field(default_factory=list)
     error: str | None = None
     error_code: str | None = None
+    cache_match: CacheMatch | None = None
 
     @classmethod
     def start(cls, request: Request, prompt: str | None, warnings: list[str]) -> RequestOutput:
@@ -127,3 +156,5 @@ class RequestOutput:
             self.prompt_logprobs = [*(self.prompt_logprobs or [None]), *event.prompt_logprobs]
         if event.num_cached_tokens:
             self.num_cached_tokens = event.num_cached_tokens
+        if event.cache_match is not None:
+            self.cache_match = event.cache_match

@@ -192,20 +192,48 @@ class ReferenceSampler:
 
         ``mask``: packed uint32 words or None. ``logprobs`` k: also the raw log-probabilities of the token and the best k.
         """
-        s = self._get(slot)
-        logits = np.asarray(logits, np.float32)
-        if logits.shape != (self.vocab_size,):
-            raise ValueError(f"logits: shape {logits.shape} is not ({self.vocab_size},)")
+        logits = self._row(logits)
         try:
-            _check_raw(logits)
-            with np.errstate(all="ignore"):
-                token = self._choose(s, self._processed(s, logits, mask), position)
+            token = self.choose(slot, logits, position, mask)
             entry = None if logprobs is None else raw_logprobs(logits, token, logprobs)
         except LogitsError as error:
             return SampleOutcome(-1, error=str(error), error_code=error.code)
-        s.output_ids.append(token)
-        s.output_counts[token] += 1
+        self.append(slot, token)
         return SampleOutcome(token, entry)
+
+    def choose(self, slot: int, logits: np.ndarray, position: int, mask: object = None) -> int:
+        """The token that ``sample`` draws; the slot stays as it is. Raises LogitsError where ``sample`` has an error."""
+        s = self._get(slot)
+        kept, z = self._candidates(s, logits, mask)
+        return int(kept[np.argmax(z + gumbel(s.seed, position, kept))]) if kept.size > 1 else int(kept[0])
+
+    def distribution(self, slot: int, logits: np.ndarray, mask: object = None) -> np.ndarray:
+        """The law by which ``sample`` draws from these logits: float64 [vocab_size], 0 for what cannot be drawn. The slot stays as it is.
+
+        softmax(z) over the kept tokens (steps 1 to 7). Raises LogitsError where ``sample`` has an error.
+        """
+        kept, z = self._candidates(self._get(slot), logits, mask)
+        weights = np.exp(z.astype(np.float64))
+        law = np.zeros(self.vocab_size)
+        law[kept] = weights / weights.sum()
+        return law
+
+    def append(self, slot: int, token_id: int) -> None:
+        """A token that was drawn otherwise joins the output of a slot's sequence."""
+        s = self._get(slot)
+        self._check_ids("token_id", (token_id,))
+        s.output_ids.append(token_id)
+        s.output_counts[token_id] += 1
+
+    def output_token_ids(self, slot: int) -> list[int]:
+        """A copy of what the slot's sequence has said."""
+        return list(self._get(slot).output_ids)
+
+    def _row(self, logits: np.ndarray) -> np.ndarray:
+        logits = np.asarray(logits, np.float32)
+        if logits.shape != (self.vocab_size,):
+            raise ValueError(f"logits: shape {logits.shape} is not ({self.vocab_size},)")
+        return logits
 
     def _processed(self, s: _Slot, raw: np.ndarray, mask: object) -> np.ndarray:
         """Steps 2 to 4: a new array [vocab_size]."""
@@ -225,15 +253,12 @@ class ReferenceSampler:
         _penalise(logits, s)
         return logits
 
-    def _choose(self, s: _Slot, logits: np.ndarray, position: int) -> int:
-        """Steps 5 to 8."""
-        best = _best_logit(logits)
-        temperature = np.float32(s.params.temperature)
-        if temperature == 0 or np.float32(s.params.top_p) == 0:
-            return int(logits.argmax())
-        z = (logits - best) / temperature
-        kept = np.sort(kept_tokens(logits, z, s.params))
-        return int(kept[np.argmax(z[kept] + gumbel(s.seed, position, kept))])
+    def _candidates(self, s: _Slot, logits: np.ndarray, mask: object) -> tuple[np.ndarray, np.ndarray]:
+        """Steps 1 to 7: ids [at least 1] of the tokens that may be drawn, ascending, and their z; a greedy draw has one."""
+        logits = self._row(logits)
+        _check_raw(logits)
+        with np.errstate(all="ignore"):
+            return _drawable(s.params, self._processed(s, logits, mask))
 
     def _get(self, slot: int) -> _Slot:
         if slot not in self._slots:
@@ -250,6 +275,19 @@ class ReferenceSampler:
         for token in ids:  # type: ignore[attr-defined]
             if not 0 <= token < self.vocab_size:
                 raise ValueError(f"{name}: token id {token} is not in 0 .. {self.vocab_size - 1}")
+
+
+def _drawable(params: SamplingParams, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Steps 5 to 7: ids [at least 1] of the tokens that may be drawn, ascending, and their z."""
+    best = _best_logit(logits)
+    temperature = np.float32(params.temperature)
+    if temperature == 0 or np.float32(params.top_p) == 0:
+        return np.array([logits.argmax()]), np.zeros(1, np.float32)
+    z = (logits - best) / temperature
+    if np.float32(params.min_p) == 0 and params.top_k <= 0 and np.float32(params.top_p) >= 1:
+        return np.arange(logits.size), z  # all of them: there is nothing to sort for
+    kept = np.sort(kept_tokens(logits, z, params))
+    return kept, z[kept]
 
 
 def _penalise(logits: np.ndarray, s: _Slot) -> None:

@@ -89,9 +89,9 @@ class Service:
 
     async def _wanted(self, exchange: Exchange, request: CompletionRequest | ChatRequest, default_max_tokens: int | None) -> Wanted:
         params = await run_aside(len(exchange.body) // 16, request.params)
-        speculative, priority = SpeculativeParams.of(request.speculative), request.priority or 0
-        salt, request_id = request.cache_salt or None, request.checked_request_id()
-        return Wanted(params, default_max_tokens, salt, request_id, request.warnings, speculative, priority, request.user)
+        speculative, salt, request_id = SpeculativeParams.of(request.speculative), request.cache_salt or None, request.checked_request_id()
+        explain, priority = self.options.explain_cache, request.priority or 0
+        return Wanted(params, default_max_tokens, salt, request_id, request.warnings, speculative, explain, priority, request.user)
 
     async def _answer(self, exchange: Exchange, request: SamplingFields, call: Call, choice_format: ChoiceFormat) -> None:
         include_usage = request.check_stream_options()

@@ -10,13 +10,13 @@ import logging
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 from octavo.core.request import SamplingParams
 from octavo.core.speculative_params import SpeculativeParams
 from octavo.engine.async_engine import AsyncEngine, EngineUnavailable, StreamOverflow
-from octavo.engine.outputs import CompletionOutput, GenerationError, OutputEvent, RequestOutput
+from octavo.engine.outputs import CacheMatch, CompletionOutput, GenerationError, OutputEvent, RequestOutput
 from octavo.engine.params import PreparedRequest
 from octavo.server.asgi import Header, Scope, Send, drop_connection, send_json
 from octavo.server.errors import as_api_error
@@ -47,6 +47,7 @@ class Wanted:
     request_id: str | None  # the client's name for the answer; None: a new one
     warnings: list[str]
     speculative: SpeculativeParams | None = None
+    explain_cache: bool = False  # usage says why prompts were found no further in the prefix cache
     priority: int = 0
     user: str | None = None
 
@@ -84,6 +85,7 @@ class Call:
     prepared: list[PreparedRequest]
     outputs: list[RequestOutput]
     warnings: list[str]
+    explain_cache: bool = False
     num_output_tokens: int = 0
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -102,12 +104,20 @@ class Call:
 
     def usage(self) -> dict[str, Any]:
         num_prompt = sum(len(o.prompt_token_ids) for o in self.outputs)
+        details: dict[str, Any] = {"cached_tokens": sum(o.num_cached_tokens for o in self.outputs)}
+        if self.explain_cache:
+            details["cache_matches"] = [_shown_match(o.cache_match) for o in self.outputs]
         return {
             "prompt_tokens": num_prompt,
             "completion_tokens": self.num_output_tokens,
             "total_tokens": num_prompt + self.num_output_tokens,
-            "prompt_tokens_details": {"cached_tokens": sum(o.num_cached_tokens for o in self.outputs)},
+            "prompt_tokens_details": details,
         }
+
+
+def _shown_match(match: CacheMatch | None) -> dict[str, Any] | None:
+    """A match as usage shows it, without the fields that say nothing."""
+    return None if match is None else {name: value for name, value in asdict(match).items() if value is not None}
 
 
 async def open_call(engine: AsyncEngine, identity: CallIdentity, prompts: Sequence[Prompt], wanted: Wanted) -> Call:
@@ -136,7 +146,7 @@ def _checked_call(engine: AsyncEngine, identity: CallIdentity, prompts: Sequence
         prepared.append(one)
     outputs = [RequestOutput.start(one.request, prompt.text, one.warnings) for one, prompt in zip(prepared, prompts, strict=True)]
     warnings = list(dict.fromkeys([*wanted.warnings, *(w for one in prepared for w in one.warnings)]))
-    return Call(response_id, identity.model, identity.fingerprint, prepared, outputs, warnings)
+    return Call(response_id, identity.model, identity.fingerprint, prepared, outputs, warnings, wanted.explain_cache)
 
 
 class Answer:

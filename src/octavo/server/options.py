@@ -11,13 +11,15 @@ from octavo.config import ConfigError
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
     """``head_s``: how long a client may take to send a request's head. ``stall_s``: how long it may accept nothing of a waiting answer, or
-    dawdle over a body, before it is cut off. ``drain_s``: how long running requests may go on after SIGTERM."""
+    dawdle over a body, before it is cut off. ``drain_s``: how long running requests may go on after SIGTERM. ``explain_cache``: usage
+    says why a prompt was found no further in the prefix cache, which tells clients of each other's prompts."""
 
     api_key: str | None = None
     max_body_bytes: int = 32 << 20
     head_s: float = 30.0
     stall_s: float = 120.0
     drain_s: float = 30.0
+    explain_cache: bool = False
 
     def __post_init__(self) -> None:
         """Raise ConfigError for the first field outside its limits."""

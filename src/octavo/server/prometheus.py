@@ -149,6 +149,8 @@ def _counters(engine: Engine) -> Iterator[Any]:
         ("octavo_computed_tokens", "Tokens that went through the model, recomputation included.", stats.num_computed_tokens),
         ("octavo_prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", stats.prefix_query_tokens),
         ("octavo_prefix_cache_hits", "Prompt tokens found there.", stats.prefix_hit_tokens),
+        ("octavo_prefix_cache_partial_hits", "Of these, in blocks that matched in part and were copied.", stats.prefix_tail_tokens),
+        ("octavo_prefix_cache_copies", "Blocks copied because they matched a prompt in part.", stats.num_tail_copies),
         ("octavo_preemptions", "Sequences that gave their blocks back to others.", stats.num_preemptions),
         ("octavo_preemptions_by_swap", "Of these, sequences whose blocks went to host memory.", stats.num_swap_preemptions),
         ("octavo_swapped_out_blocks", "KV blocks copied to host memory.", stats.num_blocks_saved),

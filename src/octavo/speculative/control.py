@@ -16,6 +16,7 @@ Three things keep it from losing:
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Sequence as Seq
 
@@ -120,6 +121,15 @@ class DraftControl:
             best = max(best, self._probe(gains, num_decoding, rate, prices))
         return share_out(chances, gains, best) if best else none
 
+    def saving_per_token(self, chances: Chances, num_decoding: int, num_context: int, draft_s: float) -> float:
+        """Seconds that drafts of one of ``num_decoding`` sequences are hoped to save for each of its tokens; inf until prices are known."""
+        if not self.cost.knows(num_decoding + 1, _MAX_AGE):
+            return math.inf
+        prices = self._prices(num_decoding, len(chances), num_context, draft_s)
+        best, rate = best_rate(chances, num_decoding, prices)
+        kept = num_decoding + sum(chances[:best])
+        return (kept * prices[0] / num_decoding - kept / rate) / (1.0 + kept - num_decoding)
+
     def _prices(self, first_rows: int, num_drafts: int, num_context: int, draft_s: float) -> list[float]:
         """[num_drafts + 1] seconds of a step with x drafts beside ``first_rows`` rows."""
         prices = self.cost.prices(first_rows, num_drafts, num_context)
@@ -157,7 +167,15 @@ class DraftControl:
             if not self.cost.knows(num_decoding, _MAX_AGE):
                 return
             self._is_new, self._purse_s = False, _FIRST_STEPS * plain_s
-        self._purse_s = min(_MOST_STEPS * plain_s, self._purse_s + _ALLOWANCE * seconds + saved_s)
+        self._purse_s = min(self.limit_s(num_decoding, num_context), self._purse_s + self.allowance_s(seconds) + saved_s)
+
+    def allowance_s(self, seconds: float) -> float:
+        """What may be lost in trying of a step of ``seconds``."""
+        return _ALLOWANCE * seconds
+
+    def limit_s(self, num_decoding: int, num_context: int) -> float:
+        """The most that is kept of what was saved."""
+        return _MOST_STEPS * self.cost.seconds(num_decoding, num_context)
 
     def saved_beside_prompts(self, num_rows: int, num_drafts: int, num_decoding: int, num_kept: int, num_context: int) -> float:
         """Estimated seconds that drafts saved in a step that also held prompt rows: of these the price is not known, only that of rows."""

@@ -15,13 +15,18 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from octavo.backends.base import Backend
 from octavo.core.block_pool import BlockPool
 from octavo.core.request import Request, derive_seed
 from octavo.core.step import SequenceSlice, SlotOpen, StepPlan
 from octavo.models.tokenizer import Tokenizer
+from octavo.sampling.structured import mask_from_ids
 from octavo.speculative.proposer import NO_TOKEN
+
+if TYPE_CHECKING:
+    from octavo.speculative.draft_distributions import DraftDistributions
 
 MAX_ROWS = 512  # of one step of the draft model, unless one sequence alone has more to catch up with
 
@@ -68,12 +73,18 @@ class _Drafted:
 
 
 class DraftModel:
-    """A Proposer. ``backend`` has its pool of ``num_blocks`` allocated; ``vocab_size`` is the target's, ``max_len`` the draft's context."""
+    """A Proposer. ``backend`` has its pool of ``num_blocks`` allocated; ``vocab_size`` is the target's, ``max_len`` the draft's context.
+
+    ``keep_distributions``: ``take_distributions`` tells what drafts were drawn from, for the accept/resample rule; ``backend`` has to show
+    its logits then.
+    """
 
     name = "draft"
     looks_up = False
 
-    def __init__(self, backend: Backend, num_blocks: int, block_size: int, vocab_size: int, max_len: int) -> None:
+    def __init__(
+        self, backend: Backend, num_blocks: int, block_size: int, vocab_size: int, max_len: int, keep_distributions: bool = False
+    ) -> None:
         self._backend = backend
         self._pool = BlockPool(num_blocks)
         self._block_size = block_size
@@ -83,6 +94,13 @@ class DraftModel:
         self._slots = list(range(backend.max_num_slots - 1, -1, -1))
         self._closes: list[int] = []
         self._num_steps = 0
+        self._distributions: DraftDistributions | None = None
+        if keep_distributions:
+            from octavo.speculative.draft_distributions import DraftDistributions
+
+            self._distributions = DraftDistributions(backend, vocab_size)
+        # Padding behind the target's vocabulary is nothing that the target could draw.
+        self._mask = mask_from_ids(range(vocab_size), backend.vocab_size) if backend.vocab_size > vocab_size else None
 
     # --- Proposer ---------------------------------------------------------------------------------------------------------------------
 
@@ -111,10 +129,15 @@ class DraftModel:
             self._close(drafted)
         return out
 
+    def take_distributions(self, seq_id: int) -> list[object] | None:
+        """What the drafts that ``propose`` gave last were drawn from, handed over: float64 [vocab_size] each. None: nothing is kept."""
+        return None if self._distributions is None else self._distributions.take(seq_id)
+
     def end(self, seq_id: int) -> None:
         drafted = self._sequences.pop(seq_id, None)
         if drafted is not None:
             self._release(drafted)
+            self.take_distributions(seq_id)
 
     # --- drafting ---------------------------------------------------------------------------------------------------------------------
 
@@ -165,10 +188,14 @@ class DraftModel:
             if drafted.slot < 0:
                 drafted.slot = self._slots.pop()
                 plan.slot_opens.append(_slot_open(drafted))
+                if self._distributions is not None:
+                    self._distributions.begin(seq_id, plan.slot_opens[-1])
             tokens, start = drafted.known + drafted.drafts, len(drafted.computed)
-            plan.slices.append(SequenceSlice(seq_id, start, tokens[start:], drafted.table, 1, [drafted.slot]))
+            plan.slices.append(SequenceSlice(seq_id, start, tokens[start:], drafted.table, 1, [drafted.slot], mask=self._mask))
             drafted.computed = tokens
         for seq_id, outcome in zip(drafting, self._backend.execute(plan).slices, strict=True):
+            if self._distributions is not None and outcome.error is None:
+                self._distributions.drew(seq_id, outcome.token_ids[0], self._mask)
             # A draft that cannot draw proposes nothing: NO_TOKEN ends it, and is filtered out below like padding.
             self._sequences[seq_id].drafts.append(outcome.token_ids[0] if outcome.error is None else self._vocab_size)
 

@@ -35,6 +35,7 @@ class DraftedSequence:
     wait: int = 0  # steps to sit out
     trial_after: int = _FIRST_TRIAL
     num_idle: int = 0  # steps with a proposal but no drafts, where only drafts teach
+    is_started: bool = False  # the proposer has made a draft, and so has read the text
 
     @classmethod
     def of(cls, seq: Sequence, params: SpeculativeParams, method: str, proposer: Proposer, rates: SequenceRates) -> DraftedSequence:

@@ -8,21 +8,33 @@ writes again. Drafts are drawn by the target's rule with the target's noise, as 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from typing import TYPE_CHECKING
 
 from octavo.backends.base import Backend
 from octavo.core.request import Request, Sequence, derive_seed
 from octavo.core.step import SequenceSlice, SlotOpen, StepPlan
 from octavo.speculative.proposer import NO_TOKEN
 
+if TYPE_CHECKING:
+    from octavo.speculative.draft_distributions import DraftDistributions
+
 
 class SelfDraft:
-    """A Proposer whose drafts are places to be filled. ``backend``: the first layers of the one that verifies."""
+    """A Proposer whose drafts are places to be filled. ``backend``: the first layers of the one that verifies.
+
+    ``keep_distributions``: slices are told what their drafts were drawn from, for the accept/resample rule.
+    """
 
     name = "self"
     looks_up = False
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, keep_distributions: bool = False) -> None:
         self._backend = backend
+        self._distributions: DraftDistributions | None = None
+        if keep_distributions:
+            from octavo.speculative.draft_distributions import DraftDistributions
+
+            self._distributions = DraftDistributions(backend, backend.vocab_size)
         self._num_steps = 0
         self._closes: list[int] = []
 
@@ -54,6 +66,9 @@ class SelfDraft:
             return 0
         slots = {piece.seq_id: slot for slot, piece in enumerate(drafting)}
         opens = [_slot_open(slots[piece.seq_id], wanted[piece.seq_id]) for piece in drafting]
+        if self._distributions is not None:
+            for piece, entry in zip(drafting, opens, strict=True):
+                self._distributions.begin(piece.seq_id, entry)
         for i in range(max(piece.num_drafts for piece in drafting)):
             now = [piece for piece in drafting if piece.num_drafts > i]
             rows = [_row(piece, i, slots[piece.seq_id]) for piece in now]
@@ -61,9 +76,15 @@ class SelfDraft:
             opens, self._closes = [], []
             self._num_steps += 1
             for piece, outcome in zip(now, result.slices, strict=True):
-                if outcome.error is None:
-                    piece.token_ids[_first_draft(piece) + i] = outcome.token_ids[0]
+                token = None if outcome.error is not None else outcome.token_ids[0]
+                if token is not None:
+                    piece.token_ids[_first_draft(piece) + i] = token
+                if self._distributions is not None:
+                    self._distributions.drew(piece.seq_id, token, piece.mask)
         self._closes = list(slots.values())
+        if self._distributions is not None:
+            for piece in drafting:
+                piece.draft_distributions = self._distributions.take(piece.seq_id)
         return sum(piece.num_drafts for piece in drafting)
 
     def close(self) -> None:

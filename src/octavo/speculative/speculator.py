@@ -18,11 +18,13 @@ from octavo.core.speculative_params import SpeculativeParams
 from octavo.core.step import StepPlan, StepResult
 from octavo.speculative.acceptance import LOOKUP_PRIOR, MODEL_PRIOR, SequenceRates, SharedRates
 from octavo.speculative.control import DraftControl
+from octavo.speculative.draft_model import DraftModel
 from octavo.speculative.drafted import DraftedSequence
 from octavo.speculative.nap import Nap
 from octavo.speculative.ngram import NgramProposer
 from octavo.speculative.proposer import Proposer
 from octavo.speculative.self_draft import SelfDraft
+from octavo.speculative.starts import StartBudget
 from octavo.speculative.suffix import SuffixProposer
 
 _MAX_INDEXED = 512  # tokens per step: 1 ms or less; a prompt that was found in the cache takes several steps
@@ -91,6 +93,8 @@ class Speculator:
         self._sequences: dict[int, DraftedSequence] = {}
         self._host_s = 0.0  # of the step being made
         self._nap = Nap()
+        self._start_s = 0.0  # of these, what reading texts before their first draft took
+        self._starts = StartBudget()
         self._has_fixed = False  # drafts in it that were asked for, whether or not they pay
 
     @property
@@ -113,7 +117,7 @@ class Speculator:
         may take in, 0 if none: beside prompts a draft has to earn the time of its row. A sequence that may take r more tokens gets at
         most r - 1 drafts, and none after one that would end it. Called once per step, before the plan.
         """
-        self._host_s, self._has_fixed = 0.0, False
+        self._host_s, self._start_s, self._has_fixed = 0.0, 0.0, False
         if not self.default.enabled and not self._sequences and all(seq.request.speculative is None for seq in running):
             return {}
         may_sleep = all(not isinstance(one.params.num_drafts, int) for one in self._sequences.values())
@@ -163,7 +167,7 @@ class Speculator:
                 room -= chosen[-1][1]
                 continue
             row = drafted.chances(min(most, self._max_drafts))
-            if row:
+            if row and (drafted.is_started or self._may_start(drafted, row, batch)):
                 open_ones.append(drafted)
                 chances.append(row)
         self._has_fixed = bool(chosen)
@@ -179,6 +183,16 @@ class Speculator:
             chosen += [(drafted, k) for drafted, k in zip(open_ones, lengths, strict=True) if k]
         return chosen
 
+    def _may_start(self, drafted: DraftedSequence, chances: list[float], batch: _Batch) -> bool:
+        """Whether a sequence that its proposer has not read yet is worth that; one of them in a step."""
+        if drafted.proposer.looks_up:
+            return True  # it reads as the text grows
+        if batch.has_start:
+            return False
+        saving_s = self.control.saving_per_token(chances, batch.num_decoding, batch.num_context, self._draft_s[drafted.method])
+        batch.has_start = self._starts.may_start(drafted.num_indexed, drafted.room(self._max_total_tokens) + 1, saving_s)
+        return batch.has_start
+
     def _propose(self, chosen: list[tuple[DraftedSequence, int]]) -> dict[int, list[int]]:
         """Ask each proposer once for all its sequences."""
         by_method: dict[str, list[tuple[DraftedSequence, int]]] = {}
@@ -190,7 +204,10 @@ class Speculator:
             found = self._proposers[method].propose([(drafted.seq.seq_id, k) for drafted, k in entries])
             elapsed_s = self._clock.now() - started_s
             num_found = sum(map(len, found))
-            if num_found and not isinstance(self._proposers[method], SelfDraft):  # whose drafts are made when the plan is
+            num_to_read = sum(drafted.num_indexed for drafted, _ in entries if not (drafted.is_started or drafted.proposer.looks_up))
+            if num_to_read:
+                self._start(num_to_read, elapsed_s - num_found * self._draft_s[method], [drafted for drafted, _ in entries])
+            elif num_found and not isinstance(self._proposers[method], SelfDraft):  # whose drafts are made when the plan is
                 self._price(method, elapsed_s / num_found)
             for (drafted, _), tokens in zip(entries, found, strict=True):
                 tokens = tokens if isinstance(drafted.proposer, SelfDraft) else drafted.usable(tokens)
@@ -199,8 +216,22 @@ class Speculator:
                     offered[drafted.seq.seq_id] = tokens
         return offered
 
+    def _start(self, num_tokens: int, seconds: float, sequences: list[DraftedSequence]) -> None:
+        self._start_s += max(0.0, seconds)
+        self._starts.started(num_tokens, max(0.0, seconds))
+        for drafted in sequences:
+            drafted.is_started = True
+
     def fill(self, plan: StepPlan) -> None:
-        """Put the drafts into a plan that holds a place for each: those of proposers that need the plan's blocks to make them."""
+        """Put the drafts into a plan that holds a place for each: those of proposers that need the plan's blocks to make them.
+
+        Slices whose drafts a model drew are told from what, where that is kept.
+        """
+        for piece in plan.slices:
+            known = self._sequences.get(piece.seq_id) if piece.num_drafts else None
+            if known is not None and isinstance(known.proposer, DraftModel):
+                drawn_from = known.proposer.take_distributions(piece.seq_id)  # of all that were offered
+                piece.draft_distributions = None if drawn_from is None else drawn_from[: piece.num_drafts]
         filling = {i: drafted for i, drafted in self._sequences.items() if isinstance(drafted.proposer, SelfDraft)}
         if not filling:
             return
@@ -261,7 +292,9 @@ class Speculator:
         stats.num_steps += num_drafts > 0
         if num_rows - num_drafts == num_decoding > 0:
             saved_s = control.observe(num_rows, num_decoding, num_kept, num_context, seconds, self._host_s)
-            control.settle(num_decoding, num_context, seconds, saved_s if num_drafts and not self._has_fixed else 0.0)
+            drafting_s = saved_s + self._start_s if num_drafts and not self._has_fixed else 0.0
+            control.settle(num_decoding, num_context, seconds, drafting_s)
+            self._starts.earn(drafting_s + control.allowance_s(seconds), control.limit_s(num_decoding, num_context))
             stats.saved_s += saved_s
         else:
             stats.saved_s -= self._host_s
@@ -282,6 +315,7 @@ class _Batch:
     num_decoding: int = 0
     num_context: int = 0
     proposing: list[DraftedSequence] = field(default_factory=list)
+    has_start: bool = False  # of a sequence that its proposer has not read yet
 
     def add(self, seq: Sequence) -> bool:
         """Whether ``seq`` decodes: lacks the KV of its last token alone."""

@@ -5,7 +5,7 @@ and own output: O(1) amortised per token, whatever the length of the match. Afte
 longest suffix that occurs earlier; each state remembers where it ended most recently.
 
 Memory of a text of n tokens: at most 2n states and 3n transitions (Blumer et al.). A state takes 20 bytes with its first transition in
-place; only a state with several has a dict. Measured on prose: about 90 bytes per token in all; no text takes more than 500.
+place; only a state with several has a dict. Measured, all in all: 130 bytes per token of prose, 290 of random bits.
 """
 
 from __future__ import annotations

@@ -1,0 +1,32 @@
+"""How far a prompt was found in the prefix cache, and why no further. Records only; ``prefix_index`` fills them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class MatchEnd(str, Enum):
+    """Why a match went no further."""
+
+    COMPLETE = "whole_prompt"  # every token but the last, which always runs
+    PART_BLOCK = "part_block"  # what is left fills no block, and only full blocks are shared
+    DIFFERENT_TOKEN = "different_token"  # the cache goes on with another token
+    EVICTED = "evicted"  # the next full block was cached and has been evicted
+    OTHER_SALT = "salt"  # the first block is cached under another salt
+    OTHER_ADAPTER = "adapter"  # the first block is cached under another adapter
+    NOT_CACHED = "never_seen"  # nothing beyond here is cached, nor remembered as evicted
+
+
+@dataclass(frozen=True, slots=True)
+class MatchReport:
+    """``position``: the first token that the cache does not go on with, which is how many tokens it knows.
+
+    With DIFFERENT_TOKEN ``token_id`` is the prompt's token there and ``expected_id`` a token that the cache has instead. Where only full
+    blocks are shared, fewer tokens than ``position`` may have been used.
+    """
+
+    end: MatchEnd
+    position: int
+    token_id: int | None = None
+    expected_id: int | None = None
