@@ -126,7 +126,11 @@ def test_by_the_token_salts_separate_entries(rand: Path, plain: Engine) -> None:
                 assert (job.num_cached, job.answer()) == (hit, want), salt
 
 
-def test_by_the_token_a_tight_pool_with_shared_prefixes(rand: Path, plain: Engine) -> None:
+@pytest.mark.parametrize("host", [{}, TIER], ids=str)
+def test_by_the_token_a_tight_pool_with_shared_prefixes(
+    rand: Path, plain: Engine, host: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policy, "expected_growth", lambda *_: 0)  # admission as careless as can be
     rng = random.Random(14)
     prefixes = [prompt_of(length, salt=length) for length in (33, 47, 64, 65, 75)]
     jobs = []
@@ -136,7 +140,7 @@ def test_by_the_token_a_tight_pool_with_shared_prefixes(rand: Path, plain: Engin
         sampling = {"temperature": 0.8, "seed": i} if i % 2 else {"temperature": 0}
         jobs.append(Job(prefix + tail, SamplingParams(max_tokens=16, ignore_eos=True, logprobs=1, **sampling)))  # type: ignore[arg-type]
     options = {"num_kv_blocks": 24, "max_num_seqs": 32, "max_num_batched_tokens": 256, "prefix_granularity": "token"}
-    with open_engine(rand, **options) as engine:
+    with open_engine(rand, **options, **host) as engine:
         run(engine, *jobs, after_step=lambda step: engine.scheduler.check_invariants() if step % 16 == 0 else None)
         stats = engine.scheduler.stats
         assert stats.num_preemptions > 0 and stats.num_tail_copies > 20

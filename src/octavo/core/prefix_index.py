@@ -178,7 +178,6 @@ class PrefixIndex:
         self._evicted[node.key] = None
         if len(self._evicted) > self._num_remembered:
             self._evicted.popitem(last=False)
-        return node
 
     def _at_or_above(self, parent: PrefixNode | None, tokens: bytes) -> PrefixNode | None:
         if parent is None:
