@@ -7,8 +7,7 @@ import random
 import pytest
 
 from octavo.core.kv_tiers import BlockRef, KVTiers
-from octavo.core.request import FinishReason, Sequence
-from octavo.core.step import BlockCopy
+from octavo.core.request import FinishReason
 from tests.core.harness import make_request
 from tests.core.tier_harness import TierHarness, TokenCost, ToyDisk
 
@@ -148,21 +147,6 @@ def test_a_lost_block_ends_the_wait_and_what_came_before_it_is_used() -> None:
     disk.blocks[third.key] = (third._replace(tokens=bytes(16)), disk.blocks[third.key][1])
     assert run_one(again, "again", A) == 8
     assert again.tiers.stats.num_given_up == 1
-
-
-def test_nothing_is_loaded_into_what_the_plan_copies_from() -> None:
-    """Loads come before copies: a block that was shared and is free again keeps its contents for the copy."""
-    harness = TierHarness(num_blocks=6, num_tier_blocks=12)
-    run_one(harness, "first", A)
-    run_one(harness, "other", B)
-    kv, seq = harness.scheduler._state.kv, Sequence(99, make_request("again", A), token_ids=A[:])
-    match = kv.find_prefix(seq)
-    assert kv.restorer is not None and match.tier is not None and len(match.tier.entries) == 5
-    assert kv.restorer.begin(seq, match.tier, [BlockCopy(block, 0) for block in range(6)])
-    assert not kv.restorer.loads() and len(seq.block_table) == seq.num_scheduled == 0
-    assert kv.restorer.begin(seq, match.tier, [BlockCopy(9, 0)])
-    assert len(kv.restorer.loads()) == len(seq.block_table) == 5 and seq.num_scheduled == 20
-    kv.check_invariants([seq])
 
 
 def test_an_abort_while_the_disk_reads() -> None:

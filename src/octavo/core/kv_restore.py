@@ -10,13 +10,12 @@ Owns which sequences are being restored. Blocks, tables and claims are KVManager
 from __future__ import annotations
 
 from collections.abc import Iterator
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from octavo.core.kv_tiers import BlockRef, KVTiers, TierMatch
 from octavo.core.request import Sequence
-from octavo.core.step import BlockCopy, BlockMove
+from octavo.core.step import BlockMove
 
 if TYPE_CHECKING:
     from octavo.core.kv_manager import KVManager
@@ -56,11 +55,8 @@ class Restorer:
             return TierMatch(waits=True)
         return self.tiers.match(seq.seq_id, refs, depth * self._kv.block_size)
 
-    def begin(self, seq: Sequence, match: TierMatch, copies: Seq[BlockCopy] = ()) -> bool:
-        """Have the plan load what was matched, or the disk read it. True: ``seq`` sits this plan out.
-
-        ``copies``: those of the plan so far. They come after its loads, so what they read is not to be loaded into.
-        """
+    def begin(self, seq: Sequence, match: TierMatch) -> bool:
+        """Have the plan load what was matched, or the disk read it. True: ``seq`` sits this plan out."""
         if match.waits:
             return True
         if match.refs:
@@ -77,9 +73,6 @@ class Restorer:
         size = self._kv.block_size
         num_disk_tokens = size * sum(entry.from_disk for entry in entries)
         loads = [BlockMove(self._kv.append_block(seq, None), entry.host_block) for entry in entries]
-        if copies and not {move.pool_block for move in loads}.isdisjoint(copy.src_block for copy in copies):
-            self._kv.truncate(seq)
-            return True
         self.tiers.stats.num_loaded_blocks += len(loads)
         for entry in entries:
             entry.from_disk = False

@@ -68,6 +68,8 @@ class Planner:
         state.stats.num_blocks_loaded += len(draft.plan.block_loads)
         if restorer is not None:
             draft.plan.block_saves += restorer.tiers.take_saves()
+            for load in loads:
+                load.after_copies = len(draft.plan.block_copies)
             draft.plan.block_loads += loads
         return draft
 
@@ -271,7 +273,7 @@ class Planner:
                 state.stats.prefix_query_tokens += seq.num_prompt_tokens
         waits = self._adopt_prefix(draft, seq, match)
         if state.swaps.holds(seq):
-            state.swaps.load(seq, draft.plan.block_loads)
+            state.swaps.load(seq, draft.plan.block_loads, len(draft.plan.block_copies))
         return waits
 
     # --- paced steps and batches --------------------------------------------------------------------------------------------------------
@@ -357,7 +359,7 @@ class Planner:
         stats.num_tail_copies += len(draft.plan.block_copies) - num_copies
         draft.num_pending[seq.seq_id] = match.num_pending
         restorer, tier = self._state.kv.restorer, match.tier
-        return match.num_pending > 0 or (restorer is not None and tier is not None and restorer.begin(seq, tier, draft.plan.block_copies))
+        return match.num_pending > 0 or (restorer is not None and tier is not None and restorer.begin(seq, tier))
 
     # --- slices -------------------------------------------------------------------------------------------------------------------------
 
