@@ -52,7 +52,8 @@ def assert_same(plain: Run, other: Run, names: list[str]) -> None:
 def preempted(model: LoadedModel, prompts: dict[str, list[int]], num_output: int) -> Run:
     """Together in a pool that holds about half of them."""
     need = [-(-(len(p) + num_output) // 16) for p in prompts.values()]
-    r = run(model, Setup(max_num_seqs=16, chunk=128, num_blocks=max(max(need) + 1, sum(need) // 2)), prompts, num_output)
+    setup = Setup(max_num_seqs=16, chunk=128, num_blocks=max(max(need) + 1, sum(need) // 2), admission_lookahead=1)
+    r = run(model, setup, prompts, num_output)
     assert r.scheduler.stats.num_preemptions > 0
     return r
 

@@ -53,7 +53,7 @@ class Run:
         self.inner = bigram(seed)
         self.backend = ResamplingBackend(self.inner)
         self.backend.allocate_kv(num_blocks)
-        self.scheduler = Scheduler(SchedulerConfig(8, 24), CacheConfig(block_size=4), num_blocks, 64)
+        self.scheduler = Scheduler(SchedulerConfig(8, 24, admission_lookahead=1), CacheConfig(block_size=4), num_blocks, 64)
         self.texts: dict[tuple[str, int], list[int]] = {}
         self.num_accepted = self.num_drafts = 0
 
