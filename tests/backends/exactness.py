@@ -34,7 +34,6 @@ class Setup:
     compute: str = "fast"
     kv_dtype: str = "auto"
     granularity: str = "block"
-    admission_lookahead: int = 64
 
     def config(self) -> EngineConfig:
         return EngineConfig(
@@ -45,11 +44,7 @@ class Setup:
                 enable_prefix_caching=self.prefix_caching,
                 prefix_granularity=self.granularity,
             ),
-            scheduler=SchedulerConfig(
-                max_num_seqs=self.max_num_seqs,
-                max_num_batched_tokens=max(self.chunk, self.max_num_seqs),
-                admission_lookahead=self.admission_lookahead,
-            ),
+            scheduler=SchedulerConfig(max_num_seqs=self.max_num_seqs, max_num_batched_tokens=max(self.chunk, self.max_num_seqs)),
             backend=BackendConfig(threads=self.threads, compute=self.compute),
         )
 
