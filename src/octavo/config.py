@@ -42,6 +42,9 @@ class CacheConfig:
     kv_cache_dtype: str = "auto"  # auto | f16 | bf16 | f32 | int8
     enable_prefix_caching: bool = True
     swap_space: int = 0  # bytes of host memory for the blocks of preempted sequences
+    kv_host_memory: int | None = None  # bytes for blocks that the pool evicts; None: none, or a little on the way to kv_disk_path
+    kv_disk_path: str | None = None  # folder for blocks that host memory evicts, and for a restart
+    kv_disk_size: int | None = None  # bytes; None: 10 GiB
     kv_reservation: str = "paged"  # paged | max | pow2 | oracle: see core/reservation.py
     prefix_granularity: str = "block"  # block | token: whether a block that matches a prompt in part is used, by copying it
 
@@ -119,6 +122,7 @@ class EngineConfig:
         _check(not both, "kv_cache_memory", c.kv_cache_memory, "give either num_kv_blocks or kv_cache_memory")
         _check(c.kv_cache_memory is None or c.kv_cache_memory >= 1, "kv_cache_memory", c.kv_cache_memory, "at least 1 byte")
         _check(c.kv_cache_dtype in ("auto", *KV_DTYPES), "kv_cache_dtype", c.kv_cache_dtype, f"one of auto, {', '.join(KV_DTYPES)}")
+        _check_tiers(c)
         check_reservation(c)
         grain = c.prefix_granularity
         _check(grain in PREFIX_GRANULARITIES, "prefix_granularity", grain, f"one of {', '.join(PREFIX_GRANULARITIES)}")
@@ -144,6 +148,17 @@ class EngineConfig:
         _check(b.threads is None or 1 <= b.threads <= 1024, "threads", b.threads, "from 1 to 1024")
         self.speculative.validate()
         return self
+
+
+def _check_tiers(c: CacheConfig) -> None:
+    _check(c.kv_host_memory is None or c.kv_host_memory >= 1, "kv_host_memory", c.kv_host_memory, "at least 1 byte")
+    _check(c.kv_disk_path is None or bool(c.kv_disk_path.strip()), "kv_disk_path", c.kv_disk_path, "a folder is needed")
+    _check(c.kv_disk_size is None or c.kv_disk_size >= 1, "kv_disk_size", c.kv_disk_size, "at least 1 byte")
+    limits_nothing = c.kv_disk_size is not None and c.kv_disk_path is None
+    _check(not limits_nothing, "kv_disk_size", c.kv_disk_size, "it limits kv_disk_path, which is not set")
+    for name, value in (("kv_host_memory", c.kv_host_memory), ("kv_disk_path", c.kv_disk_path)):
+        kept = c.enable_prefix_caching or value is None
+        _check(kept, name, value, "it keeps blocks of the prefix cache, and enable_prefix_caching is off")
 
 
 def check_reservation(c: CacheConfig) -> None:

@@ -67,6 +67,21 @@ def test_saves_come_before_loads_and_loads_before_copies(backend: Backend) -> No
     assert np.array_equal(run(backend, PROMPT[:4], 16, [10, 11]), continued)
 
 
+def test_loads_come_after_the_copies_that_were_planned_before(backend: Backend) -> None:
+    """Block 0 is copied from, and into, before what was saved takes its place and that of block 5; then both are copied on."""
+    run(backend, PROMPT[:16], 0, [1])
+    expected = run(backend, PROMPT[16:20], 16, [1, 2])
+    move(backend, saves=[(1, 3)])
+    run(backend, PROMPT[20:36], 0, [0])
+    other = run(backend, PROMPT[:4], 16, [0, 4])
+    copies = [BlockCopy(0, 5), BlockCopy(0, 6), BlockCopy(0, 7), BlockCopy(5, 8)]
+    loads = [BlockMove(0, 3, after_copies=2), BlockMove(5, 3, after_copies=3)]
+    assert np.array_equal(run(backend, PROMPT[16:20], 16, [5, 2], block_copies=copies, block_loads=loads), expected)
+    for block in (0, 7, 8):
+        assert np.array_equal(run(backend, PROMPT[16:20], 16, [block, 2]), expected)
+    assert np.array_equal(run(backend, PROMPT[:4], 16, [6, 4]), other)
+
+
 def test_host_blocks_can_be_read_and_written_while_steps_run(backend: Backend) -> None:
     expected = run(backend, PROMPT[:20], 0, [0, 1])
     move(backend, saves=[(0, 1)])

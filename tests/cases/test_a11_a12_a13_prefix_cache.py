@@ -60,8 +60,11 @@ def test_salts_separate_entries(rand: Path, plain: Engine) -> None:
         assert engine.scheduler.num_cached_blocks == 5 * 4
 
 
-@pytest.mark.parametrize("swap_space", [0, 1 << 19])
-def test_a_tight_pool_with_shared_prefixes(rand: Path, plain: Engine, swap_space: int, monkeypatch: pytest.MonkeyPatch) -> None:
+SWAP, TIER = {"swap_space": 1 << 19}, {"kv_host_memory": 40 * 8192}
+
+
+@pytest.mark.parametrize("host", [{}, SWAP, TIER, SWAP | TIER], ids=str)
+def test_a_tight_pool_with_shared_prefixes(rand: Path, plain: Engine, host: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """24 blocks, 200 requests over five prefixes, 32 at once: hits, evictions and preemptions without end."""
     monkeypatch.setattr(policy, "expected_growth", lambda *_: 0)  # admission as careless as can be
     rng = random.Random(13)
@@ -71,10 +74,11 @@ def test_a_tight_pool_with_shared_prefixes(rand: Path, plain: Engine, swap_space
         prefix = rng.choice(prefixes)
         tail = rng.choices(range(3, 512), k=max(0, rng.randint(60, 120) - len(prefix)))
         jobs.append(Job(prefix + tail, SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, logprobs=1)))
-    with open_engine(rand, num_kv_blocks=24, max_num_seqs=32, max_num_batched_tokens=256, swap_space=swap_space) as engine:
+    with open_engine(rand, num_kv_blocks=24, max_num_seqs=32, max_num_batched_tokens=256, **host) as engine:
         run(engine, *jobs, after_step=lambda step: engine.scheduler.check_invariants() if step % 16 == 0 else None)
         stats = engine.scheduler.stats
         assert stats.num_preemptions > 0 and stats.prefix_hit_tokens > 1000
+        assert engine.tiering is None or engine.tiering.tiers.stats.num_saved_blocks > 0
     for job in jobs:
         assert job.num_cached <= len(job.prompt_ids) - 1 and job.answer() == plain_answer(plain, job)
 
@@ -122,9 +126,9 @@ def test_by_the_token_salts_separate_entries(rand: Path, plain: Engine) -> None:
                 assert (job.num_cached, job.answer()) == (hit, want), salt
 
 
-@pytest.mark.parametrize("swap_space", [0, 1 << 19])
+@pytest.mark.parametrize("host", [{}, {"swap_space": 1 << 19}, TIER], ids=str)
 def test_by_the_token_a_tight_pool_with_shared_prefixes(
-    rand: Path, plain: Engine, swap_space: int, monkeypatch: pytest.MonkeyPatch
+    rand: Path, plain: Engine, host: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(policy, "expected_growth", lambda *_: 0)  # admission as careless as can be
     rng = random.Random(14)
@@ -136,8 +140,7 @@ def test_by_the_token_a_tight_pool_with_shared_prefixes(
         sampling = {"temperature": 0.8, "seed": i} if i % 2 else {"temperature": 0}
         jobs.append(Job(prefix + tail, SamplingParams(max_tokens=16, ignore_eos=True, logprobs=1, **sampling)))  # type: ignore[arg-type]
     options = {"num_kv_blocks": 24, "max_num_seqs": 32, "max_num_batched_tokens": 256, "prefix_granularity": "token"}
-    options["swap_space"] = swap_space
-    with open_engine(rand, **options) as engine:
+    with open_engine(rand, **options, **host) as engine:
         run(engine, *jobs, after_step=lambda step: engine.scheduler.check_invariants() if step % 16 == 0 else None)
         stats = engine.scheduler.stats
         assert stats.num_preemptions > 0 and stats.num_tail_copies > 20

@@ -72,10 +72,13 @@ class KVMemoryBackend:
         for move in plan.block_saves:
             self.host[move.host_block] = list(self.memory[move.pool_block])
         assert len({move.pool_block for move in plan.block_loads}) == len(plan.block_loads), "a block is loaded twice"
-        for move in plan.block_loads:
-            self.memory[move.pool_block] = list(self.host[move.host_block])
-        for copy in plan.block_copies:
-            self.memory[copy.dst_block] = list(self.memory[copy.src_block])
+        afters = [move.after_copies for move in plan.block_loads]
+        assert afters == sorted(afters) and all(0 <= after <= len(plan.block_copies) for after in afters)
+        for loads, copies in plan.loads_and_copies():
+            for move in loads:
+                self.memory[move.pool_block] = list(self.host[move.host_block])
+            for copy in copies:
+                self.memory[copy.dst_block] = list(self.memory[copy.src_block])
         # One forward pass: nobody sees what another slice of the same step writes.
         writes: dict[tuple[int, int], int] = {}
         results = [self._run(piece, writes) for piece in plan.slices]

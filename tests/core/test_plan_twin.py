@@ -71,7 +71,7 @@ class Pair:
             for piece, seq in zip(plan.slices, sequences, strict=True)
         ]
         assert slices == expected.slices
-        assert len(plan.block_copies) == len(expected.copied)
+        assert len(plan.block_copies) == expected.num_copies
         assert (len(plan.block_saves), len(plan.block_loads)) == (expected.num_saves, len(expected.loaded))
         self.compare_queues()
         self.twin.apply(self.harness.finish())

@@ -50,7 +50,7 @@ class TwinSequence:
 @dataclass
 class TwinPlan:
     slices: list[tuple[str, int, int, int, int]] = field(default_factory=list)  # request id, choice, start, tokens, samples
-    copied: list[TwinBlock] = field(default_factory=list)  # what is copied from
+    num_copies: int = 0
     budget: int = 0
     waits: dict[TwinSequence, int] = field(default_factory=dict)
     loading: list[TwinSequence] = field(default_factory=list)
@@ -166,8 +166,6 @@ class Twin:
     def _next_group(self, plan: TwinPlan) -> list[TwinSequence]:
         head = self.waiting[0]
         group = [seq for seq in self.waiting if seq.request is head.request]
-        if any(seq.saved for seq in group) and any(self._holders(block) == 0 for block in plan.copied):
-            return []  # what is loaded might be put where it overwrites that before the copy
         if self._fit(plan, group):
             return group
         if len(group) > 1 and all(seq.request is head.request for seq in self.running) and self._fit(plan, [head]):
@@ -297,8 +295,8 @@ class Twin:
         for _ in range(wanted):
             block = self._take_block() or TwinBlock()
             if copies:
-                plan.copied.append(seq.table[part])
                 seq.table[part], copies = block, False
+                plan.num_copies += 1
                 self.uncopied.append(block)
             else:
                 seq.table.append(block)
@@ -361,7 +359,7 @@ class Twin:
             self._use(source)
             seq.table.append(self._take_block() or TwinBlock())
         if seq.table[index] is not source:
-            plan.copied.append(source)
+            plan.num_copies += 1
             self.uncopied.append(seq.table[index])
         return True
 
@@ -384,9 +382,7 @@ class Twin:
         full = seq.computed // self.block_size + len(found)
         start = full * self.block_size
         wanted = self._prefix(seq, min(start + self.block_size, len(seq.tokens) - 1))
-        if not self.by_token or pending or seq.scores_prompt or len(wanted[1]) <= start or seq in self.in_flight.loading:
-            return None, 0
-        if seq.saved or any(other.saved for other in self.waiting if other.request is seq.request):
+        if not self.by_token or pending or seq.scores_prompt or len(wanted[1]) <= start or seq.saved or seq in self.in_flight.loading:
             return None, 0
         if full < len(seq.table) and self._holders(seq.table[full]) > 1:
             return None, 0

@@ -10,6 +10,7 @@ import pytest
 from octavo.cli.bench import bench
 from octavo.cli.chat import chat
 from octavo.cli.doctor import doctor
+from octavo.cli.kv import kv
 from octavo.cli.options import engine_options, model_options
 from octavo.cli.run import run
 from octavo.cli.serve import serve
@@ -39,6 +40,9 @@ SECTIONS = {
     "bench sharing": (SHARING, set(options_of(SHARING)) - SHARED),
     "bench preemption": (bench.commands["preemption"], set(options_of(bench.commands["preemption"])) - SHARED),
     "bench scheduler": (bench.commands["scheduler"], set(options_of(bench.commands["scheduler"]))),
+    "bench kv": (bench.commands["kv"], set(options_of(bench.commands["kv"])) - SHARED),
+    "kv ls": (kv.commands["ls"], set(options_of(kv.commands["ls"]))),
+    "kv clear": (kv.commands["clear"], set(options_of(kv.commands["clear"]))),
     "bench waste": (bench.commands["waste"], set(options_of(bench.commands["waste"]))),
     "doctor": (doctor, set(options_of(doctor))),
     "Model and engine": (serve, SHARED),

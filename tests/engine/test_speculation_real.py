@@ -47,7 +47,7 @@ def check(path: Path, prompts: list[str], num_tokens: int, params: SamplingParam
     got, llm = tokens(path, prompts, params, num_tokens, **{"max_num_seqs": 16, "num_kv_blocks": 1400, **options})
     assert [i for i in range(len(prompts)) if got[i] != want[i]] == []
     stats = llm.engine.speculator.stats
-    assert stats.num_proposed > 0
+    assert stats.num_proposed > 0 or llm.engine.config.speculative.spec == "auto"  # which may find nothing worth it
     print(f"{len(prompts)} prompts, {options}: {stats.num_accepted} of {stats.num_proposed} drafts came true")
 
 
@@ -78,7 +78,7 @@ def test_200_prompts(path: Path, method: str, params: SamplingParams) -> None:
 def test_200_prompts_with_preemption(path: Path, method: str, params: SamplingParams) -> None:
     prompts = real_prompts(200)
     want, _ = tokens(path, prompts, params, 128, max_num_seqs=16, num_kv_blocks=1400)
-    got, llm = tokens(path, prompts, params, 128, max_num_seqs=16, num_kv_blocks=110, **METHODS[method])
+    got, llm = tokens(path, prompts, params, 128, max_num_seqs=16, num_kv_blocks=110, admission_lookahead=1, **METHODS[method])
     assert got == want and llm.engine.scheduler.stats.num_preemptions > 0
 
 

@@ -25,6 +25,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "one at a time": {"max_num_seqs": 1, "max_num_batched_tokens": 1},
     "request-level batching": {"scheduling_policy": "static"},
     "odd chunks": {"max_num_seqs": 16, "max_num_batched_tokens": 17},
+    "host memory": {"kv_host_memory": 1 << 16},
 }
 
 

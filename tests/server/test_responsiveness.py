@@ -97,9 +97,9 @@ def test_many_tokens_or_prompts_are_checked_on_another_thread(
     threads = []
     prepare = server.engine.prepare_checked
 
-    def prepare_here(*args: Any) -> Any:
+    def prepare_here(*args: Any, **named: Any) -> Any:
         threads.append(threading.current_thread())
-        return prepare(*args)
+        return prepare(*args, **named)
 
     monkeypatch.setattr(server.engine, "prepare_checked", prepare_here)
     server.request("POST", COMPLETIONS, {"prompt": prompt, "max_tokens": 0})

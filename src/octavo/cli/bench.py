@@ -101,6 +101,25 @@ def scheduler(num_seqs: int, num_prompt: int, steps: int, as_json: bool) -> None
     run_scheduler(num_seqs, num_prompt, steps, click.echo, as_json)
 
 
+@bench.command(short_help="Prompts restored from host memory and disk, beside computing them.")
+@model_options
+@click.option("--prompt", "num_prompt", type=click.IntRange(1), default=2000, show_default=True, help="Prompt tokens.")
+@click.option("--output", "num_output", type=click.IntRange(1), default=8, show_default=True, help="Output tokens, which are compared.")
+@click.option("--repeat", type=click.IntRange(1), default=5, show_default=True, help="Prompts; the medians are reported.")
+@click.option("--cold", is_flag=True, help="Read from the disk itself and not from the page cache.")
+@click.option("--json", "as_json", is_flag=True, help="Print only the JSON record.")
+@engine_options
+def kv(num_prompt: int, num_output: int, repeat: int, cold: bool, as_json: bool, **options: Any) -> None:
+    """Time to the first token of prompts whose KV is restored, beside computing them.
+
+    From disk after a restart, and from host memory. The answers have to be equal to the bit. The last line printed is a JSON record.
+    """
+    config = engine_config(options)
+    from octavo.bench.kv import KVCase, run_kv
+
+    run_kv(fetched(config), KVCase(num_prompt, num_output, repeat, cold), click.echo, as_json)
+
+
 _DATASETS = ("alpaca", "sharegpt")
 _DATASET_HELP = "Lengths as in this data set; may be given more than once (default: both)."
 _WIDTH_HELP = "Samples or beams of each request; may be given more than once (default: 2, 4, 6)."

@@ -16,6 +16,7 @@ _COMMANDS = {
     "serve": ("octavo.cli.serve", "serve", "Serve a model over an OpenAI-compatible API."),
     "pull": ("octavo.cli.models", "pull", "Download a model into the cache."),
     "models": ("octavo.cli.models", "models", "List the models of the catalogue and the cache."),
+    "kv": ("octavo.cli.kv", "kv", "List and clear the KV cache on disk."),
     "doctor": ("octavo.cli.doctor", "doctor", "Measure this machine and check every kernel on it."),
     "bench": ("octavo.cli.bench", "bench", "Measure this engine on this machine."),
 }

@@ -111,6 +111,9 @@ def engine_options(function: Callable) -> Callable:
             click.option("--num-kv-blocks", type=int, help="KV blocks in the pool; not together with --kv-cache-memory."),
             click.option("--kv-cache-memory", type=ByteSize(), help=pool_help),
             _shown("--kv-cache-dtype", cache.kv_cache_dtype, click.Choice(["auto", *KV_DTYPES]), dtype_help),
+            click.option("--kv-host-memory", type=ByteSize(), help="Memory for cached blocks that the KV pool evicts (default: none)."),
+            click.option("--kv-disk-path", help="Folder for blocks that no longer fit in memory; they survive a restart."),
+            click.option("--kv-disk-size", type=ByteSize(), help="Most bytes in --kv-disk-path (default: 10GiB)."),
             click.option("--no-enable-prefix-caching", is_flag=True, help="Compute every prompt from its first token."),
             _shown("--prefix-granularity", cache.prefix_granularity, click.Choice(PREFIX_GRANULARITIES), grain_help),
             click.option("--no-enable-chunked-prefill", is_flag=True, help="Compute each prompt in one step, never in pieces."),
@@ -132,7 +135,8 @@ def engine_options(function: Callable) -> Callable:
 def engine_config(options: dict[str, Any]) -> EngineConfig:
     """EngineConfig of the options' values; missing ones keep their defaults. Raises BadParameter that names the flag."""
     d = _DEFAULTS
-    pool_fields = ("block_size", "num_kv_blocks", "kv_cache_memory", "kv_cache_dtype", "kv_reservation", "swap_space")
+    tier_fields = ("kv_host_memory", "kv_disk_path", "kv_disk_size")
+    pool_fields = ("block_size", "num_kv_blocks", "kv_cache_memory", "kv_cache_dtype", "kv_reservation", "swap_space", *tier_fields)
     scheduler_fields = ("max_num_seqs", "max_num_batched_tokens", "max_itl_ms", "scheduling_policy", "preemption", "admission_lookahead")
     cache, scheduler = _replaced(d.cache, options, "prefix_granularity", *pool_fields), _replaced(d.scheduler, options, *scheduler_fields)
     config = EngineConfig(

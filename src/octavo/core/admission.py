@@ -41,14 +41,6 @@ def has_room_for_all(state: SchedulerState, draft: Draft, group: Seq[Sequence], 
     return num_new + _num_promised(state, draft, group) <= state.kv.pool.num_available
 
 
-def would_spoil_copies(state: SchedulerState, draft: Draft, group: Seq[Sequence]) -> bool:
-    """Whether loading the saved blocks of ``group`` might overwrite what the plan copies: it loads before it copies, and a block that is
-    copied and that nobody holds may be given away."""
-    if not state.swaps.num_saved or not any(map(state.swaps.holds, group)):
-        return False
-    return any(state.kv.pool.ref_counts[copy.src_block] == 0 for copy in draft.plan.block_copies)
-
-
 def num_new_blocks(state: SchedulerState, group: Seq[Sequence], matches: Seq[PrefixMatch]) -> int:
     """Blocks that a waiting group takes from what is available to hold all its known tokens.
 

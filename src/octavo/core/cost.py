@@ -83,3 +83,19 @@ class GapCost(Protocol):
     def gap_seconds(self, shape: StepShape) -> float:
         """Seconds from the last step's tokens to those of a step of this shape, if it is planned now. Grows with every field."""
         ...
+
+
+class RestoreCost(Protocol):
+    """Prices the KV of known tokens: computed again, or restored from another tier."""
+
+    def recompute_s(self, start: int, num_tokens: int) -> float:
+        """Seconds to compute ``num_tokens`` after ``start``."""
+        ...
+
+    def load_s(self, num_blocks: int) -> float:
+        """Seconds that a step gets longer by when it loads so many blocks from host memory."""
+        ...
+
+    def restoring_pays(self, start: int, num_tokens: int, num_host_blocks: int, num_disk_blocks: int) -> bool:
+        """Whether the blocks of these tokens are had sooner by loading than by computing. Without blocks: no matter."""
+        ...

@@ -24,11 +24,13 @@ and has not offered i. If Y in turn waits, it lacks a block j <= i of that chain
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from octavo.core.block_pool import BlockPool
+from octavo.core.kv_restore import Restorer
+from octavo.core.kv_tiers import BlockRef, KVTiers, TierMatch
 from octavo.core.match_report import MatchReport
 from octavo.core.occupancy import KVOccupancy, count_paged
 from octavo.core.prefix_index import Namespace, PrefixIndex, PrefixNode, block_key, pack_tokens
@@ -62,6 +64,17 @@ class PrefixMatch:
     nodes: list[PrefixNode]
     num_pending: int = 0  # blocks after those that another sequence is computing; above 0: wait
     tail: PartialMatch | None = None  # beginning of the block after the nodes; None while blocks are pending
+    tier: TierMatch | None = None  # blocks after those that can be restored
+
+    @property
+    def waits(self) -> bool:
+        """Whether the sequence, once it shares what was found, sits out a step at least."""
+        return self.num_pending > 0 or bool(self.tier)
+
+
+def ref_of(node: PrefixNode) -> BlockRef:
+    assert node.parent is not None, "a root holds no block"
+    return BlockRef(node.key, node.parent.key, node.tokens)
 
 
 class KVManager:
@@ -69,6 +82,8 @@ class KVManager:
 
     ``token_granular``: a block that matches a prompt in part is used as well, by copying it.
     """
+
+    restorer: Restorer | None = None  # there when the cache has tiers
 
     def __init__(
         self, num_blocks: int, block_size: int, enable_prefix_caching: bool = True, fingerprint: str = "", token_granular: bool = False
@@ -120,7 +135,9 @@ class KVManager:
             depth += 1
             if depth < limit:
                 chain.extend(seq.token_ids, self.block_size, depth + 1)
-        if self._tails is not None and depth == num_found:
+        if self.restorer is not None and not match.num_pending and (match.nodes or seq.num_computed % self.block_size == 0):
+            match.tier = self.restorer.match(seq, self._unclaimed_refs(seq, chain, depth, limit), depth)
+        if self._tails is not None and depth == num_found and not match.tier:
             match.tail = self._useful_tail(seq, self._tails.find(parent, seq.token_ids, depth * self.block_size), depth)
         return match
 
@@ -138,6 +155,15 @@ class KVManager:
         depth = chain.depth + len(match.nodes)
         node = match.nodes[-1] if match.nodes else self.index.node(chain.keys[depth])
         return self.index.explain_end(chain.namespace, node, chain.keys[depth], seq.token_ids, depth)
+
+    def _unclaimed_refs(self, seq: Sequence, chain: _Chain, depth: int, limit: int) -> Iterator[BlockRef]:
+        """The blocks of ``seq`` from number ``depth`` on, up to the first that another sequence is computing."""
+        while depth < limit:
+            chain.extend(seq.token_ids, self.block_size, depth + 1)
+            if self._claims.get(chain.keys[depth + 1], seq.seq_id) != seq.seq_id:
+                return
+            yield BlockRef(chain.keys[depth + 1], chain.keys[depth], chain.tokens[depth])
+            depth += 1
 
     def can_admit(self, seq: Sequence, match: PrefixMatch, num_spare: int) -> bool:
         """Whether all known tokens of ``seq``, which holds nothing, fit with ``match`` while ``num_spare`` blocks stay available."""
@@ -333,6 +359,8 @@ class KVManager:
         if self._tails is not None:
             self._offer_tail(seq)
         self.loading.discard(seq.seq_id)
+        if self.restorer is not None:
+            self.restorer.leave(seq)
         for block in reversed(seq.block_table):
             pool.release(block, keep=index is not None and index.offers(block))
         # A new array, not a cleared one: whoever still reads the table of a past plan sees what was planned.
@@ -347,8 +375,23 @@ class KVManager:
         block, evicted = self.pool.allocate()
         if evicted:
             assert self.index is not None
-            self.index.forget(block)
+            node = self.index.forget(block)
+            if self.restorer is not None and self.index.is_full(node):
+                self.restorer.tiers.save(ref_of(node), block)
         return block
+
+    def attach_tiers(self, tiers: KVTiers) -> None:
+        """What the pool evicts goes to ``tiers`` from now on, and is looked up there."""
+        if self.index is None:
+            raise ValueError("tiers keep blocks of the prefix cache, which is off")
+        self.restorer = Restorer(self, tiers)
+
+    def evictable_blocks(self) -> list[tuple[BlockRef, int]]:
+        """The full blocks that are offered and not referenced, the next to be evicted first."""
+        if self.index is None:
+            return []
+        nodes = self.index.blocks()
+        return [(ref_of(nodes[block]), block) for block in self.pool.eviction_order() if self.index.is_full(nodes[block])]
 
     def _chain(self, seq: Sequence) -> _Chain | None:
         if self.index is None:
@@ -389,6 +432,8 @@ class KVManager:
         if self.index is not None:
             self._check_index(self.index)
         alive = {seq.seq_id for seq in holders}
+        if self.restorer is not None:
+            self.restorer.tiers.check_invariants(alive)
         for key, seq_id in self._claims.items():
             assert seq_id in alive, f"sequence {seq_id} holds a claim but no blocks"
             assert self.index is not None and self.index.node(key) is None, "a block is both offered and claimed"

@@ -43,6 +43,8 @@ class Planner:
         state.rank_anew()
         draft = Draft(StepPlan(step_index, block_copies=state.kv.take_copies()), state.config.max_num_batched_tokens, guesses)
         num_preemptions = num_before = state.stats.num_preemptions
+        if state.kv.restorer is not None:
+            state.kv.restorer.begin_plan(now, self._gap_limit_s())
         if state.gap_cost is not None:
             state.gap_cost.begin(now)
         if not state.running if self._is_static else state.gap_cost is not None:
@@ -56,12 +58,20 @@ class Planner:
             num_before = state.stats.num_preemptions
         if state.gap_cost is None and not self._is_static and state.stats.num_preemptions == num_preemptions:
             self._plan_admissions(draft, now)
-        if not draft.sequences:
-            assert not state.running and not state.waiting, "sequences are left but none can go on"
+        restorer = state.kv.restorer
+        loads = [] if restorer is None else restorer.loads()
+        if not draft.sequences and not loads:
+            waits = restorer is not None and restorer.tiers.is_waiting
+            assert waits or (not state.running and not state.waiting), "sequences are left but none can go on"
             return None
         draft.plan.slot_closes = state.slots.drain_closes()
         state.stats.num_blocks_saved += len(draft.plan.block_saves)
         state.stats.num_blocks_loaded += len(draft.plan.block_loads)
+        if restorer is not None:
+            draft.plan.block_saves += restorer.tiers.take_saves()
+            for load in loads:
+                load.after_copies = len(draft.plan.block_copies)
+            draft.plan.block_loads += loads
         return draft
 
     # --- running sequences --------------------------------------------------------------------------------------------------------------
@@ -139,13 +149,20 @@ class Planner:
     def _preempt_one(self, draft: Draft, first: int) -> bool:
         """Preempt a sequence from place ``first`` on, and those that go with it, but nobody whom the plan holds. False: nobody is left."""
         state = self._state
-        free = [seq for seq in state.running[first:] if not seq.num_scheduled and seq.seq_id not in state.kv.loading]
+        free = [seq for seq in state.running[first:] if not self._is_in_plan(seq)]
         if not free:
             return False
         victim = policy.choose_victim(free)
         group = policy.victim_group(state.running, victim)
         self._preempt(draft, [seq for seq in group if seq in free])
         return True
+
+    def _is_in_plan(self, seq: Sequence) -> bool:
+        """Whether the plan being made computes or loads anything of ``seq``, or of another beam, for these can only go together."""
+        state = self._state
+        owner = state.requests[seq.request.request_id]
+        group = (seq,) if owner.beams is None else owner.sequences
+        return any(other.num_scheduled > 0 or other.seq_id in state.kv.loading for other in group)
 
     def _preempt(self, draft: Draft, group: list[Sequence]) -> None:
         """``group``: running choices of one request, none of them in the plan."""
@@ -190,7 +207,7 @@ class Planner:
             seq = state.waiting[0]
             match = self._find_prefix(seq)
             num_tokens = policy.chunk_size(self._gap_after(seq, match), draft.budget, 0, chunked)
-            if num_tokens == 0 and not match.num_pending:
+            if num_tokens == 0 and not match.waits:
                 return
             group = self._next_group(draft, match)
             if not group:
@@ -206,8 +223,6 @@ class Planner:
         """
         state = self._state
         group = admission.waiting_group(state)
-        if admission.would_spoil_copies(state, draft, group):
-            return []
         if len(group) > 1:
             matches = [match, *(self._find_prefix(seq) for seq in group[1:])]
             if admission.has_room_for_all(state, draft, group, matches):
@@ -240,7 +255,7 @@ class Planner:
             return False
         match = self._find_prefix(state.waiting[0])
         gap = self._gap_after(state.waiting[0], match)
-        if match.num_pending or not policy.runs_alone(gap, draft.budget, num_decoding):
+        if match.waits or not policy.runs_alone(gap, draft.budget, num_decoding):
             return False
         group = self._next_group(draft, match)
         if group:
@@ -275,7 +290,7 @@ class Planner:
                 state.stats.prefix_query_tokens += seq.num_prompt_tokens
         waits = self._adopt_prefix(draft, seq, match)
         if state.swaps.holds(seq):
-            state.swaps.load(seq, draft.plan.block_loads)
+            state.swaps.load(seq, draft.plan.block_loads, len(draft.plan.block_copies))
         return waits
 
     # --- paced steps and batches --------------------------------------------------------------------------------------------------------
@@ -313,11 +328,20 @@ class Planner:
         if not prompts:
             return {}
         limit_s = max_itl_ms / 1000 if has_stream and max_itl_ms is not None else None
+        if limit_s is not None and state.kv.restorer is not None:
+            limit_s -= state.kv.restorer.tiers.cost.load_s(len(state.kv.restorer.loads()))
         if limit_s is not None and state.preemption_cost is not None:  # what comes back from host memory in this step takes its part
             limit_s -= state.preemption_cost.swap_seconds(len(draft.plan.block_loads))
         room = StepRoom(cost, shape, limit_s, draft.budget - shape.num_rows, state.kv.block_size)
         room.share(list(prompts.values()), draft.plan.step_index % 2 == 1)
         return {seq_id: prompt.num_tokens for seq_id, prompt in prompts.items()}
+
+    def _gap_limit_s(self) -> float | None:
+        """The bound on the gap that this step puts between tokens, where there is one and a stream for it."""
+        max_itl_ms = self._state.config.max_itl_ms
+        if max_itl_ms is None or not any(seq.num_output_tokens for seq in self._state.running):
+            return None
+        return max_itl_ms / 1000
 
     # --- prefix cache -------------------------------------------------------------------------------------------------------------------
 
@@ -326,11 +350,9 @@ class Planner:
         if wants_prompt_logprobs(seq):
             return PrefixMatch([])
         match = self._state.kv.find_prefix(seq)
-        swaps = self._state.swaps
-        if swaps.holds(seq):
-            match.num_pending = 0  # its own blocks come back, whoever else has or computes the same
-        if swaps.num_saved and any(map(swaps.holds, self._state.requests[seq.request.request_id].sequences)):
-            match.tail = None  # a choice that comes in behind it would load before this is copied
+        if self._state.swaps.holds(seq):
+            # Its own blocks come back, whoever else has or computes the same.
+            match.num_pending, match.tier, match.tail = 0, None, None
         return match
 
     def _gap_after(self, seq: Sequence, match: PrefixMatch) -> int:
@@ -340,11 +362,11 @@ class Planner:
         return len(seq.token_ids) - max(num_cached, self._state.swaps.num_computed(seq))
 
     def _adopt_prefix(self, draft: Draft, seq: Sequence, match: PrefixMatch) -> bool:
-        """Share what was found. True: the next blocks are being computed by another sequence, so ``seq`` sits this step out."""
+        """Share what was found. True: the next blocks are being computed by another or restored, so ``seq`` sits this step out."""
         kv, stats = self._state.kv, self._state.stats
         is_new = seq.num_preemptions == 0 and seq.num_output_tokens == 0
         found = bool(match.nodes) or match.tail is not None
-        if is_new and (found or seq.match_report is None) and not match.num_pending and not wants_prompt_logprobs(seq):
+        if is_new and (found or seq.match_report is None) and not match.waits and not wants_prompt_logprobs(seq):
             seq.match_report = kv.explain(seq, match)
         num_shared = kv.adopt_prefix(seq, match)
         num_copies = len(draft.plan.block_copies)
@@ -355,7 +377,8 @@ class Planner:
             stats.prefix_tail_tokens += num_copied
         stats.num_tail_copies += len(draft.plan.block_copies) - num_copies
         draft.num_pending[seq.seq_id] = match.num_pending
-        return match.num_pending > 0
+        restorer, tier = self._state.kv.restorer, match.tier
+        return match.num_pending > 0 or (restorer is not None and tier is not None and restorer.begin(seq, tier))
 
     # --- slices -------------------------------------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from octavo.config import SCHEDULING_POLICIES, CacheConfig, SchedulerConfig
 from octavo.core.beam import BeamSearch
 from octavo.core.beam_group import BeamGroup
 from octavo.core.cost import GapCost, PreemptionCost
+from octavo.core.kv_tiers import BlockRef, KVTiers
 from octavo.core.limits import LengthLimits, StopEnd, StopRule
 from octavo.core.occupancy import KVOccupancy
 from octavo.core.planner import Planner
@@ -30,6 +31,7 @@ class Scheduler:
     """``num_blocks``: the KV pool. ``max_model_len``: most tokens of a sequence. ``fingerprint``: what KV depends on besides tokens.
     ``gap_cost``: prices steps for ``config.max_itl_ms``, and is needed with it. ``num_host_blocks``: blocks in host memory for preempted
     sequences; ``preemption_cost`` lets ``config.preemption`` auto choose between these and recomputing, else it takes them while there are.
+    ``tiers``: where evicted blocks of the prefix cache go.
 
     A sequence may reach min(max_model_len, pool tokens + 1) tokens: the last one needs no KV. An explicit max_tokens above what is
     left is clamped to it; ``clamped_max_tokens`` tells, so that the response can say so.
@@ -45,6 +47,7 @@ class Scheduler:
         gap_cost: GapCost | None = None,
         num_host_blocks: int = 0,
         preemption_cost: PreemptionCost | None = None,
+        tiers: KVTiers | None = None,
     ) -> None:
         if config.scheduling_policy not in SCHEDULING_POLICIES:
             raise ValueError(f"scheduling_policy: {config.scheduling_policy!r} is not allowed; one of {', '.join(SCHEDULING_POLICIES)}")
@@ -54,6 +57,8 @@ class Scheduler:
         self._state.gap_cost = gap_cost
         self._state.swaps = SwapSpace(num_host_blocks, self._state.kv)
         self._state.preemption_cost = preemption_cost
+        if tiers is not None:
+            self._state.kv.attach_tiers(tiers)
         self._planner = Planner(self._state)
         self._in_flight: Draft | None = None
         self._num_plans = 0
@@ -110,6 +115,7 @@ class Scheduler:
                 if seq.status is SequenceStatus.FINISHED:
                     self._state.release(seq)
         self._state.swaps.end_loads(succeeded=False)
+        self._state.end_restores(failed=True)
         owners = list(self._state.requests.values())
         for owner in owners:
             self._state.forget(owner)
@@ -193,6 +199,15 @@ class Scheduler:
         return self._state.kv.occupancy((seq, limits.final_tokens(seq.request)) for seq in (*self._state.running, *dropped))
 
     @property
+    def tiers(self) -> KVTiers | None:
+        restorer = self._state.kv.restorer
+        return None if restorer is None else restorer.tiers
+
+    def evictable_blocks(self) -> list[tuple[BlockRef, int]]:
+        """The blocks that ``num_cached_blocks`` counts, the next to be evicted first."""
+        return self._state.kv.evictable_blocks()
+
+    @property
     def num_swapped(self) -> int:
         """Waiting sequences whose blocks are in host memory."""
         return self._state.swaps.num_saved
@@ -273,7 +288,8 @@ class Scheduler:
         state, events = self._state, list[TokenEvent]()
         state.kv.plan_applied()
         state.swaps.end_loads(succeeded=True)
-        state.stats.move_s += result.move_seconds
+        state.count_moves(draft.plan, result.move_seconds)
+        state.end_restores()
         for piece, outcome, seq in zip(draft.plan.slices, result.slices, draft.sequences, strict=True):
             seq.num_computed += seq.num_scheduled
             state.stats.num_computed_tokens += seq.num_scheduled + seq.num_drafts
@@ -373,4 +389,5 @@ class Scheduler:
 
     def check_invariants(self) -> None:
         """AssertionError unless queues, requests, slots and the KV books agree. For tests and idle debug runs: slow."""
-        self._state.check_invariants(self.in_flight_sequences)
+        restorer = self._state.kv.restorer
+        self._state.check_invariants([*self.in_flight_sequences, *([] if restorer is None else restorer.sequences)])

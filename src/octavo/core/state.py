@@ -173,6 +173,30 @@ class SchedulerState:
         self.slots.give_back(seq)
         self.kv.release(seq, forget=True)
 
+    def count_moves(self, plan: StepPlan, move_seconds: float) -> None:
+        """The blocks that ``plan`` moved took so long: for swapping and, by their number, for the tiers."""
+        tiers = None if self.kv.restorer is None else self.kv.restorer.tiers
+        if tiers is not None and plan.num_moves:
+            tier_s = move_seconds * tiers.num_moves(plan) / plan.num_moves
+            tiers.stats.move_s += tier_s
+            move_seconds -= tier_s
+        self.stats.move_s += move_seconds
+
+    def end_restores(self, failed: bool = False) -> None:
+        """The plan in flight has run, or failed: what it loaded from the tiers counts as found in the prefix cache."""
+        if self.kv.restorer is None:
+            return
+        for restore in self.kv.restorer.end(failed):
+            seq = restore.seq
+            if seq.status is SequenceStatus.FINISHED:  # aborted while in flight
+                self.release(seq)
+            elif not failed and seq.num_preemptions == 0 and seq.num_output_tokens == 0:
+                tier_stats = self.kv.restorer.tiers.stats
+                tier_stats.host_hit_tokens += restore.num_host_tokens
+                tier_stats.disk_hit_tokens += restore.num_disk_tokens
+                seq.num_cached += restore.num_host_tokens + restore.num_disk_tokens
+                self.stats.prefix_hit_tokens += restore.num_host_tokens + restore.num_disk_tokens
+
     def check_invariants(self, in_flight: list[Sequence]) -> None:
         """AssertionError unless queues, requests, slots and the KV books agree. ``in_flight``: sequences of the plan in flight."""
         dropped = [seq for seq in in_flight if seq.status is SequenceStatus.FINISHED]

@@ -7,7 +7,9 @@ A *step* is one forward pass over a mixed batch of slices; nothing here says "pr
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from octavo.core.match_report import MatchReport
 from octavo.core.request import FinishReason, SamplingParams
@@ -29,10 +31,15 @@ class BlockCopy:
 
 @dataclass(slots=True)
 class BlockMove:
-    """Copy one whole KV block (all layers) between the pool and host memory; the list that it is in tells the direction."""
+    """Copy one whole KV block (all layers) between the pool and host memory; the list that it is in tells the direction.
+
+    ``after_copies``: of a load, how many of the plan's block copies take effect before it, those that were planned before. They may read
+    what the pool block held until then, or write what is of no use to anybody any more.
+    """
 
     pool_block: int
     host_block: int
+    after_copies: int = 0
 
 
 @dataclass(slots=True)
@@ -85,10 +92,11 @@ class SequenceSlice:
 
 @dataclass(slots=True)
 class StepPlan:
-    """One step. Order of effect: close slots, open slots, fork slots, save blocks, load blocks, copy blocks, forward pass, sampling.
+    """One step. Order of effect: close slots, open slots, fork slots, save blocks, load and copy blocks, forward pass, sampling.
 
-    ``block_saves`` go from the pool to host memory and see what the step before left; ``block_loads`` go from host memory to the pool.
-    So a pool block may be saved and then, in the same plan, be loaded into, copied into or written by somebody else.
+    ``block_saves`` go from the pool to host memory and see what the step before left; ``block_loads`` go from host memory to the pool,
+    each after as many copies as it says (``loads_and_copies``). So a pool block may be saved and then, in the same plan, be copied from,
+    loaded into, copied into or written by somebody else.
 
     ``slot_forks`` are (source slot, new slot, seed of the new slot). After a step that failed, at whatever point, the next plan closes all
     slots that may be open: closing one that is not does nothing.
@@ -106,6 +114,15 @@ class StepPlan:
     @property
     def num_tokens(self) -> int:
         return sum(len(s.token_ids) for s in self.slices)
+
+    def loads_and_copies(self) -> Iterator[tuple[list[BlockMove], list[BlockCopy]]]:
+        """In the order in which they take effect: some loads, then some copies, and so on. ``block_loads`` ascend in ``after_copies``."""
+        begin, pending = 0, list[BlockMove]()
+        for after_copies, loads in groupby(self.block_loads, key=lambda load: load.after_copies):
+            if after_copies > begin:
+                yield pending, self.block_copies[begin:after_copies]
+            begin, pending = after_copies, list(loads)
+        yield pending, self.block_copies[begin:]
 
     @property
     def num_moves(self) -> int:

@@ -80,8 +80,11 @@ class SwapSpace:
                 host_blocks.append(host_of[block])
             self._saved[seq.seq_id] = SavedSequence(host_blocks, seq.num_computed)
 
-    def load(self, seq: Sequence, loads: list[BlockMove]) -> None:
-        """Give ``seq``, which has adopted what the prefix cache offers, the rest of its saved blocks. The caller has seen to the room."""
+    def load(self, seq: Sequence, loads: list[BlockMove], num_copies: int) -> None:
+        """Give ``seq``, which has adopted what the prefix cache offers, the rest of its saved blocks. The caller has seen to the room.
+
+        ``num_copies``: block copies of the plan so far.
+        """
         saved = self._saved.pop(seq.seq_id)
         self._read += saved.host_blocks
         if saved.num_computed <= seq.num_computed:  # others have computed as much since
@@ -91,7 +94,7 @@ class SwapSpace:
             block = self._kv.append_block(seq, shared)
             if shared is None:
                 self._loaded[host_block] = block
-                loads.append(BlockMove(block, host_block))
+                loads.append(BlockMove(block, host_block, num_copies))
         seq.num_computed = saved.num_computed
         self._loading.append(seq)
         self._kv.loading.add(seq.seq_id)

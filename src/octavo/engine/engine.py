@@ -20,8 +20,10 @@ from octavo.core.scheduler import Scheduler
 from octavo.core.step import StepPlan
 from octavo.costs.gap import GapModel
 from octavo.costs.preemption import PreemptionModel
+from octavo.costs.restore import RestoreModel
 from octavo.engine.drafting import DraftModels
 from octavo.engine.itl_warnings import ItlWarnings
+from octavo.engine.kv_tiering import KVTiering, StoreNames, num_tier_blocks, open_tiering
 from octavo.engine.loop import EngineLoop
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.outputs import OutputEvent
@@ -54,26 +56,25 @@ class Engine:
         self._itl_warnings = ItlWarnings(max_itl_s)
         self.num_failures_in_a_row = 0
         self.max_model_len = resolve_max_model_len(config, model.program.context)
+        fingerprint = f"{model.fingerprint}/{backend.fingerprint()}"
         self._drafting = DraftModels(config, model)
         try:
             self.num_kv_blocks = resolve_num_kv_blocks(config, backend, self.max_model_len, self._drafting.kv_bytes_per_block)
             backend.allocate_kv(self.num_kv_blocks)
             num_host_blocks = resolve_num_host_blocks(config, backend)
-            if num_host_blocks:
-                backend.allocate_host_kv(num_host_blocks)
+            self.preemption_model = self._make_preemption_model(num_host_blocks)
             draft_model, self_draft = self._drafting.start(backend, self.num_kv_blocks)
             if config.speculative.spec_rule == "resample":
                 from octavo.backends.resampling import ResamplingBackend
 
                 self.backend = backend = ResamplingBackend(backend)
+            self.tiering = self._open_tiers(fingerprint, num_host_blocks)  # last: it starts threads
         except BaseException:
             self._drafting.close()
             raise
-        fingerprint = f"{model.fingerprint}/{backend.fingerprint()}"
-        self.preemption_model = self._make_preemption_model(num_host_blocks)
         self.scheduler = Scheduler(
             config.scheduler, config.cache, self.num_kv_blocks, self.max_model_len, fingerprint, self.gap_model, num_host_blocks,
-            self.preemption_model,
+            self.preemption_model, None if self.tiering is None else self.tiering.tiers,
         )  # fmt: skip
         others = {one.name: one for one in (draft_model, self_draft) if one is not None}
         self.speculator = create_speculator(config.speculative, self.scheduler.limits.max_total_tokens, self.clock, others)
@@ -81,6 +82,16 @@ class Engine:
         max_n = config.scheduler.max_num_seqs
         self._preparer = RequestPreparer(backend.vocab_size, self.scheduler.limits, max_n, model.eos_token_ids, model.tokenizer)
         self._request_numbers = itertools.count()
+
+    def _open_tiers(self, fingerprint: str, num_swap_blocks: int) -> KVTiering | None:
+        """Allocate host memory: blocks for preempted sequences and, behind them, those of the tiers."""
+        cache, backend = self.config.cache, self.backend
+        num_tiers = num_tier_blocks(cache, backend, self.num_kv_blocks)
+        if num_swap_blocks + num_tiers:
+            backend.allocate_host_kv(num_swap_blocks + num_tiers)
+        teller = self.gap_model or self.preemption_model
+        cost = RestoreModel(None if teller is None else teller.device)
+        return open_tiering(cache, backend, StoreNames(fingerprint, self.model.name), num_swap_blocks, num_tiers, cost)
 
     def _make_preemption_model(self, num_host_blocks: int) -> PreemptionModel | None:
         """What prices preemptions where there is a choice."""
@@ -180,15 +191,23 @@ class Engine:
     def step(self) -> list[OutputEvent]:
         """Plan, execute and apply one step. When the backend fails, every request ends with an error event and the engine goes on."""
         started_s = self.clock.now()
+        if self.tiering is not None:
+            self.tiering.before_plan()
         plan = self.loop.begin_step(started_s)
         if plan is None:
+            if self.tiering is not None:
+                self.tiering.wait()
             return []
         try:
+            if self.tiering is not None:
+                self.tiering.before_execute()
             result = self.backend.execute(plan)
             events = self.loop.finish_step(plan, result)
         except Exception as error:  # whatever a backend raises or returns, the engine must outlive it
             return self._failed(plan, error)
         self.num_failures_in_a_row = 0
+        if self.tiering is not None:
+            self.tiering.cost.step_done(plan, result)
         ended_s = self.clock.now()
         self.loop.end_step(plan, result, ended_s)
         if self.preemption_model is not None:
@@ -200,6 +219,10 @@ class Engine:
         return events
 
     def close(self) -> None:
+        """Keep what a restart can use, if there is a disk for it, and release threads and memory. Idempotent."""
+        if self.tiering is not None:
+            self.fail_all("the engine is closed")
+            self.tiering.close(self.scheduler)
         self._drafting.close()
         self.backend.close()
 

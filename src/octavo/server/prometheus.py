@@ -9,11 +9,14 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from octavo.core.kv_tiers import TierStats
 from octavo.core.request import FinishReason
+from octavo.engine.kv_disk_io import DiskTraffic
 from octavo.engine.metrics import Histogram
 
 if TYPE_CHECKING:
     from octavo.engine.engine import Engine
+    from octavo.engine.kv_tiering import KVTiering
 
 
 def exposition(engine: Engine) -> tuple[bytes, bytes]:
@@ -33,6 +36,7 @@ class _Collector:
     def collect(self) -> Iterator[Any]:
         yield from _gauges(self._engine)
         yield from _counters(self._engine)
+        yield from _tiers(self._engine.tiering)
         yield from _speculation(self._engine)
         metrics = self._engine.metrics
         yield _histogram("octavo_time_to_first_token_seconds", "From arrival to a request's first token.", metrics.time_to_first_token_s)
@@ -73,6 +77,42 @@ def _gauges(engine: Engine) -> Iterator[Any]:
     error = None if gap_model is None else gap_model.device.median_error
     median = "Median relative error of the predicted seconds of the last 64 steps; NaN without max_itl_ms."
     yield GaugeMetricFamily("octavo_step_cost_error_ratio", median, value=math.nan if error is None else error)
+
+
+def _tiers(tiering: KVTiering | None) -> Iterator[Any]:
+    """All zero without --kv-host-memory and --kv-disk-path. What the moves are: core/kv_tiers."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    stats = TierStats() if tiering is None else tiering.tiers.stats
+    disk = None if tiering is None else tiering.disk
+    read, written = (disk.read_traffic, disk.write_traffic) if disk is not None else (DiskTraffic(), DiskTraffic())
+    found = "Prompt tokens found in the prefix cache that came from a lower tier."
+    hits = CounterMetricFamily("octavo_kv_tier_hits", found, labels=["tier"])
+    hits.add_metric(["host"], stats.host_hit_tokens)
+    hits.add_metric(["disk"], stats.disk_hit_tokens)
+    yield hits
+    blocks = CounterMetricFamily("octavo_kv_tier_blocks", "KV blocks moved between tiers.", labels=["move"])
+    sizes = CounterMetricFamily("octavo_kv_tier_bytes", "Bytes of these blocks.", labels=["move"])
+    for move, count in (
+        ("save", stats.num_saved_blocks), ("load", stats.num_loaded_blocks), ("read", read.num_blocks), ("write", written.num_blocks),
+    ):  # fmt: skip
+        blocks.add_metric([move], count)
+        sizes.add_metric([move], count * (0 if tiering is None else tiering.block_bytes))
+    yield blocks
+    yield sizes
+    beside = "Time of these moves; to and from the disk beside the steps."
+    seconds = CounterMetricFamily("octavo_kv_tier_seconds", beside, labels=["between"])
+    seconds.add_metric(["pool_host"], stats.move_s)
+    seconds.add_metric(["host_disk"], read.seconds + written.seconds)
+    yield seconds
+    lost = "KV blocks that were evicted and not kept: no room in host memory or in the queue to the disk."
+    yield CounterMetricFamily("octavo_kv_tier_lost_blocks", lost, value=stats.num_lost_blocks + (0 if disk is None else disk.num_dropped))
+    given_up = "Waits for the disk that failed or took too long."
+    yield CounterMetricFamily("octavo_kv_tier_given_up", given_up, value=stats.num_given_up)
+    damaged = "KV block files that were not what they should be, and were dropped."
+    yield CounterMetricFamily("octavo_kv_tier_damaged_files", damaged, value=0 if disk is None else disk.store.num_damaged)
+    held = "Blocks of host memory (kv_host_memory) that hold KV."
+    yield GaugeMetricFamily("octavo_kv_tier_host_blocks", held, value=0 if tiering is None else tiering.tiers.num_used_host_blocks)
 
 
 def _speculation(engine: Engine) -> Iterator[Any]:

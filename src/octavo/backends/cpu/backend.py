@@ -190,11 +190,20 @@ class CpuBackend:
         self._open_native().write_host_block(host_block, data)
 
     def _move_blocks(self, plan: StepPlan) -> float:
-        """Saves, then loads, in one native call without the interpreter lock. Returns the seconds they took."""
-        if not plan.num_moves:
-            return 0.0
+        """Saves, then loads and copies; moves without the interpreter lock. Returns the seconds that moves took."""
+        native, seconds = self._open_native(), 0.0
+        saves = plan.block_saves
+        for loads, copies in plan.loads_and_copies():
+            if saves or loads:
+                seconds += self._move(saves, loads)
+                saves = []
+            for copy in copies:
+                native.copy_block(copy.src_block, copy.dst_block)
+        return seconds
+
+    def _move(self, saves: list[BlockMove], loads: list[BlockMove]) -> float:
         started = time.perf_counter()
-        self._open_native().move_blocks(_pairs(plan.block_saves), _pairs(plan.block_loads))
+        self._open_native().move_blocks(_pairs(saves), _pairs(loads))
         return time.perf_counter() - started
 
     def _release_leavings(self) -> None:
@@ -231,7 +240,8 @@ class CpuBackend:
         ``allocate_kv`` and after ``close``. The slots it closes are closed even then.
         """
         started = time.perf_counter()
-        native, slots = self._open_native(), self._slots
+        self._open_native()  # refuses to run when closed
+        slots = self._slots
         if not self._num_pool_tokens:
             raise BackendError("there is no KV pool: allocate_kv comes before execute")
         for slot in plan.slot_closes:
@@ -246,8 +256,6 @@ class CpuBackend:
             slots.fork(source, target, seed)
             self._open_slots.add(target)
         move_seconds = self._move_blocks(plan)
-        for copy in plan.block_copies:
-            native.copy_block(copy.src_block, copy.dst_block)
         if not plan.slices:
             return StepResult(plan.step_index, [], time.perf_counter() - started, move_seconds)
         arrays = StepArrays(plan, self.vocab_size)

@@ -17,7 +17,7 @@ from octavo.backends.base import BackendError, KVCapacity
 from octavo.backends.reference.host_pool import HostPool
 from octavo.config import EngineConfig
 from octavo.core.request import MAX_N
-from octavo.core.step import SequenceSlice, SliceResult, StepPlan, StepResult
+from octavo.core.step import BlockMove, SequenceSlice, SliceResult, StepPlan, StepResult
 from octavo.models.loaded import ModelBody, first_layers
 from octavo.models.program import Add, Attention, Embed, GatedAct, Linear, Norm, Op, Program, Rope, Softcap
 from octavo.sampling.reference import LogitsError, ReferenceSampler, raw_logprobs
@@ -119,10 +119,20 @@ class ReferenceBackend:
         return self._host
 
     def _move_blocks(self, plan: StepPlan) -> float:
-        if not plan.num_moves:
-            return 0.0
+        """Saves, then loads and copies. Returns the seconds that moves took."""
+        kv, seconds = self._pool(), 0.0
+        saves = plan.block_saves
+        for loads, copies in plan.loads_and_copies():
+            if saves or loads:
+                seconds += self._move(saves, loads)
+                saves = []
+            for copy in copies:
+                kv.copy_block(copy.src_block, copy.dst_block)
+        return seconds
+
+    def _move(self, saves: list[BlockMove], loads: list[BlockMove]) -> float:
         started = time.perf_counter()
-        self._host_pool().move(plan.block_saves, plan.block_loads)
+        self._host_pool().move(saves, loads)
         return time.perf_counter() - started
 
     def first_layers(self, num_layers: int) -> ReferenceBackend:
@@ -142,8 +152,6 @@ class ReferenceBackend:
         for src, dst, seed in plan.slot_forks:
             self._sampler.fork(src, dst, seed)
         move_seconds = self._move_blocks(plan)
-        for copy in plan.block_copies:
-            kv.copy_block(copy.src_block, copy.dst_block)
         results = [self._run_slice(s, kv) for s in plan.slices]
         return StepResult(plan.step_index, results, time.perf_counter() - started, move_seconds)
 
