@@ -415,61 +415,8 @@ class KVManager:
         pool = self.pool
         return count_paged(self.block_size, pool.num_used, pool.num_cached, pool.num_free, holders)
 
-    # --- checks -------------------------------------------------------------------------------------------------------------------------
-
     def check_invariants(self, holders: Iterable[Sequence]) -> None:
         """AssertionError unless the books balance. ``holders``: every sequence that may hold blocks."""
-        holders = list(holders)
-        self.pool.check_invariants()
-        counts = [0] * self.pool.num_blocks
-        for seq in holders:
-            assert len(set(seq.block_table)) == len(seq.block_table), f"sequence {seq.seq_id} holds a block twice"
-            for block in seq.block_table:
-                counts[block] += 1
-        assert counts == self.pool.ref_counts, f"tables reference {counts}, the pool counts {self.pool.ref_counts}"
-        for seq in holders:
-            self._check_table(seq)
-        if self.index is not None:
-            self._check_index(self.index)
-        alive = {seq.seq_id for seq in holders}
-        if self.restorer is not None:
-            self.restorer.tiers.check_invariants(alive)
-        for key, seq_id in self._claims.items():
-            assert seq_id in alive, f"sequence {seq_id} holds a claim but no blocks"
-            assert self.index is not None and self.index.node(key) is None, "a block is both offered and claimed"
+        from octavo.core import kv_checks
 
-    def _check_table(self, seq: Sequence) -> None:
-        size, table, end = self.block_size, seq.block_table, seq.num_computed + seq.num_scheduled
-        assert seq.num_computed <= len(seq.token_ids) and end <= len(seq.token_ids), f"sequence {seq.seq_id} computes unknown tokens"
-        assert len(table) == self.blocks_for(end + seq.num_drafts), f"sequence {seq.seq_id} holds {len(table)} blocks for {end} tokens"
-        if seq.num_scheduled:
-            for block in table[seq.num_computed // size :]:
-                assert self.pool.ref_counts[block] == 1, f"block {block} is shared and about to be written"
-                assert self.index is None or not self.index.offers(block), f"block {block} is offered and about to be written"
-        chain = self._chains.get(seq.seq_id)
-        if chain is None or self.index is None:
-            return
-        assert chain.depth <= seq.num_computed // size, f"sequence {seq.seq_id} offers blocks that are not computed"
-        offered = not chain.publishable or seq.seq_id in self.loading or chain.depth == seq.num_computed // size
-        assert offered, f"sequence {seq.seq_id} keeps computed blocks to itself"
-        parent = self.index.node(chain.keys[0])
-        for i in range(chain.depth):
-            node = self.index.find(parent, chain.keys[i + 1], pack_tokens(seq.token_ids[i * size : (i + 1) * size]))
-            assert node is not None and node.block == table[i], f"block {i} of sequence {seq.seq_id} is not the one offered for its tokens"
-            parent = node
-
-    def _check_index(self, index: PrefixIndex) -> None:
-        index.check_invariants()
-        order = {block: i for i, block in enumerate(self.pool.eviction_order())}
-        for block, node in index.blocks().items():
-            referenced = self.pool.ref_counts[block] > 0
-            assert not referenced or index.is_full(node), f"tail {block} is referenced"
-            assert referenced != (block in order), f"offered block {block} is free"
-            parent = node.parent
-            if parent is None or parent.parent is None:
-                continue
-            if referenced:
-                assert self.pool.ref_counts[parent.block] > 0, f"block {block} is referenced, its parent {parent.block} is not"
-            elif self.pool.ref_counts[parent.block] == 0:
-                assert order[block] < order[parent.block], f"block {parent.block} would be evicted before its child {block}"
-        assert all(index.offers(block) for block in order), "a cached block is not offered"
+        kv_checks.check(self, list(holders))

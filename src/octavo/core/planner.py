@@ -60,7 +60,8 @@ class Planner:
             self._plan_admissions(draft, now)
         restorer = state.kv.restorer
         loads = [] if restorer is None else restorer.loads()
-        if not draft.sequences and not loads:
+        moves_blocks = loads or draft.plan.num_moves or draft.plan.block_copies  # of a sequence that was preempted, say: not to be lost
+        if not draft.sequences and not moves_blocks:
             waits = restorer is not None and restorer.tiers.is_waiting
             assert waits or (not state.running and not state.waiting), "sequences are left but none can go on"
             return None
