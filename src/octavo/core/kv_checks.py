@@ -20,7 +20,7 @@ def check(kv: KVManager, holders: list[Sequence]) -> None:
             counts[block] += 1
     assert counts == kv.pool.ref_counts, f"tables reference {counts}, the pool counts {kv.pool.ref_counts}"
     for seq in holders:
-        _check_table(kv, seq)
+        check_table(kv, seq)
     if kv.index is not None:
         _check_index(kv, kv.index)
     alive = {seq.seq_id for seq in holders}
@@ -31,7 +31,8 @@ def check(kv: KVManager, holders: list[Sequence]) -> None:
         assert kv.index is not None and kv.index.node(key) is None, "a block is both offered and claimed"
 
 
-def _check_table(kv: KVManager, seq: Sequence) -> None:
+def check_table(kv: KVManager, seq: Sequence) -> None:
+    """AssertionError unless the table of ``seq`` is as long as it should be, and its own where it is written."""
     size, table, end = kv.block_size, seq.block_table, seq.num_computed + seq.num_scheduled
     assert seq.num_computed <= len(seq.token_ids) and end <= len(seq.token_ids), f"sequence {seq.seq_id} computes unknown tokens"
     assert len(table) == kv.blocks_for(end + seq.num_drafts), f"sequence {seq.seq_id} holds {len(table)} blocks for {end} tokens"

@@ -151,6 +151,8 @@ class ReservedKV(KVManager):
         return found
 
     def check_invariants(self, holders: Iterable[Sequence]) -> None:
+        from octavo.core.kv_checks import check_table
+
         holders = list(holders)
         self.pool.check_invariants()
         self.buddy.check_invariants()
@@ -169,7 +171,7 @@ class ReservedKV(KVManager):
             first, table = held[0].first, seq.block_table
             assert list(table) == list(range(first, first + len(table))), f"the blocks of sequence {seq.seq_id} are not contiguous"
             assert len(table) <= held[0].num_units, f"sequence {seq.seq_id} holds blocks outside its chunk"
-            self._check_table(seq)
+            check_table(self, seq)
 
 
 def kv_of(cache: CacheConfig, num_blocks: int, max_model_len: int, fingerprint: str) -> tuple[LengthLimits, KVManager]:
