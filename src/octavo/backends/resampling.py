@@ -113,9 +113,9 @@ class ResamplingBackend:
         started = time.perf_counter()
         self._follow(plan)
         rows: Rows = {}
-        outcomes = self._run(self._without_drafts(plan), {s.seq_id for s in plan.slices if s.num_drafts}, rows).slices
-        results = [self._take(s, outcome, rows) for s, outcome in zip(plan.slices, outcomes, strict=True)]
-        return StepResult(plan.step_index, results, time.perf_counter() - started)
+        found = self._run(self._without_drafts(plan), {s.seq_id for s in plan.slices if s.num_drafts}, rows)
+        results = [self._take(s, outcome, rows) for s, outcome in zip(plan.slices, found.slices, strict=True)]
+        return StepResult(plan.step_index, results, time.perf_counter() - started, found.move_seconds)
 
     def _follow(self, plan: StepPlan) -> None:
         """The plan's effects on slots."""

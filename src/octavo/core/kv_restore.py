@@ -63,7 +63,7 @@ class Restorer:
             self.tiers.begin_read(seq.seq_id, match.refs, seq.num_computed)
             self._kv.claim(seq)
             return True
-        if self._num_loads_left == 0:  # others have all of this plan's: the next will do
+        if match.entries and self._num_loads_left == 0:  # others have all of this plan's: the next will do
             return True
         entries = match.entries[: self._kv.pool.num_available][: self._num_loads_left]
         if not entries:

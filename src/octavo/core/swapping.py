@@ -89,8 +89,10 @@ class SwapSpace:
         self._read += saved.host_blocks
         if saved.num_computed <= seq.num_computed:  # others have computed as much since
             return
-        for host_block in saved.host_blocks[len(seq.block_table) :]:
-            shared = self._loaded.get(host_block)
+        num_full = saved.num_computed // self._kv.block_size
+        for i in range(len(seq.block_table), len(saved.host_blocks)):
+            host_block = saved.host_blocks[i]
+            shared = self._loaded.get(host_block) if i < num_full else None  # the part-filled one is about to be written
             block = self._kv.append_block(seq, shared)
             if shared is None:
                 self._loaded[host_block] = block

@@ -25,6 +25,7 @@ logger = logging.getLogger("octavo.engine")
 
 SWITCH_INTERVAL_S = 0.0005  # so that a busy event loop hands the interpreter to the loop thread soon
 MAX_FAILURES_IN_A_ROW = 3
+_MAX_READ = 64  # events
 _EVENT_BYTES = 400  # what a waiting event takes, about, apart from its text, tokens and log-probabilities
 _TOP_ENTRY_BYTES = 80
 
@@ -101,8 +102,14 @@ class EventStream:
                 del self._open[event.request_id]
 
     async def read(self) -> list[OutputEvent]:
-        """All events that wait, at least one; an empty list when the request has ended. Raises StreamOverflow."""
-        if not self._events and self._open and not self._overflowed:
+        """Events that wait, at least one and at most ``_MAX_READ``; an empty list when the request has ended. Raises StreamOverflow.
+
+        What is left goes on counting as waiting: a reader for whom events are made faster than they can be written is cut off, and does
+        not keep the event loop to itself with ever larger pieces.
+        """
+        if self._events:
+            await asyncio.sleep(0)  # others first: this reader is behind
+        elif self._open and not self._overflowed:
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
@@ -110,7 +117,8 @@ class EventStream:
                 self._waiter = None
         if self._overflowed:
             raise StreamOverflow(f"more than {self._limit_bytes} bytes of output waited for their reader")
-        events, self._events, self._num_bytes = self._events, [], 0
+        events, self._events = self._events[:_MAX_READ], self._events[_MAX_READ:]
+        self._num_bytes = self._num_bytes - sum(map(_size_bytes, events)) if self._events else 0
         return events
 
 

@@ -143,7 +143,10 @@ class EngineLoop:
         num_speculating = self._num_speculating
         events = self._with_text(self.scheduler.apply(result, stops), stops, shown)
         if num_speculating and self.speculator is not None:
-            self.speculator.observe(plan, result)
+            try:
+                self.speculator.observe(plan, result)
+            except Exception as error:
+                self._stop_speculating(error)
         return events
 
     def end_step(self, plan: StepPlan, result: StepResult, now_s: float) -> None:
@@ -168,8 +171,9 @@ class EngineLoop:
         out = []
         for event in events:
             key = (event.request_id, event.choice)
-            text = shown.get(key, "")
-            if event.token_ids and key not in shown:  # a whole hypothesis of a beam search
+            part = shown.pop(key, None)  # once: a choice may end by another's error after it got its tokens
+            text = part or ""
+            if event.token_ids and part is None:  # a whole hypothesis of a beam search
                 running = self._running[event.request_id]
                 text, _ = _read_tokens(running, running.texts[event.choice], event.token_ids)
             if event.finish_reason is not None:
