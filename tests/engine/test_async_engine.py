@@ -9,7 +9,9 @@ from collections.abc import Callable
 import pytest
 
 from octavo import SamplingParams
-from octavo.engine.async_engine import AsyncEngine, EngineUnavailable, StreamOverflow
+from octavo.core.request import Request
+from octavo.core.step import TokenEvent
+from octavo.engine.async_engine import AsyncEngine, EngineUnavailable, EventStream, StreamOverflow, _size_bytes
 from octavo.engine.outputs import OutputEvent
 from tests.engine.scripted import Bigram, bigram_engine
 
@@ -35,6 +37,40 @@ def test_a_stream_that_overflows_is_forgotten_whichever_event_it_was(num_tokens:
         started_s = time.monotonic()
         await engine.stop(drain_s=20.0)
         assert time.monotonic() - started_s < 10.0
+
+    asyncio.run(main())
+
+
+def test_a_reader_that_is_behind_reads_in_pieces_and_lets_others_go_first() -> None:
+    """What it has not read still counts as waiting, so that it is cut off when it falls further behind."""
+
+    async def main() -> None:
+        request = Request("r", [5], SamplingParams(), 0)
+        event = OutputEvent.of(TokenEvent("r", 0, [7]), "x")
+        stream = EventStream([request], limit_bytes=200 * _size_bytes(event))
+        for _ in range(200):
+            assert stream.put(event)
+        turns: list[str] = []
+
+        async def other() -> None:
+            for _ in range(4):
+                turns.append("other")
+                await asyncio.sleep(0)
+
+        task = asyncio.create_task(other())
+        for size in (64, 64, 64, 8):
+            assert len(await stream.read()) == size
+            turns.append("reader")
+        await task
+        assert turns == ["other", "reader"] * 4
+        for _ in range(200):
+            assert stream.put(event)
+        assert len(await stream.read()) == 64
+        for _ in range(64):
+            assert stream.put(event)
+        assert not stream.put(event)
+        with pytest.raises(StreamOverflow):
+            await stream.read()
 
     asyncio.run(main())
 
