@@ -27,7 +27,7 @@ from octavo.core import admission, policy
 from octavo.core.cost import GapCost, StepShape
 from octavo.core.kv_manager import PrefixMatch
 from octavo.core.pacing import Prompt, StepRoom
-from octavo.core.request import Sequence, SequenceStatus, derive_seed
+from octavo.core.request import Sequence, SequenceStatus
 from octavo.core.state import NO_GUESSES, Draft, Guesses, SchedulerState
 from octavo.core.step import SequenceSlice, SlotOpen, StepPlan
 
@@ -406,10 +406,8 @@ class Planner:
 
     def _open_slots(self, plan: StepPlan, seq: Sequence) -> None:
         """A slot for each choice that the coming row draws for, rebuilt from the tokens with their split into prompt and output."""
-        request = seq.request
         for i, slot in enumerate(self._state.slots.take(seq)):
-            seed, output = derive_seed(request.seed, seq.choice + i), list(seq.output_token_ids)
-            plan.slot_opens.append(SlotOpen(slot, request.params, seed, request.prompt_token_ids, output, request.eos_token_ids))
+            plan.slot_opens.append(SlotOpen.of(slot, seq.request, seq.choice + i, list(seq.output_token_ids)))
 
 
 def wants_prompt_logprobs(seq: Sequence) -> bool:

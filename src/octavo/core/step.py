@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from octavo.core.match_report import MatchReport
-from octavo.core.request import FinishReason, SamplingParams
+from octavo.core.request import FinishReason, Request, SamplingParams, derive_seed
 
 NO_TOKEN_ALLOWED = "no_token_allowed"
 """An ``error_code``: what the request itself allows and forbids leaves no token to draw. Other errors have no code."""
@@ -53,6 +53,12 @@ class SlotOpen:
     output_token_ids: list[int]
     eos_token_ids: frozenset[int] = frozenset()
 
+    @classmethod
+    def of(cls, slot: int, request: Request, choice: int, output_token_ids: list[int]) -> SlotOpen:
+        """For choice ``choice`` of a request that has these output tokens."""
+        seed = derive_seed(request.seed, choice)
+        return cls(slot, request.params, seed, request.prompt_token_ids, output_token_ids, request.eos_token_ids)
+
 
 @dataclass(slots=True)
 class SequenceSlice:
@@ -88,6 +94,14 @@ class SequenceSlice:
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
+
+    def drafts_fault(self) -> str | None:
+        """What contradicts itself about the drafts, for whoever is to verify them; None when nothing does."""
+        if not self.num_drafts:
+            return None
+        if 0 < self.num_drafts < self.num_tokens and self.num_samples == 1 + self.num_drafts and self.prompt_logprobs is None:
+            return None
+        return f"{self.num_drafts} drafts among {self.num_tokens} tokens need {self.num_drafts + 1} samples, not {self.num_samples}"
 
 
 @dataclass(slots=True)

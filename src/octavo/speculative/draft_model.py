@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from octavo.backends.base import Backend
 from octavo.core.block_pool import BlockPool
-from octavo.core.request import Request, derive_seed
+from octavo.core.request import Request
 from octavo.core.step import SequenceSlice, SlotOpen, StepPlan
 from octavo.models.tokenizer import Tokenizer
 from octavo.sampling.structured import mask_from_ids
@@ -187,7 +187,8 @@ class DraftModel:
             drafted = self._sequences[seq_id]
             if drafted.slot < 0:
                 drafted.slot = self._slots.pop()
-                plan.slot_opens.append(_slot_open(drafted))
+                output = drafted.known[len(drafted.request.prompt_token_ids) :]
+                plan.slot_opens.append(SlotOpen.of(drafted.slot, drafted.request, drafted.choice, output))
                 if self._distributions is not None:
                     self._distributions.begin(seq_id, plan.slot_opens[-1])
             tokens, start = drafted.known + drafted.drafts, len(drafted.computed)
@@ -196,7 +197,7 @@ class DraftModel:
         for seq_id, outcome in zip(drafting, self._backend.execute(plan).slices, strict=True):
             if self._distributions is not None and outcome.error is None:
                 self._distributions.drew(seq_id, outcome.token_ids[0], self._mask)
-            # A draft that cannot draw proposes nothing: NO_TOKEN ends it, and is filtered out below like padding.
+            # A draft that cannot draw says a token that there is not: it ends the drafts, and is left out of them like padding.
             self._sequences[seq_id].drafts.append(outcome.token_ids[0] if outcome.error is None else self._vocab_size)
 
     def _goes_on(self, drafted: _Drafted) -> bool:
@@ -222,10 +223,3 @@ class DraftModel:
 
     def close(self) -> None:
         self._backend.close()
-
-
-def _slot_open(drafted: _Drafted) -> SlotOpen:
-    request = drafted.request
-    num_prompt = len(request.prompt_token_ids)
-    seed = derive_seed(request.seed, drafted.choice)
-    return SlotOpen(drafted.slot, request.params, seed, request.prompt_token_ids, drafted.known[num_prompt:], request.eos_token_ids)

@@ -11,7 +11,7 @@ from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING
 
 from octavo.backends.base import Backend
-from octavo.core.request import Request, Sequence, derive_seed
+from octavo.core.request import Request, Sequence
 from octavo.core.step import SequenceSlice, SlotOpen, StepPlan
 from octavo.speculative.proposer import NO_TOKEN
 
@@ -65,7 +65,8 @@ class SelfDraft:
         if plan.block_copies or plan.num_moves or not drafting:
             return 0
         slots = {piece.seq_id: slot for slot, piece in enumerate(drafting)}
-        opens = [_slot_open(slots[piece.seq_id], wanted[piece.seq_id]) for piece in drafting]
+        owners = [wanted[piece.seq_id] for piece in drafting]
+        opens = [SlotOpen.of(slots[seq.seq_id], seq.request, seq.choice, list(seq.output_token_ids)) for seq in owners]
         if self._distributions is not None:
             for piece, entry in zip(drafting, opens, strict=True):
                 self._distributions.begin(piece.seq_id, entry)
@@ -100,9 +101,3 @@ def _row(piece: SequenceSlice, i: int, slot: int) -> SequenceSlice:
     first = _first_draft(piece)
     start, tokens = (0, piece.token_ids[:first]) if i == 0 else (first + i - 1, piece.token_ids[first + i - 1 : first + i])
     return SequenceSlice(piece.seq_id, piece.start + start, tokens, piece.block_table, 1, [slot], mask=piece.mask)
-
-
-def _slot_open(slot: int, seq: Sequence) -> SlotOpen:
-    request = seq.request
-    seed = derive_seed(request.seed, seq.choice)
-    return SlotOpen(slot, request.params, seed, request.prompt_token_ids, list(seq.output_token_ids), request.eos_token_ids)

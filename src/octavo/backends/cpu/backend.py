@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from octavo.backends.base import BackendError, KVCapacity
+from octavo.backends.block_moves import run_block_moves
 from octavo.backends.cpu.kernel_path import kernel_path
 from octavo.backends.cpu.lowering import Handles, lower
 from octavo.backends.cpu.step_arrays import StepArrays, read_results
@@ -189,22 +190,9 @@ class CpuBackend:
     def write_host_block(self, host_block: int, data: bytes) -> None:
         self._open_native().write_host_block(host_block, data)
 
-    def _move_blocks(self, plan: StepPlan) -> float:
-        """Saves, then loads and copies; moves without the interpreter lock. Returns the seconds that moves took."""
-        native, seconds = self._open_native(), 0.0
-        saves = plan.block_saves
-        for loads, copies in plan.loads_and_copies():
-            if saves or loads:
-                seconds += self._move(saves, loads)
-                saves = []
-            for copy in copies:
-                native.copy_block(copy.src_block, copy.dst_block)
-        return seconds
-
-    def _move(self, saves: list[BlockMove], loads: list[BlockMove]) -> float:
-        started = time.perf_counter()
+    def _move(self, saves: list[BlockMove], loads: list[BlockMove]) -> None:
+        """Without the interpreter lock."""
         self._open_native().move_blocks(_pairs(saves), _pairs(loads))
-        return time.perf_counter() - started
 
     def _release_leavings(self) -> None:
         """The model is loaded, text and all: files need not be mapped in memory any more, and a vocabulary took much to build."""
@@ -240,8 +228,7 @@ class CpuBackend:
         ``allocate_kv`` and after ``close``. The slots it closes are closed even then.
         """
         started = time.perf_counter()
-        self._open_native()  # refuses to run when closed
-        slots = self._slots
+        native, slots = self._open_native(), self._slots
         if not self._num_pool_tokens:
             raise BackendError("there is no KV pool: allocate_kv comes before execute")
         for slot in plan.slot_closes:
@@ -255,7 +242,7 @@ class CpuBackend:
         for source, target, seed in plan.slot_forks:
             slots.fork(source, target, seed)
             self._open_slots.add(target)
-        move_seconds = self._move_blocks(plan)
+        move_seconds = run_block_moves(plan, self._move, native.copy_block)
         if not plan.slices:
             return StepResult(plan.step_index, [], time.perf_counter() - started, move_seconds)
         arrays = StepArrays(plan, self.vocab_size)

@@ -97,8 +97,8 @@ class StepArrays:
 
 def _check(s: SequenceSlice, vocab_size: int) -> None:
     where = f"sequence {s.seq_id}"
-    if s.num_drafts and not (0 < s.num_drafts < s.num_tokens and s.num_samples == 1 + s.num_drafts and s.prompt_logprobs is None):
-        raise ValueError(f"{where}: {s.num_drafts} drafts among {s.num_tokens} tokens need {s.num_drafts + 1} samples, not {s.num_samples}")
+    if fault := s.drafts_fault():
+        raise ValueError(f"{where}: {fault}")
     if len(s.sample_slots) != s.num_samples - s.num_drafts:
         raise ValueError(f"{where}: {s.num_samples} samples and {len(s.sample_slots)} slots; one each")
     if len(s.next_token_ids) > len(s.token_ids):

@@ -14,6 +14,7 @@ import numpy as np
 
 import octavo.backends.reference.ops as ops
 from octavo.backends.base import BackendError, KVCapacity
+from octavo.backends.block_moves import run_block_moves
 from octavo.backends.reference.host_pool import HostPool
 from octavo.config import EngineConfig
 from octavo.core.request import MAX_N
@@ -118,22 +119,8 @@ class ReferenceBackend:
             raise BackendError("there is no host pool: allocate_host_kv comes first")
         return self._host
 
-    def _move_blocks(self, plan: StepPlan) -> float:
-        """Saves, then loads and copies. Returns the seconds that moves took."""
-        kv, seconds = self._pool(), 0.0
-        saves = plan.block_saves
-        for loads, copies in plan.loads_and_copies():
-            if saves or loads:
-                seconds += self._move(saves, loads)
-                saves = []
-            for copy in copies:
-                kv.copy_block(copy.src_block, copy.dst_block)
-        return seconds
-
-    def _move(self, saves: list[BlockMove], loads: list[BlockMove]) -> float:
-        started = time.perf_counter()
+    def _move(self, saves: list[BlockMove], loads: list[BlockMove]) -> None:
         self._host_pool().move(saves, loads)
-        return time.perf_counter() - started
 
     def first_layers(self, num_layers: int) -> ReferenceBackend:
         """As CpuBackend's."""
@@ -151,7 +138,7 @@ class ReferenceBackend:
             self._sampler.open(entry)
         for src, dst, seed in plan.slot_forks:
             self._sampler.fork(src, dst, seed)
-        move_seconds = self._move_blocks(plan)
+        move_seconds = run_block_moves(plan, self._move, kv.copy_block)
         results = [self._run_slice(s, kv) for s in plan.slices]
         return StepResult(plan.step_index, results, time.perf_counter() - started, move_seconds)
 
@@ -223,9 +210,8 @@ class ReferenceBackend:
         where = f"sequence {s.seq_id}"
         if not s.token_ids or s.start < 0:
             raise BackendError(f"{where}: {len(s.token_ids)} tokens from position {s.start}; at least one, from 0 on")
-        if s.num_drafts and not (0 < s.num_drafts < s.num_tokens and s.num_samples == 1 + s.num_drafts and s.prompt_logprobs is None):
-            drafts = f"{s.num_drafts} drafts among {s.num_tokens} tokens"
-            raise BackendError(f"{where}: {drafts} need {s.num_drafts + 1} samples, not {s.num_samples}")
+        if fault := s.drafts_fault():
+            raise BackendError(f"{where}: {fault}")
         if len(s.sample_slots) != s.num_samples - s.num_drafts or len(s.next_token_ids) > s.num_tokens:
             raise BackendError(f"{where}: {s.num_samples} samples need as many slots, and {s.num_tokens} rows at most as many next tokens")
         bad = [t for t in (*s.token_ids, *s.next_token_ids) if not 0 <= t < self.vocab_size]
