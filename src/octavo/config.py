@@ -48,6 +48,10 @@ class CacheConfig:
     kv_reservation: str = "paged"  # paged | max | pow2 | oracle: see core/reservation.py
     prefix_granularity: str = "block"  # block | token: whether a block that matches a prompt in part is used, by copying it
 
+    @property
+    def has_kv_tiers(self) -> bool:
+        return self.kv_host_memory is not None or self.kv_disk_path is not None
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:

@@ -131,7 +131,7 @@ def test_who_may_have_drafts() -> None:
     harness.step()
     assert names() == [("long", 0), ("two", 0), ("two", 1)]
     seqs: list[Sequence] = harness.scheduler.decoding_sequences
-    assert [harness.scheduler.num_tokens_left(seq) for seq in seqs] == [7, 8, 8]
+    assert [harness.scheduler._state.num_tokens_left(seq) for seq in seqs] == [7, 8, 8]
     harness.run()
     want = plain_run(harness.requests["two"], 1, 64)
     assert harness.texts["two", 1] == want and want.finish_reason is FinishReason.LENGTH

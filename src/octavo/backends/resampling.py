@@ -215,9 +215,10 @@ class ResamplingBackend:
 def _shown(s: SequenceSlice) -> SequenceSlice:
     """The slice with its drafts as known tokens, none drawn, and the logits of all its rows computed."""
     where = f"sequence {s.seq_id}"
-    fits = 0 < s.num_drafts < s.num_tokens and s.num_samples == 1 + s.num_drafts and len(s.sample_slots) == 1
-    if not fits or s.prompt_logprobs is not None:
-        raise ValueError(f"{where}: {s.num_drafts} drafts among {s.num_tokens} tokens need {s.num_drafts + 1} samples, not {s.num_samples}")
+    if fault := s.drafts_fault():
+        raise ValueError(f"{where}: {fault}")
+    if len(s.sample_slots) != 1:
+        raise ValueError(f"{where}: {len(s.sample_slots)} slots for {s.num_drafts} drafts, and one draws behind all of them")
     if s.draft_distributions is not None and len(s.draft_distributions) != s.num_drafts:
         raise ValueError(f"{where}: {len(s.draft_distributions)} draft_distributions for {s.num_drafts} drafts")
     return replace(

@@ -99,7 +99,7 @@ class Planner:
                     num_tokens = policy.chunk_size(gap, draft.budget, _num_decoding(running, i), chunked)
                 if num_tokens == 0:
                     continue
-            if draft.guesses and num_tokens == 1 and self._add_drafts(draft, seq, _num_decoding(running, i)):
+            if num_tokens == 1 and seq.seq_id in draft.guesses and self._add_drafts(draft, seq, _num_decoding(running, i)):
                 continue
             if grow(seq, num_tokens, draft.plan.block_copies) or self._grow_by_preempting(draft, seq, num_tokens):
                 self._add_slice(draft, seq, num_tokens)
@@ -107,7 +107,7 @@ class Planner:
     def _add_drafts(self, draft: Draft, seq: Sequence, num_decoding_behind: int) -> bool:
         """A slice with as many drafts as budget and blocks allow, so that every sequence behind keeps its token. False: none do."""
         room = min(draft.budget - 1 - num_decoding_behind, self._max_drafts(seq))
-        guess = draft.guesses.get(seq.seq_id, ())[: max(room, 0)]
+        guess = draft.guesses[seq.seq_id][: max(room, 0)]
         num_blocks = self._state.kv.blocks_for(len(seq.token_ids) + len(guess)) - len(seq.block_table)
         if not guess or num_blocks > 1 + max(0, self._state.kv.pool.num_available - len(self._state.running)):
             return False
@@ -118,10 +118,9 @@ class Planner:
 
     def _max_drafts(self, seq: Sequence) -> int:
         """One token less than the sequence may still make: the step draws one more than it accepts."""
-        params = seq.request.params
-        if seq.num_choices > 1 or params.beam is not None or (params.prompt_logprobs is not None and wants_prompt_logprobs(seq)):
+        if seq.num_choices > 1 or seq.request.params.beam is not None or wants_prompt_logprobs(seq):
             return 0
-        return self._state.requests[seq.request.request_id].stop_rule.max_tokens - seq.num_output_tokens - 1
+        return self._state.num_tokens_left(seq) - 1
 
     def _begins_group(self, i: int) -> bool:
         """Whether several choices of a request run, the first of them at place ``i``."""

@@ -251,10 +251,6 @@ class Scheduler:
         running = (seq for seq in self._state.running if seq.num_choices == 1 and seq.request.params.beam is None)
         return [seq for seq in running if len(seq.token_ids) - seq.num_computed == 1]
 
-    def num_tokens_left(self, seq: Sequence) -> int:
-        """Output tokens that an unfinished sequence may still make."""
-        return self._state.requests[seq.request.request_id].stop_rule.max_tokens - seq.num_output_tokens
-
     # --- plan ---------------------------------------------------------------------------------------------------------------------------
 
     def plan(self, now: float = 0.0, drafts: Guesses = NO_GUESSES) -> StepPlan | None:

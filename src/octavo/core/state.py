@@ -167,6 +167,10 @@ class SchedulerState:
         del self.requests[owner.request.request_id]
         self.order.ended(owner.request)
 
+    def num_tokens_left(self, seq: Sequence) -> int:
+        """Output tokens that an unfinished sequence may still make."""
+        return self.requests[seq.request.request_id].stop_rule.max_tokens - seq.num_output_tokens
+
     def release(self, seq: Sequence) -> None:
         """Give back everything that a finished sequence holds."""
         self.swaps.drop(seq)

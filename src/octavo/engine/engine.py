@@ -10,7 +10,7 @@ import itertools
 import logging
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from octavo.backends.base import Backend
 from octavo.config import ConfigError, EngineConfig
@@ -23,15 +23,14 @@ from octavo.costs.preemption import PreemptionModel
 from octavo.costs.restore import RestoreModel
 from octavo.engine.drafting import DraftModels
 from octavo.engine.itl_warnings import ItlWarnings
-from octavo.engine.kv_tiering import KVTiering, StoreNames, num_tier_blocks, open_tiering
 from octavo.engine.loop import EngineLoop
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.outputs import OutputEvent
-from octavo.engine.params import PreparedRequest, RequestPreparer, check_priority
+from octavo.engine.params import PreparedRequest, RequestOptions, RequestPreparer, check_priority
 from octavo.speculative.speculator import create_speculator
 
 if TYPE_CHECKING:
-    from octavo.core.speculative_params import SpeculativeParams
+    from octavo.engine.kv_tiering import KVTiering
     from octavo.models.loaded import LoadedModel
 
 logger = logging.getLogger("octavo.engine")
@@ -86,9 +85,14 @@ class Engine:
     def _open_tiers(self, fingerprint: str, num_swap_blocks: int) -> KVTiering | None:
         """Allocate host memory: blocks for preempted sequences and, behind them, those of the tiers."""
         cache, backend = self.config.cache, self.backend
+        if not cache.has_kv_tiers:
+            if num_swap_blocks:
+                backend.allocate_host_kv(num_swap_blocks)
+            return None
+        from octavo.engine.kv_tiering import StoreNames, num_tier_blocks, open_tiering
+
         num_tiers = num_tier_blocks(cache, backend, self.num_kv_blocks)
-        if num_swap_blocks + num_tiers:
-            backend.allocate_host_kv(num_swap_blocks + num_tiers)
+        backend.allocate_host_kv(num_swap_blocks + num_tiers)
         teller = self.gap_model or self.preemption_model
         cost = RestoreModel(None if teller is None else teller.device)
         return open_tiering(cache, backend, StoreNames(fingerprint, self.model.name), num_swap_blocks, num_tiers, cost)
@@ -130,43 +134,25 @@ class Engine:
         return f"request-{next(self._request_numbers)}"
 
     def prepare(
-        self,
-        prompt_token_ids: list[int],
-        params: SamplingParams,
-        request_id: str | None = None,
-        cache_salt: str | None = None,
-        speculative: SpeculativeParams | None = None,
-        *,
-        priority: int = 0,
-        user: str | None = None,
+        self, prompt_token_ids: list[int], params: SamplingParams, request_id: str | None = None, **options: Unpack[RequestOptions]
     ) -> PreparedRequest:
         """Check a request and resolve its parameters; raises ParameterError. Queues nothing, and may be called from any thread."""
-        checked = self.check_params(params)
-        return self.prepare_checked(prompt_token_ids, checked, request_id, cache_salt, speculative, priority=priority, user=user)
+        return self.prepare_checked(prompt_token_ids, self.check_params(params), request_id, **options)
 
     def check_params(self, params: SamplingParams) -> SamplingParams:
         """The half of ``prepare`` that needs no prompt; raises ParameterError."""
         return self._preparer.check(params)
 
     def prepare_checked(
-        self,
-        prompt_token_ids: list[int],
-        params: SamplingParams,
-        request_id: str | None = None,
-        cache_salt: str | None = None,
-        speculative: SpeculativeParams | None = None,
-        *,
-        priority: int = 0,
-        user: str | None = None,
+        self, prompt_token_ids: list[int], params: SamplingParams, request_id: str | None = None, **options: Unpack[RequestOptions]
     ) -> PreparedRequest:
         """The other half: ``params`` come from ``check_params``, and may since have got a ``max_tokens``."""
-        request_id = request_id or self.new_request_id()
+        speculative = options.get("speculative")
         if speculative is not None:
             speculative.validate(self.speculator.methods)
-        check_priority(priority, self.config.scheduler.scheduling_policy)
-        request = Request(request_id, prompt_token_ids, params, seed=0, arrival_s=self.clock.now())
-        request.cache_salt, request.speculative, request.priority, request.user = cache_salt, speculative, priority, user
-        return self._preparer.prepare(request)
+        check_priority(options.get("priority", 0), self.config.scheduler.scheduling_policy)
+        request_id = request_id or self.new_request_id()
+        return self._preparer.prepare(Request(request_id, prompt_token_ids, params, seed=0, arrival_s=self.clock.now(), **options))
 
     def room(self, num_prompt_tokens: int) -> int:
         """Output tokens that a prompt of this length leaves room for; 0 or less: none."""

@@ -138,13 +138,8 @@ class KVTiering:
 
 def open_tiering(
     cache: CacheConfig, backend: Backend, store: StoreNames, first_host_block: int, num_host_blocks: int, cost: RestoreModel
-) -> KVTiering | None:
-    """The tiers that ``cache`` asks for, over host blocks that are allocated; None without any.
-
-    Raises ConfigError for a path that cannot be used.
-    """
-    if not num_host_blocks:
-        return None
+) -> KVTiering:
+    """The tiers that ``cache`` asks for, over host blocks that are allocated. Raises ConfigError for a path that cannot be used."""
     block_bytes = len(backend.read_host_block(first_host_block))
     disk = None
     if cache.kv_disk_path is not None:
@@ -155,9 +150,9 @@ def open_tiering(
 
 
 def num_tier_blocks(cache: CacheConfig, backend: Backend, num_kv_blocks: int) -> int:
-    """Host blocks that the tiers are to have: none when ``cache`` asks for no tier. ConfigError for memory that holds no block."""
+    """Host blocks that the tiers which ``cache`` asks for are to have. ConfigError for memory that holds no block."""
     if cache.kv_host_memory is None:
-        return 0 if cache.kv_disk_path is None else max(MIN_HOST_BLOCKS, num_kv_blocks // HOST_SHARE)
+        return max(MIN_HOST_BLOCKS, num_kv_blocks // HOST_SHARE)
     capacity = backend.kv_capacity(cache.kv_host_memory)
     if capacity.num_blocks < 1:
         raise ConfigError(f"kv_host_memory: {cache.kv_host_memory} bytes hold no block; one takes {capacity.bytes_per_block}")

@@ -8,18 +8,28 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from octavo.core.limits import LengthLimits
 from octavo.core.request import MAX_LOGPROBS, BeamParams, ParameterError, Request, SamplingParams, num_places
 
 if TYPE_CHECKING:
+    from octavo.core.speculative_params import SpeculativeParams
     from octavo.models.tokenizer import Tokenizer
 
 MAX_STOPS = 64
 MAX_STOP_CHARS = 4096
 MAX_BAD_WORDS = 1024
 MAX_BAD_WORD_CHARS = 256
+
+
+class RequestOptions(TypedDict, total=False):
+    """What a request may say besides its prompt and how tokens are drawn; fields and defaults of ``Request``."""
+
+    cache_salt: str | None
+    speculative: SpeculativeParams | None
+    priority: int
+    user: str | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ import octavo
 from octavo.core.request import ParameterError
 from octavo.core.speculative_params import SpeculativeParams
 from octavo.engine.async_engine import AsyncEngine
+from octavo.engine.params import RequestOptions
 from octavo.server import asgi
 from octavo.server.asgi import App, BodyReader, ClientLeft, Header, KeyCheck, Receive, Scope, Send
 from octavo.server.calls import Answer, Call, CallIdentity, ChoiceFormat, Wanted, open_call
@@ -92,10 +93,14 @@ class Service:
         default_max_tokens: int | None,
     ) -> Call:
         params = await run_aside(len(exchange.body) // 16, request.params)
-        explain, speculative = self.options.explain_cache, SpeculativeParams.of(request.speculative)
-        request_id, salt, warnings = request.checked_request_id(), request.cache_salt or None, request.warnings
-        priority, user = request.priority or 0, request.user
-        wanted = Wanted(params, num_shown(request), default_max_tokens, salt, request_id, warnings, speculative, explain, priority, user)
+        options = RequestOptions(
+            cache_salt=request.cache_salt or None,
+            speculative=SpeculativeParams.of(request.speculative),
+            priority=request.priority or 0,
+            user=request.user,
+        )
+        request_id, explain = request.checked_request_id(), self.options.explain_cache
+        wanted = Wanted(params, num_shown(request), default_max_tokens, request_id, request.warnings, options, explain)
         try:
             return await open_call(self.engine, CallIdentity(id_prefix, self.model_name, self.fingerprint), prompts, wanted)
         except ParameterError as error:

@@ -14,10 +14,9 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 from octavo.core.request import SamplingParams
-from octavo.core.speculative_params import SpeculativeParams
 from octavo.engine.async_engine import AsyncEngine, EngineUnavailable, StreamOverflow
 from octavo.engine.outputs import CacheMatch, CompletionOutput, GenerationError, OutputEvent, RequestOutput
-from octavo.engine.params import PreparedRequest
+from octavo.engine.params import PreparedRequest, RequestOptions
 from octavo.server.asgi import Header, Scope, Send, drop_connection, send_json
 from octavo.server.choices import best_choices
 from octavo.server.errors import as_api_error
@@ -46,13 +45,10 @@ class Wanted:
     params: SamplingParams
     num_shown: int
     default_max_tokens: int | None
-    cache_salt: str | None
     request_id: str | None  # the client's name for the answer; None: a new one
     warnings: list[str]
-    speculative: SpeculativeParams | None = None
+    options: RequestOptions
     explain_cache: bool = False  # usage says why prompts were found no further in the prefix cache
-    priority: int = 0
-    user: str | None = None
 
 
 class ChoiceFormat(Protocol):
@@ -140,11 +136,7 @@ def _checked_call(engine: AsyncEngine, identity: CallIdentity, prompts: Sequence
             room = engine.engine.room(len(prompt.token_ids))
             default = max(wanted.default_max_tokens, params.min_tokens)
             params = replace(params, max_tokens=max(1, min(default, room)))
-        request_id, salt, priority, user = f"{unique}-{i}", wanted.cache_salt, wanted.priority, wanted.user
-        one = engine.engine.prepare_checked(
-            prompt.token_ids, params, request_id, salt, wanted.speculative, priority=priority, user=user
-        )
-        prepared.append(one)
+        prepared.append(engine.engine.prepare_checked(prompt.token_ids, params, f"{unique}-{i}", **wanted.options))
     outputs = [RequestOutput.start(one.request, prompt.text, one.warnings) for one, prompt in zip(prepared, prompts, strict=True)]
     warnings = list(dict.fromkeys([*wanted.warnings, *(w for one in prepared for w in one.warnings)]))
     explain = wanted.explain_cache
