@@ -80,8 +80,8 @@ struct Step {
 
 class Model {
  public:
-  Model(const std::string& isa, int threads) : runner_(kernels_of(isa), threads), sampling_scratch_((size_t)threads) {}
-  explicit Model(const Model& base) : runner_(base.runner_), sampling_scratch_(base.sampling_scratch_.size()) {}
+  Model(const std::string& isa, int threads) : Model(kernels_of(isa), std::make_shared<ThreadPool>(threads)) {}
+  Model(const Kernels& kernels, std::shared_ptr<ThreadPool> threads) : runner_(kernels, threads), sampling_scratch_((size_t)threads->size()) {}
 
   Runner runner_;
   HostKV host_kv_;
@@ -360,7 +360,8 @@ NB_MODULE(_native, m) {
   m.doc() = "Octavo's native CPU core: weights packed once, one call per step.";
   nb::class_<Model> model(m, "Model", "A lowered program with its weights, KV pool and threads.");
   model.def(nb::init<const std::string&, int>(), "isa"_a, "threads"_a);
-  model.def(nb::init<const Model&>(), "base"_a, "On the threads of another model, to take matrices and KV of: the two take turns.");
+  model.def("__init__", [](Model* self, const Model& base) { new (self) Model(base.runner_.kernels(), base.runner_.threads()); }, "base"_a,
+            "On the threads of another model, to take matrices and KV of: the two take turns.");
   bind_building(model);
   bind_running(model);
   m.def("isa_levels", [] {

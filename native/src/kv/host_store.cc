@@ -1,7 +1,5 @@
 #include "kv/host_store.h"
 
-#include <sys/mman.h>
-
 #include <cstring>
 #include <limits>
 #include <new>
@@ -25,13 +23,8 @@ void check_pairs(const KVStore& kv, const HostStore& host, const int32_t* pairs,
 HostStore::HostStore(int num_blocks, size_t block_bytes) : num_blocks_(num_blocks), block_bytes_(block_bytes) {
   if (num_blocks < 1) throw std::invalid_argument("num_blocks: at least 1");
   if (block_bytes && (size_t)num_blocks > std::numeric_limits<size_t>::max() / block_bytes) throw std::bad_alloc();
-  total_bytes_ = block_bytes * (size_t)num_blocks;
-  void* p = mmap(nullptr, total_bytes_ ? total_bytes_ : 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (p == MAP_FAILED) throw std::bad_alloc();
-  base_ = static_cast<uint8_t*>(p);
+  memory_ = std::make_unique<LazyMemory>(block_bytes * (size_t)num_blocks);
 }
-
-HostStore::~HostStore() { munmap(base_, total_bytes_ ? total_bytes_ : 1); }
 
 void move_blocks(KVStore& kv, HostStore& host, const int32_t* saves, size_t num_saves, const int32_t* loads, size_t num_loads) {
   check_pairs(kv, host, saves, num_saves);

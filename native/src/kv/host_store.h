@@ -5,8 +5,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 #include "kv/kv_store.h"
+#include "runtime/lazy_memory.h"
 
 namespace octavo {
 
@@ -14,18 +16,15 @@ class HostStore {
  public:
   // Throws std::invalid_argument for fewer than one block, std::bad_alloc when the memory is not to be had.
   HostStore(int num_blocks, size_t block_bytes);
-  ~HostStore();
-  HostStore(const HostStore&) = delete;
-  HostStore& operator=(const HostStore&) = delete;
 
   int num_blocks() const { return num_blocks_; }
   size_t block_bytes() const { return block_bytes_; }
-  uint8_t* block(int i) { return base_ + (size_t)i * block_bytes_; }
+  uint8_t* block(int i) { return memory_->data() + (size_t)i * block_bytes_; }
 
  private:
   int num_blocks_;
-  size_t block_bytes_, total_bytes_;
-  uint8_t* base_;
+  size_t block_bytes_;
+  std::unique_ptr<LazyMemory> memory_;
 };
 
 // Pairs (pool block, host block), flat. First all saves (pool -> host), then all loads (host -> pool), each in its order.

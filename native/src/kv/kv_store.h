@@ -6,9 +6,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "kernels/kernels.h"
+#include "runtime/lazy_memory.h"
 
 namespace octavo {
 
@@ -20,9 +22,6 @@ class KVStore {
  public:
   // Throws std::invalid_argument for shapes it cannot hold, std::bad_alloc when the memory is not to be had.
   KVStore(int num_blocks, int block_size, KVType type, const std::vector<KVLayerShape>& layers);
-  ~KVStore();
-  KVStore(const KVStore&) = delete;
-  KVStore& operator=(const KVStore&) = delete;
 
   static size_t bytes_per_block(int block_size, KVType type, const std::vector<KVLayerShape>& layers);
 
@@ -31,13 +30,13 @@ class KVStore {
   int num_blocks() const { return num_blocks_; }
   int block_size() const { return block_size_; }
   size_t block_bytes() const { return block_bytes_; }  // over all layers, contiguous from `block`
-  uint8_t* block(int i) { return base_ + (size_t)i * block_bytes_; }
+  uint8_t* block(int i) { return memory_->data() + (size_t)i * block_bytes_; }
   void copy_block(int src, int dst);  // throws std::invalid_argument for ids outside the pool
 
  private:
   int num_blocks_, block_size_;
-  size_t block_bytes_, total_bytes_;
-  uint8_t* base_;
+  size_t block_bytes_;
+  std::unique_ptr<LazyMemory> memory_;
   std::vector<KVLayerView> views_;
 };
 

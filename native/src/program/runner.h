@@ -93,10 +93,13 @@ class LogitsConsumer {
 
 class Runner {
  public:
-  Runner(const Kernels& kernels, int threads) : kernels_(kernels), shared_pool_(std::make_shared<ThreadPool>(threads)), pool_(*shared_pool_) {}
-  // On the same threads, one step of either at a time; add_matrix_of and share_kv take what else there is to share.
-  explicit Runner(const Runner& base) : kernels_(base.kernels_), shared_pool_(base.shared_pool_), pool_(*shared_pool_) {}
+  // Runners may share threads, and matrices and KV pages by add_matrix_of and share_kv: then one of them steps at a time.
+  Runner(const Kernels& kernels, std::shared_ptr<ThreadPool> threads) : kernels_(kernels), threads_(std::move(threads)), pool_(*threads_) {}
+  Runner(const Runner&) = delete;
   Runner& operator=(const Runner&) = delete;
+
+  const Kernels& kernels() const { return kernels_; }
+  const std::shared_ptr<ThreadPool>& threads() const { return threads_; }
 
   // ---- building; indices returned are used in ops ----
   int add_buffer(int width);
@@ -234,7 +237,7 @@ class Runner {
   Phase& phase_of(PhaseKind kind);
 
   const Kernels& kernels_;
-  std::shared_ptr<ThreadPool> shared_pool_;
+  std::shared_ptr<ThreadPool> threads_;
   ThreadPool& pool_;
   std::vector<Phase> phases_;
   bool group_open_ = false;
