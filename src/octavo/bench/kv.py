@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from octavo.bench.steps import steps_to_end
 from octavo.core.request import SamplingParams
 from octavo.engine.engine import Engine
 
@@ -89,10 +90,8 @@ def _answer(engine: Engine, prompt: list[int], case: KVCase) -> _Answer:
     started = time.perf_counter()
     engine.add(engine.prepare(prompt, params))
     first_s, num_cached, tokens = 0.0, 0, list[tuple[int, float]]()
-    while engine.has_work:
-        for event in engine.step():
-            if event.error is not None:
-                raise RuntimeError(event.error)
+    for events in steps_to_end(engine):
+        for event in events:
             if not tokens:
                 first_s, num_cached = time.perf_counter() - started, event.num_cached_tokens
             tokens += [(entry.token_id, entry.logprob) for entry in event.logprobs or ()]

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from octavo.bench.steps import steps_to_end
 from octavo.core.request import SamplingParams
 from octavo.engine.engine import Engine
 
@@ -79,10 +80,8 @@ def measure(engine: Engine, case: OfflineCase, rng: random.Random) -> OfflineRun
     waiting = case.batch
     seen: set[str] = set()
     first_s = 0.0
-    while engine.has_work:
-        for event in engine.step():
-            if event.error is not None:
-                raise RuntimeError(event.error)
+    for events in steps_to_end(engine):
+        for event in events:
             if event.token_ids and event.request_id not in seen:
                 seen.add(event.request_id)
                 waiting -= 1

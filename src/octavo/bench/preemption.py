@@ -16,6 +16,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from octavo.bench.steps import steps_to_end
 from octavo.bench.tables import table
 from octavo.core.request import SamplingParams
 from octavo.engine.engine import Engine
@@ -139,10 +140,8 @@ def run_way(engine: Engine, case: PreemptionCase, prompts: list[list[int]]) -> W
         outputs[prepared.request.request_id] = []
         engine.add(prepared)
     started = time.perf_counter()
-    while engine.has_work:
-        for event in engine.step():
-            if event.error is not None:
-                raise RuntimeError(event.error)
+    for events in steps_to_end(engine):
+        for event in events:
             outputs[event.request_id] += event.token_ids
     seconds = time.perf_counter() - started
     num_moves = stats.num_blocks_saved + stats.num_blocks_loaded - before[2]

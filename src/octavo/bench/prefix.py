@@ -20,6 +20,7 @@ from collections.abc import Callable, Generator
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from octavo.bench.steps import steps_to_end
 from octavo.bench.tables import table
 from octavo.config import PREFIX_GRANULARITIES
 from octavo.core.request import SamplingParams
@@ -127,10 +128,8 @@ def _answer(engine: Engine, prompt: list[int], num_output: int, salt: str) -> tu
     started = time.perf_counter()
     engine.add(engine.prepare(prompt, params, cache_salt=salt))
     token_ids, ttft_s, num_cached = list[int](), 0.0, 0
-    while engine.has_work:
-        for event in engine.step():
-            if event.error is not None:
-                raise RuntimeError(event.error)
+    for events in steps_to_end(engine):
+        for event in events:
             ttft_s = ttft_s or time.perf_counter() - started
             token_ids += event.token_ids
             num_cached = event.num_cached_tokens

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
+from octavo.bench.steps import steps_to_end
 from octavo.bench.tables import table
 from octavo.core.request import BeamParams, SamplingParams
 from octavo.engine.engine import Engine
@@ -141,12 +142,10 @@ def measure(engine: Engine, jobs: list[tuple[list[int], int]], method: str, widt
         engine.add(engine.prepare(prompt, replace(params, max_tokens=num_output, seed=i)))
     scheduler, num_preemptions = engine.scheduler, engine.scheduler.stats.num_preemptions
     rows: list[tuple[int, int, float]] = []  # held, used, seconds
-    while engine.has_work:
-        started = time.perf_counter()
-        for event in engine.step():
-            if event.error is not None:
-                raise RuntimeError(event.error)
+    started = time.perf_counter()
+    for _ in steps_to_end(engine):
         rows.append((scheduler.num_table_blocks, scheduler.num_used_blocks, time.perf_counter() - started))
+        started = time.perf_counter()
     held_s = sum(held * seconds for held, _, seconds in rows)
     used_s = sum(used * seconds for _, used, seconds in rows)
     held_sum, used_sum = sum(held for held, _, _ in rows), sum(used for _, used, _ in rows)

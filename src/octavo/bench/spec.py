@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from octavo.bench.spec_prompts import WORKS, Work
+from octavo.bench.steps import steps_to_end
 from octavo.bench.tables import table
 from octavo.core.request import SamplingParams
 from octavo.core.speculative_params import SpeculativeParams
@@ -122,12 +123,9 @@ def measure(engine: Engine, prompts: Sequence[str], case: SpecCase, how: Specula
     overlap = _overlap(engine)
     started = last = time.perf_counter()
     num_steps = num_first = 0
-    while engine.has_work:
-        events = engine.step()
+    for events in steps_to_end(engine):
         last = time.perf_counter()
         for event in events:
-            if event.error is not None:
-                raise RuntimeError(event.error)
             texts[event.request_id] += event.token_ids
         if all(texts.values()) and num_first == 0:
             num_first, started = sum(map(len, texts.values())), last
