@@ -8,6 +8,7 @@ splits a request into its choices, and ends sequences. It never touches text, cl
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import MappingProxyType
 
 from octavo.config import SCHEDULING_POLICIES, CacheConfig, SchedulerConfig
@@ -244,6 +245,11 @@ class Scheduler:
     def running_sequences(self) -> list[Sequence]:
         """In the order of planning; not to be changed."""
         return self._state.running
+
+    @property
+    def waiting_sequences(self) -> Iterable[Sequence]:
+        """In the order of admission; not to be changed."""
+        return self._state.waiting
 
     @property
     def decoding_sequences(self) -> list[Sequence]:
