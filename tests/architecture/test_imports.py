@@ -24,8 +24,8 @@ MAY_IMPORT = {
     "bench": {"core", "engine", "workload", "models", "backends"},
     "distributed": {"core", "engine"},
     "simulator": {
-        "core", "models.program", "costs", "backends.base", "backends.sim", "speculative", "engine.loop", "engine.timeline", "engine.outputs",
-        "distributed.router", "distributed.handoff", "workload",
+        "core", "models.program", "costs", "backends.base", "backends.sim", "speculative", "engine.loop", "engine.timeline",
+        "engine.outputs", "distributed.router", "distributed.handoff", "workload",
     },  # never torch, ray or the native module
     "config": set(),
 }

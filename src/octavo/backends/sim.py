@@ -1,6 +1,6 @@
 """A backend that computes nothing: it draws placeholder tokens and asks a cost model how long the step would have taken.
 
-Everything above it, the loop, the scheduler, the KV manager and the speculator, is the engine's own. Owns the token sources of open slots and
+Everything above it, the loop, the scheduler, the KV manager and the speculator, is the engine's own. Owns the seeds of open slots and
 nothing else: no weights, no KV, no clock. What cannot be simulated without a model (log-probabilities, beams, masks) is refused.
 """
 
@@ -29,7 +29,7 @@ class TextSource(Protocol):
 
 
 class PlaceholderText:
-    """Each sequence repeats one token that its seed names: equal requests of equal seed give equal text, others part in their first block."""
+    """Each sequence repeats one token that its seed names: equal requests of equal seed give equal text, others part at once."""
 
     def __init__(self, vocab_size: int = DEFAULT_VOCAB_SIZE) -> None:
         self._vocab_size = vocab_size

@@ -14,7 +14,7 @@ from octavo.simulator.sketch import QuantileSketch
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Limits that a request is to keep, in seconds; None: no limit. ``itl_s`` is of its mean time between tokens, ``gap_s`` of its longest."""
+    """Limits that a request is to keep, in seconds; None: no limit. ``itl_s``: of its mean time between tokens, ``gap_s``: of the longest."""
 
     ttft_s: float | None = None
     itl_s: float | None = None

@@ -2,8 +2,8 @@
 
     workload ─▶ router ─▶ engine (EngineLoop over SimBackend) ─▶ RequestLog ─▶ SimulationReport
 
-The engines are the real ones; only the device is a cost model, and time is told instead of read. Everything that happens follows from the
-specs, the requests and the seed. At one moment things happen in this order: steps end (by engine), requests arrive, steps begin (by engine).
+The engines are the real ones; only the device is a cost model, and time is told instead of read. Everything follows from the specs, the
+requests and the seed. At one moment things happen in this order: steps end (by engine), requests arrive, steps begin (by engine).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from itertools import count
 
 from octavo.core.clock import VirtualClock
 from octavo.core.request import ParameterError, Request, SamplingParams, derive_seed
-from octavo.distributed.router import RouteRequest, Router, ShortestQueue
+from octavo.distributed.router import Router, RouteRequest, ShortestQueue
 from octavo.engine.outputs import OutputEvent
 from octavo.simulator.engine_spec import EngineSpec
 from octavo.simulator.records import RequestLog, Slo
@@ -61,7 +61,10 @@ class Simulation:
     def run(self, requests: Iterable[WorkloadRequest]) -> SimulationReport:
         """Run all ``requests``, which come by arrival and are taken one by one, to their end (or to ``until_s``)."""
         source = iter(requests)
-        upcoming = self._fill(source) if self.options.concurrency else next(source, None)
+        upcoming = None if self.options.concurrency else next(source, None)
+        if self.options.concurrency:
+            self._refill(source, self.options.concurrency)
+            self._begin_steps(0.0)
         until_s = float("inf") if self.options.until_s is None else self.options.until_s
         while upcoming is not None or self._events:
             now = self._events[0][0] if self._events else float("inf")
@@ -73,7 +76,7 @@ class Simulation:
             self.clock.advance_to(now)
             num_ended = self._end_steps(now)
             if self.options.concurrency:
-                upcoming = self._refill(source, num_ended)
+                self._refill(source, num_ended)
             else:
                 while upcoming is not None and upcoming.arrival_s <= now:
                     self._submit(upcoming, upcoming.arrival_s)
@@ -87,14 +90,8 @@ class Simulation:
             raise ValueError(f"arrival_s: {upcoming.arrival_s!r} is not allowed; requests come by arrival, the last at {last.arrival_s!r}")
         return upcoming
 
-    def _fill(self, source: Iterator[WorkloadRequest]) -> WorkloadRequest | None:
-        """A closed loop begins."""
-        self._refill(source, self.options.concurrency or 0)
-        self._begin_steps(self.clock.now())
-        return None
-
     def _refill(self, source: Iterator[WorkloadRequest], num_ended: int) -> None:
-        """A closed loop goes on: a request that can never run is followed by the next at once."""
+        """Of a closed loop: a request that can never run is followed by the next at once."""
         while num_ended > 0:
             upcoming = next(source, None)
             if upcoming is None:
