@@ -6,7 +6,9 @@ Memory does not grow with the number of requests, unless all records or all gaps
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
 from octavo.simulator.sketch import QuantileSketch
@@ -14,7 +16,7 @@ from octavo.simulator.sketch import QuantileSketch
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Limits that a request is to keep, in seconds; None: no limit. ``itl_s``: of its mean time between tokens, ``gap_s``: of the longest."""
+    """Limits that a request is to keep, in seconds; None: no limit. ``itl_s``: of its mean time between tokens, ``gap_s``: of the worst."""
 
     ttft_s: float | None = None
     itl_s: float | None = None
@@ -125,6 +127,21 @@ class RequestLog:
         live.num_output += num_tokens
         live.last_s = now
         return live
+
+    def got_repeats(self, request_ids: Seq[str], ends_s: Seq[float]) -> None:
+        """Steps that ended at ``ends_s`` gave each of these requests a token; each had one before."""
+        gaps = [end_s - begin_s for begin_s, end_s in pairwise(ends_s)]
+        worst_gap_s, num_steps = max(gaps, default=0.0), len(ends_s)
+        for request_id in request_ids:
+            live = self.live[request_id]
+            self._got_gap(live, ends_s[0] - live.last_s)
+            live.worst_gap_s = max(live.worst_gap_s, worst_gap_s)
+            live.num_output += num_steps
+            live.last_s = ends_s[-1]
+            if live.gaps is not None:
+                live.gaps.extend(gaps)
+        for gap_s in gaps:
+            self.gap.add(gap_s, len(request_ids))
 
     def _got_gap(self, live: LiveRequest, gap_s: float) -> None:
         self.gap.add(gap_s)

@@ -3,11 +3,18 @@
     add ─▶ loop ──begin──▶ step in flight ──(its seconds pass)──▶ finish ─▶ events
 
 Owns the step in flight and the figures of the engine. When anything happens is the simulation's business.
+
+Where the coming steps only repeat (``core.repeats``) they are a *run*: one event at its end stands for all of them. Whoever looks closer
+before (a request that comes, a router that asks for blocks) interrupts it: the steps that have ended by then are taken at once, and the
+one in flight is planned as any other. So what is seen of an engine never depends on whether it jumps.
 """
 
 from __future__ import annotations
 
+import heapq
+from bisect import bisect_right
 from dataclasses import dataclass, field
+from itertools import accumulate, islice
 
 from octavo.backends.sim import SimBackend
 from octavo.core.clock import VirtualClock
@@ -20,8 +27,11 @@ from octavo.costs.gap import GapModel
 from octavo.engine.loop import EngineLoop
 from octavo.engine.outputs import OutputEvent
 from octavo.simulator.engine_spec import EngineSpec
+from octavo.simulator.records import RequestLog
 from octavo.speculative.simulated import SimulatedProposer, SimulatedText
 from octavo.speculative.speculator import Speculator
+
+_MOST_REPEATS = 256  # steps of a run: what is foreseen beyond an interruption is lost
 
 
 @dataclass(slots=True)
@@ -47,15 +57,31 @@ class InFlight:
 
 
 @dataclass(slots=True)
+class _Run:
+    """Steps that only repeat, none of them taken yet. ``ends_s``, ``seconds``: of each."""
+
+    begin_s: float
+    ends_s: list[float]
+    seconds: list[float]
+
+
+@dataclass(slots=True)
 class SimEngine:
-    """An ``EngineView`` for routers. ``index``: its number in the simulation; ``clock``: the simulation's."""
+    """An ``EngineView`` for routers. ``index``: its number in the simulation; ``clock``: the simulation's; ``events``: the simulation's heap
+    of (end of a step, index, number of the event): the engine's last event counts, others are stale. ``jumps``: whether steps that only
+    repeat are taken at once."""
 
     index: int
     spec: EngineSpec
     clock: VirtualClock
+    log: RequestLog
+    events: list[tuple[float, int, int]]
     seed: int = 0
+    jumps: bool = True
     stats: EngineStats = field(default_factory=EngineStats)
     in_flight: InFlight | None = None
+    last_event: int = 0
+    _run: _Run | None = None
     scheduler: Scheduler = field(init=False)
     backend: SimBackend = field(init=False)
     loop: EngineLoop = field(init=False)
@@ -100,6 +126,7 @@ class SimEngine:
 
     @property
     def num_available_blocks(self) -> int:
+        self.interrupt()
         return self.scheduler.num_free_blocks + self.scheduler.num_cached_blocks
 
     @property
@@ -114,32 +141,81 @@ class SimEngine:
 
     # --- steps --------------------------------------------------------------------------------------------------------------------------
 
-    @property
-    def is_busy(self) -> bool:
-        return self.in_flight is not None
-
     def add(self, request: Request) -> None:
         """Queue a request. Raises ParameterError when it can never run."""
+        self.interrupt()
         self.loop.add(request)
         self._pending = None
         self.stats.num_requests += 1
 
-    def begin(self, now: float) -> float | None:
-        """Begin a step if there is work and none in flight; when it ends, or None."""
-        if self.in_flight is not None or not self.loop.has_work:
-            return None
+    def begin(self, now: float) -> None:
+        """Begin a step, or a run of steps, if there is work and none in flight."""
+        if self.in_flight is not None or self._run is not None or not self.loop.has_work:
+            return
+        num_steps = self.loop.num_repeats() if self.jumps and self.backend.says_one_token else 0
+        if num_steps:
+            self._begin_run(now, min(num_steps, _MOST_REPEATS))
+        else:
+            self._begin_step(now)
+
+    def _begin_step(self, now: float) -> None:
         plan = self.loop.begin_step(now)
-        if plan is None:
-            return None
-        result = self.backend.execute(plan)
-        self.in_flight = InFlight(plan, result, now + result.seconds)
-        self._pending = None
-        return self.in_flight.end_s
+        if plan is not None:
+            result = self.backend.execute(plan)
+            self.in_flight, self._pending = InFlight(plan, result, now + result.seconds), None
+            self._schedule(self.in_flight.end_s)
+
+    def _begin_run(self, now: float, num_steps: int) -> None:
+        lengths = [len(seq.token_ids) for seq in self.scheduler.running_sequences]
+        seconds = list(islice(self.backend.decode_seconds(lengths), num_steps))
+        ends_s = list(accumulate(seconds, initial=now))[1:]
+        self._run = _Run(now, ends_s, seconds)
+        self._schedule(ends_s[-1])
+
+    def _schedule(self, end_s: float) -> None:
+        self.last_event += 1
+        heapq.heappush(self.events, (end_s, self.index, self.last_event))
+
+    def interrupt(self) -> None:
+        """Be seen as one who does not jump: what has ended by now has, and a step is in flight, if one is."""
+        run, now = self._run, self.clock.now()
+        if run is None:
+            return
+        num_ended = bisect_right(run.ends_s, now)
+        self._run = None
+        self._take(run, num_ended)
+        begin_s = run.ends_s[num_ended - 1] if num_ended else run.begin_s
+        if num_ended == len(run.ends_s) or begin_s == now:
+            self._schedule(now)  # to begin with the next step, after all that happens now
+        else:
+            self._begin_step(begin_s)
+
+    def _take(self, run: _Run, num_steps: int) -> None:
+        """The first steps of a run have ended."""
+        if not num_steps:
+            return
+        running = self.scheduler.running_sequences
+        self.log.got_repeats([seq.request.request_id for seq in running], run.ends_s[:num_steps])
+        used_at = dict(self.loop.repeat(num_steps, [self.backend.token_of(seq.slot) for seq in running]))
+        stats, used = self.stats, 0
+        for step, seconds in enumerate(run.seconds[:num_steps], 1):
+            used = used_at.get(step, used)
+            stats.busy_s += seconds
+            stats.block_s += used * seconds
+            stats.most_blocks = max(stats.most_blocks, used)
+        stats.num_steps += num_steps
+        stats.num_jumped_steps += num_steps
+        stats.num_rows += num_steps * len(running)
 
     def finish(self) -> list[OutputEvent]:
-        """The step in flight has ended."""
+        """The step in flight has ended, or the run."""
+        if self._run is not None:
+            run, self._run = self._run, None
+            self._take(run, len(run.ends_s))
+            return []
         step = self.in_flight
-        assert step is not None, "there is no step in flight"
+        if step is None:  # interrupted between two steps
+            return []
         self.in_flight, self._pending = None, None
         self._count(step)
         events = self.loop.finish_step(step.plan, step.result)

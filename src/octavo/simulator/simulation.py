@@ -36,6 +36,7 @@ class SimulationOptions:
     until_s: float | None = None
     keep_requests: bool = False
     keep_gaps: bool = False
+    jump: bool = True  # take steps that only repeat at once: the same figures, sooner
 
 
 class Simulation:
@@ -47,12 +48,13 @@ class Simulation:
         self.options = options or SimulationOptions()
         self.clock = VirtualClock()
         self.log = RequestLog(self.options.slo, self.options.keep_requests, self.options.keep_gaps)
-        self.engines = [SimEngine(i, spec, self.clock, self.options.seed) for i, spec in enumerate(specs)]
+        self._events: list[tuple[float, int, int]] = []  # (end of a step, engine, number of the engine's event)
+        shared = (self.clock, self.log, self._events, self.options.seed, self.options.jump)
+        self.engines = [SimEngine(i, spec, *shared) for i, spec in enumerate(specs)]
         self._entries = [engine for engine in self.engines if engine.spec.role != "decode"]
         if not self._entries:
             raise ValueError("engines: all are of role decode; nobody computes prompts")
         self._router = router or ShortestQueue()
-        self._events: list[tuple[float, int]] = []  # (end of the step in flight, engine)
         self._numbers = count()
         self._dirty: set[int] = set()  # engines that may begin a step now
 
@@ -102,7 +104,10 @@ class Simulation:
         """Steps that end now; returns the number of requests that did."""
         num_ended = 0
         while self._events and self._events[0][0] <= now:
-            engine = self.engines[heapq.heappop(self._events)[1]]
+            _, index, event_number = heapq.heappop(self._events)
+            engine = self.engines[index]
+            if event_number != engine.last_event:
+                continue
             self._dirty.add(engine.index)
             for event in engine.finish():
                 num_ended += self._take_event(engine, event, now)
@@ -110,9 +115,7 @@ class Simulation:
 
     def _begin_steps(self, now: float) -> None:
         for index in sorted(self._dirty):
-            end_s = self.engines[index].begin(now)
-            if end_s is not None:
-                heapq.heappush(self._events, (end_s, index))
+            self.engines[index].begin(now)
         self._dirty.clear()
 
     # --- requests -----------------------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 ALPHA = 0.005
 _GAMMA = (1.0 + ALPHA) / (1.0 - ALPHA)
+_SCALE = 2.0**40
 _INVERSE_LOG_GAMMA = 1.0 / math.log(_GAMMA)
 
 
@@ -19,7 +20,7 @@ class QuantileSketch:
     """Of numbers from 0 up, in any unit."""
 
     count: int = 0
-    total: float = 0.0
+    scaled_total: int = 0  # whole multiples of 2 ** -40, so that sums do not depend on their order
     least: float = math.inf
     most: float = 0.0
     num_zeros: int = 0
@@ -35,7 +36,7 @@ class QuantileSketch:
         else:
             raise ValueError(f"value: {value!r} is not allowed; at least 0")
         self.count += count
-        self.total += value * count
+        self.scaled_total += int(value * _SCALE) * count
         if value < self.least:
             self.least = value
         if value > self.most:
@@ -46,14 +47,14 @@ class QuantileSketch:
         for bucket, count in other.buckets.items():
             self.buckets[bucket] = self.buckets.get(bucket, 0) + count
         self.count += other.count
-        self.total += other.total
+        self.scaled_total += other.scaled_total
         self.num_zeros += other.num_zeros
         self.least = min(self.least, other.least)
         self.most = max(self.most, other.most)
 
     @property
     def mean(self) -> float | None:
-        return self.total / self.count if self.count else None
+        return self.scaled_total / _SCALE / self.count if self.count else None
 
     def quantile(self, share: float) -> float | None:
         """The value that a ``share`` (0 to 1) of all values is at most, within ALPHA of it; None when there is none.
