@@ -141,6 +141,16 @@ class KVManager:
             match.tail = self._useful_tail(seq, self._tails.find(parent, seq.token_ids, depth * self.block_size), depth)
         return match
 
+    def key_after(self, seq: Sequence, match: PrefixMatch) -> bytes | None:
+        """The key of the last block that ``seq`` shares once it has adopted ``match``; None without a prefix cache."""
+        chain = self._chain(seq)
+        return None if chain is None else chain.keys[chain.depth + len(match.nodes)]
+
+    def last_offered(self, seq: Sequence) -> tuple[bytes, int] | None:
+        """(key, number) of the last block of ``seq`` that is offered, of the root before the first; None when it offers no more."""
+        chain = self._chain(seq)
+        return (chain.keys[chain.depth], chain.depth) if chain is not None and chain.publishable else None
+
     def _useful_tail(self, seq: Sequence, tail: PartialMatch | None, depth: int) -> PartialMatch | None:
         """``tail``, of block ``depth``, when it has more than ``seq`` has computed and goes to a block that ``seq`` may write."""
         if tail is None or depth * self.block_size + tail.num_tokens <= seq.num_computed:

@@ -8,9 +8,12 @@ splits a request into its choices, and ends sequences. It never touches text, cl
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
 from types import MappingProxyType
 
 from octavo.config import SCHEDULING_POLICIES, CacheConfig, SchedulerConfig
+from octavo.core import repeats
 from octavo.core.beam import BeamSearch
 from octavo.core.beam_group import BeamGroup
 from octavo.core.cost import GapCost, PreemptionCost
@@ -246,6 +249,11 @@ class Scheduler:
         return self._state.running
 
     @property
+    def waiting_sequences(self) -> Iterable[Sequence]:
+        """In the order of admission; not to be changed."""
+        return self._state.waiting
+
+    @property
     def decoding_sequences(self) -> list[Sequence]:
         """Running sequences that lack the KV of their last token alone, in the order of planning: those that drafts may be offered for."""
         running = (seq for seq in self._state.running if seq.num_choices == 1 and seq.request.params.beam is None)
@@ -266,6 +274,15 @@ class Scheduler:
         self._num_plans += 1
         self._in_flight = draft
         return draft.plan
+
+    def num_repeats(self) -> int:
+        """How many of the coming steps only decode all running sequences: see ``repeats.num_repeats``."""
+        return repeats.num_repeats(self._state) if self._in_flight is None else 0
+
+    def repeat(self, num_steps: int, token_ids: Seq[int]) -> list[tuple[int, int]]:
+        """Take so many of these steps at once, planned, run and applied: see ``repeats.repeat``."""
+        self._num_plans += num_steps
+        return repeats.repeat(self._state, num_steps, token_ids)
 
     # --- apply --------------------------------------------------------------------------------------------------------------------------
 

@@ -149,6 +149,19 @@ class EngineLoop:
                 self._stop_speculating(error)
         return events
 
+    def num_repeats(self) -> int:
+        """How many of the coming steps need nothing that only a step can do; 0 wherever text, masks or drafts are made."""
+        if self._tokenizer is not None or self._num_masked or self._num_speculating:
+            return 0
+        return self.scheduler.num_repeats()
+
+    def repeat(self, num_steps: int, token_ids: Seq[int]) -> list[tuple[int, int]]:
+        """Take so many of these steps at once: see ``Scheduler.repeat``. No events are made."""
+        used = self.scheduler.repeat(num_steps, token_ids)
+        for seq in self.scheduler.running_sequences:
+            self._running[seq.request.request_id].texts[seq.choice].num_tokens += num_steps
+        return used
+
     def end_step(self, plan: StepPlan, result: StepResult, now_s: float) -> None:
         """The events of the step go out at ``now_s``, on the clock of ``begin_step``."""
         if self._gap_model is not None:
