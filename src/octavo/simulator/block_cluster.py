@@ -18,6 +18,7 @@ from typing import Protocol
 
 from octavo.core.policies.splitwise import SplitwiseLimits, SplitwiseMachine, SplitwiseTask
 from octavo.distributed.pools import FewestPendingTokens, MixedPools, PoolMachine, PoolRule, decode_ended, kv_freed, prompt_ended
+from octavo.simulator.sketch import QuantileSketch
 
 RETRY_S = 1.0  # until a transfer whose target was full is tried again
 
@@ -48,7 +49,8 @@ class ClusterSpec:
 @dataclass(slots=True)
 class ClusterResult:
     """Per request, in the order of arrival; times in seconds, nan for a request that never ended. ``prompt_machine`` and
-    ``decode_machine`` are places in ``ClusterSpec.machines``."""
+    ``decode_machine`` are places in ``ClusterSpec.machines``. ``gap_s``: between any two tokens of a request, all of them; blocked
+    decoding and transfers are in it, which a mean over the tokens of a request hides."""
 
     num_prompt: array[int] = field(default_factory=lambda: array("i"))
     num_output: array[int] = field(default_factory=lambda: array("i"))
@@ -59,6 +61,7 @@ class ClusterResult:
     end_s: float = 0.0
     num_blocks: int = 0
     busy_s: array[float] = field(default_factory=lambda: array("d"))  # by machine
+    gap_s: QuantileSketch = field(default_factory=QuantileSketch)
 
     @property
     def tbt_s(self) -> list[float]:
@@ -73,7 +76,7 @@ class ClusterResult:
 class _Job:
     """A request on its way."""
 
-    __slots__ = ("arrival_s", "index", "num_output", "num_prompt", "source", "target")
+    __slots__ = ("arrival_s", "index", "last_s", "num_output", "num_prompt", "source", "target")
 
     def __init__(self, index: int, arrival_s: float, num_prompt: int, num_output: int, source: _Machine, target: _Machine) -> None:
         self.index = index
@@ -82,12 +85,13 @@ class _Job:
         self.num_output = num_output
         self.source = source
         self.target = target
+        self.last_s = 0.0  # when the last token came, while it is in no batch
 
 
 class _Machine:
     """A machine and the block that it runs. ``block``: its number, which makes events of a block that was cut short stale."""
 
-    __slots__ = ("block", "books", "cost", "end_s", "is_cut", "iteration_s", "num_iterations", "rules", "start_s")
+    __slots__ = ("block", "books", "cost", "is_cut", "iteration_s", "num_iterations", "rules", "start_s")
 
     def __init__(self, index: int, cost: IterationCost, is_prompt: bool, spec: ClusterSpec) -> None:
         self.cost = cost
@@ -95,7 +99,7 @@ class _Machine:
         self.books = PoolMachine(index, is_prompt, spec.num_kv_tokens, lambda: self.rules.num_waiting)
         self.block = 0
         self.num_iterations = 0
-        self.iteration_s = self.start_s = self.end_s = 0.0
+        self.iteration_s = self.start_s = 0.0
         self.is_cut = False
 
 
@@ -112,7 +116,7 @@ class BlockCluster:
         self._events: list[tuple[float, int, _Machine | _Job, int]] = []  # time, number, what, its block (or what a transfer is to do)
         self._num_events = 0
         self._now = 0.0
-        self._result = ClusterResult()
+        self._result = ClusterResult(busy_s=array("d", [0.0] * len(self._machines)))
 
     def run(self, requests: Iterable[tuple[float, int, int]]) -> ClusterResult:
         """Run all ``requests`` (arrival in seconds, prompt tokens, output tokens; by arrival) to their end. ValueError when they are not
@@ -201,6 +205,8 @@ class BlockCluster:
             if not rules.num_waiting:
                 self._rule.drained(machine.books)
             return
+        for task in rules.left_out:
+            task.owner.last_s = self._now
         machine.iteration_s = machine.cost.step_s(rules.num_prompt_rows, rules.num_decoding, rules.num_context)
         machine.start_s, machine.num_iterations, machine.is_cut = self._now, num_iterations, False
         self._schedule_end(machine)
@@ -208,14 +214,16 @@ class BlockCluster:
 
     def _schedule_end(self, machine: _Machine) -> None:
         machine.block += 1
-        machine.end_s = machine.start_s + machine.iteration_s * machine.num_iterations
-        self._at(machine.end_s, machine, machine.block)
+        self._at(machine.start_s + machine.iteration_s * machine.num_iterations, machine, machine.block)
 
     def _end_block(self, machine: _Machine) -> None:
         now, result, books = self._now, self._result, machine.books
+        result.busy_s[books.index] += machine.iteration_s * machine.num_iterations
+        self._count_gaps(machine)
         for task in machine.rules.finish(machine.num_iterations):
-            job: _Job = task.owner  # type: ignore[assignment]
+            job: _Job = task.owner
             if task.is_prompt:
+                job.last_s = now
                 result.ttft_s[job.index] = now - job.arrival_s
                 prompt_ended(books, job.num_prompt)
                 if job.target is not machine:
@@ -225,6 +233,17 @@ class BlockCluster:
                 decode_ended(books)
                 kv_freed(books, task.num_final)
         self._start_block(machine)
+
+    def _count_gaps(self, machine: _Machine) -> None:
+        """A block has ended: most of its sequences got a token each iteration; who came in with it had its last one before."""
+        rules, gaps, iteration_s = machine.rules, self._result.gap_s, machine.iteration_s
+        num_gaps = rules.num_decoding * machine.num_iterations
+        for task in rules.joined:
+            if not task.is_prompt and machine.num_iterations:
+                gaps.add(machine.start_s + iteration_s - task.owner.last_s)
+                num_gaps -= 1
+        if num_gaps:
+            gaps.add(iteration_s, num_gaps)
 
 
 _TRY, _ARRIVES = 0, 1  # what a transfer's event is to do

@@ -17,6 +17,7 @@ from __future__ import annotations
 from bisect import insort
 from dataclasses import dataclass
 from heapq import heappop, heappush, merge
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class SplitwiseTask:
         "passed_over", "waits",
     )  # fmt: skip
 
-    def __init__(self, owner: object, arrival_s: float, is_prompt: bool, num_prompt: int, num_output: int) -> None:
+    def __init__(self, owner: Any, arrival_s: float, is_prompt: bool, num_prompt: int, num_output: int) -> None:
         self.owner = owner
         self.arrival_s = arrival_s
         self.is_prompt = is_prompt
@@ -71,6 +72,8 @@ class SplitwiseMachine:
         self.limits = limits
         self.num_used_tokens = 0  # reserved by tasks that started, by what they left behind, and by what is being sent here
         self.num_batch_rows = 0  # of the batch as it was built
+        self.joined: list[SplitwiseTask] = []  # with the last build, prompts and decoding
+        self.left_out: list[SplitwiseTask] = []  # of decoding, with the last build
         self._iteration = 0
         self._prompts: list[SplitwiseTask] = []  # of the batch
         self._decoding: dict[SplitwiseTask, None] = {}  # of the batch, in the order in which they joined
@@ -152,6 +155,7 @@ class SplitwiseMachine:
     def build(self) -> int:
         """Build the batch anew at a boundary. Iterations until the first of it ends; 0 when there is nothing to run, for want of tasks or
         of memory (or when what there is has nothing left to do: ``finish`` it)."""
+        self.joined, self.left_out = [], []
         if self._queue:
             self._select()
         self.num_batch_rows = len(self._decoding) + self.num_prompt_rows
@@ -205,15 +209,17 @@ class SplitwiseMachine:
             if not chosen.has_room(task):
                 break
             chosen.take(task)
-        left_out = list(self._decoding)[chosen.num_places :] if chosen.num_places < len(self._decoding) else []
-        if not left_out:
+        if chosen.num_places < len(self._decoding):
+            self.left_out = list(self._decoding)[chosen.num_places :]
+        else:
             chosen.keep(len(self._decoding))
             for task in merge(self._fresh, self._prompt_queue, key=_arrival):
                 if task not in chosen.tasks and not (chosen.has_room(task) and chosen.take(task)):
                     break
-        for task in left_out:
+        for task in self.left_out:
             self._block(task)
-        for task in chosen.tasks:
+        self.joined = list(chosen.tasks)
+        for task in self.joined:
             self._join(task)
         for task in self._queue:
             if not task.waits:
