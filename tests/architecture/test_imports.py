@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "distributed": {"core", "engine"},
     "simulator": {
         "core", "models.program", "costs", "backends.base", "backends.sim", "speculative", "engine.loop", "engine.timeline",
-        "engine.outputs", "distributed.router", "distributed.handoff", "workload",
+        "engine.outputs", "distributed.router", "distributed.handoff", "distributed.pools", "workload",
     },  # never torch, ray or the native module
     "config": set(),
 }

@@ -225,6 +225,17 @@ class SplitwiseMachine:
             if not task.waits:
                 task.passed_over += 1
 
+    def check_invariants(self) -> None:
+        """AssertionError unless queues, batch and sums agree. For tests: slow."""
+        waiting = {*self._prompt_queue, *self._blocked, *self._fresh}
+        assert len(waiting) == len(self._prompt_queue) + len(self._blocked) + len(self._fresh), "a task waits twice"
+        assert waiting == {task for task in self._queue if not task.waits}, "queues differ"
+        assert not waiting & {*self._decoding, *self._prompts}, "a task of the batch waits"
+        assert self._context_base == sum(task.num_final - task.ends_at for task in self._decoding), "the context is miscounted"
+        ends = {(ends_at, task) for ends_at, _, task in self._ends}
+        assert all((task.ends_at, task) in ends and task.ends_at >= self._iteration for task in self._decoding), "an end is not foreseen"
+        assert 0 <= self.num_used_tokens <= self.num_kv_tokens, f"{self.num_used_tokens} tokens of {self.num_kv_tokens} are reserved"
+
     def _put_in_queue(self, task: SplitwiseTask) -> None:
         insort(self._queue, task, key=_queue_order)
 
