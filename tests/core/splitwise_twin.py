@@ -70,10 +70,10 @@ class TwinMachine:
         self._queue(task)
         if not self.batch:
             self.rebuild = self.rebuild or self.used + task.tokens <= self.num_kv_tokens
-        elif len(self.batch) < self.max_tasks and self.batch_rows + task.rows <= self.max_tokens:
-            self.rebuild = True
-        elif task.is_prompt and task.rows <= self.max_tokens and not any(other.is_prompt for other in self.batch):
-            self.rebuild = True
+            return
+        fits_beside_all = len(self.batch) < self.max_tasks and self.batch_rows + task.rows <= self.max_tokens
+        fits_beside_prompts = task.is_prompt and task.rows <= self.max_tokens and not any(other.is_prompt for other in self.batch)
+        self.rebuild = self.rebuild or fits_beside_all or fits_beside_prompts
 
     def sent(self, tokens: int) -> None:
         self.sent_away += tokens

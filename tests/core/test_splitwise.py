@@ -149,7 +149,8 @@ class Pair:
     """The machine and its twin, told the same things. One iteration takes one second of a clock that both share."""
 
     def __init__(self, rng: random.Random) -> None:
-        room, max_tasks, max_tokens, passed = rng.choice([40, 80, 200]), rng.choice([1, 3, 8]), rng.choice([6, 12, 30]), rng.choice([1, 2, 4])
+        room, max_tasks = rng.choice([40, 80, 200]), rng.choice([1, 3, 8])
+        max_tokens, passed = rng.choice([6, 12, 30]), rng.choice([1, 2, 4])
         self.machine = SplitwiseMachine(room, SplitwiseLimits(max_tasks, max_tokens, passed))
         self.twin = TwinMachine(room, max_tasks, max_tokens, passed)
         self.left = 0  # iterations of the machine's block
@@ -158,7 +159,7 @@ class Pair:
         self.prompts_here: list[TwinTask] = []  # ended, their KV not sent yet
 
     def add(self, arrival_s: float, num_prompt: int, num_output: int, kind: str) -> None:
-        prompt = None
+        prompt: tuple[SplitwiseTask | None, TwinTask | None] = (None, None)
         if kind == "sent here":
             fits = self.machine.receive(num_prompt + 1)
             assert fits == (self.twin.used + num_prompt + 1 <= self.twin.num_kv_tokens)
@@ -166,17 +167,17 @@ class Pair:
                 return
             self.twin.received += num_prompt + 1
         else:
-            prompt = self._add(arrival_s, True, num_prompt, num_output, None, None)
+            prompt = self._add(arrival_s, True, num_prompt, num_output, (None, None))
         if kind != "prompt":
-            self._add(arrival_s, False, num_prompt, num_output, *(prompt or (None, None)))
+            self._add(arrival_s, False, num_prompt, num_output, prompt)
 
     def _add(
-        self, arrival_s: float, is_prompt: bool, num_prompt: int, num_output: int, behind: SplitwiseTask | None, twin_behind: TwinTask | None
+        self, arrival_s: float, is_prompt: bool, num_prompt: int, num_output: int, behind: tuple[SplitwiseTask | None, TwinTask | None]
     ) -> tuple[SplitwiseTask, TwinTask]:
         task = SplitwiseTask(None, arrival_s, is_prompt, num_prompt, num_output)
-        twin = TwinTask(len(self.numbers), arrival_s, is_prompt, num_prompt, num_output, twin_behind)
+        twin = TwinTask(len(self.numbers), arrival_s, is_prompt, num_prompt, num_output, behind[1])
         self.numbers[task] = twin.number
-        if self.machine.add(task, behind):
+        if self.machine.add(task, behind[0]):
             self.left, self.is_due = 0, True
         self.twin.add(twin)
         return task, twin
