@@ -27,6 +27,7 @@ MAY_IMPORT = {
         "core", "models.program", "costs", "backends.base", "backends.sim", "speculative", "engine.loop", "engine.timeline",
         "engine.outputs", "distributed.router", "distributed.handoff", "distributed.pools", "workload",
     },  # never torch, ray or the native module
+    "reproduce": {"bench", "simulator", "engine", "workload"},
     "config": set(),
 }
 # package -> third-party modules it may import.
@@ -44,6 +45,7 @@ LIBRARIES = {
     "cli": {"click"},
     "distributed": set(),
     "simulator": set(),
+    "reproduce": set(),
     "config": set(),
 }
 FILES = sorted(SRC.rglob("*.py"))
