@@ -35,6 +35,7 @@ def test_one_request_prompt_transfer_decoding() -> None:
     assert found.end_s == 40.0
     assert (found.gap_s.count, found.gap_s.most, found.gap_s.least) == (3, 13.0, 10.0)
     assert list(found.busy_s) == [6.0, 30.0]
+    assert found.rows_s == {6: 6.0, 1: 30.0}
 
 
 def test_on_one_machine_nothing_is_sent() -> None:

@@ -62,6 +62,7 @@ class ClusterResult:
     num_blocks: int = 0
     busy_s: array[float] = field(default_factory=lambda: array("d"))  # by machine
     gap_s: QuantileSketch = field(default_factory=QuantileSketch)
+    rows_s: dict[int, float] = field(default_factory=dict)  # seconds, over all machines, that iterations of so many rows took together
 
     @property
     def tbt_s(self) -> list[float]:
@@ -218,7 +219,9 @@ class BlockCluster:
 
     def _end_block(self, machine: _Machine) -> None:
         now, result, books = self._now, self._result, machine.books
-        result.busy_s[books.index] += machine.iteration_s * machine.num_iterations
+        busy_s, num_rows = machine.iteration_s * machine.num_iterations, machine.rules.num_batch_rows
+        result.busy_s[books.index] += busy_s
+        result.rows_s[num_rows] = result.rows_s.get(num_rows, 0.0) + busy_s
         self._count_gaps(machine)
         for task in machine.rules.finish(machine.num_iterations):
             job: _Job = task.owner

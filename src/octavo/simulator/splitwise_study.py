@@ -22,7 +22,7 @@ from octavo.simulator.block_cluster import BlockCluster, ClusterResult, ClusterS
 from octavo.simulator.slowdown import Slowdown, slowdown_of
 from octavo.workload.arrivals import OpenLoop
 from octavo.workload.lengths import Recorded
-from octavo.workload.requests import Independent, LengthPairs
+from octavo.workload.requests import Independent
 from octavo.workload.traces import read_trace
 
 A100, H100, H100_CAPPED = "a100-80gb", "h100-80gb", "h100-80gb-pcap"
@@ -97,18 +97,18 @@ class BestSplit:
 
 @dataclass(frozen=True, slots=True)
 class StudyData:
-    """``tables``: by hardware, with A100, H100 and capped H100 among them. ``lengths``: of the workload by its name."""
+    """``tables``: by hardware, with A100, H100 and capped H100 among them. ``lengths``: of prompts and outputs, by the workload's name."""
 
     tables: Mapping[str, MachineTable]
-    lengths: Mapping[str, LengthPairs]
+    lengths: Mapping[str, tuple[Recorded, Recorded]]
 
     @classmethod
     def read(cls, tables: Path, traces: Mapping[str, Path], model: str = "bloom-176b", tensor_parallel: int = 8) -> StudyData:
-        """Prompt and output lengths of a trace are drawn independently, as published. Raises TableError, TraceError, OSError."""
+        """The table of measurements, and traces whose lengths make the workloads. Raises TableError, TraceError, OSError."""
         lengths = {}
         for name, path in traces.items():
             rows = read_trace(path).rows
-            lengths[name] = Independent(Recorded(tuple(row.num_prompt for row in rows)), Recorded(tuple(row.num_output for row in rows)))
+            lengths[name] = Recorded(tuple(row.num_prompt for row in rows)), Recorded(tuple(row.num_output for row in rows))
         return cls(read_machine_tables(tables, model, tensor_parallel), lengths)
 
 
@@ -141,9 +141,10 @@ class Study:
     # --- runs ---------------------------------------------------------------------------------------------------------------------------
 
     def requests(self, workload: str, rate: float, seed: int) -> Iterator[tuple[float, int, int]]:
-        """(arrival, prompt tokens, output tokens). Those of a seed do not depend on the rate, but for how many there are."""
+        """(arrival, prompt tokens, output tokens). Those of a seed do not depend on the rate, but for how many there are. Prompt and output
+        are drawn independently of each other, as published."""
         times = OpenLoop(rate).times(random.Random(f"{seed}:arrivals"))
-        lengths = self.data.lengths[workload].lengths(random.Random(f"{seed}:lengths"))
+        lengths = Independent(*self.data.lengths[workload]).lengths(random.Random(f"{seed}:lengths"))
         arrivals = takewhile(lambda time_s: time_s < self.options.duration_s, times)
         return ((time_s, *pair) for time_s, pair in zip(arrivals, lengths, strict=False))
 
