@@ -28,8 +28,8 @@ def run(study: Study) -> Figure:
         f"seeds {', '.join(map(str, study.options.seeds))}; decode times in two variables."
     )
     notes = (
-        "The published runs are measurements of vLLM on machines and arrivals that are not named there; the traces' own arrivals of code are "
-        "far from Poisson.",
+        "The published runs are measurements of vLLM on machines and arrivals that are not named there; the traces' own arrivals of code "
+        "are far from Poisson.",
     )
     return Figure(NUMBER, "Active tokens in a batch at two requests per second", SIMULATED, setup, rows, (plot,), notes)
 

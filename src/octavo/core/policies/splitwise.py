@@ -14,10 +14,12 @@ where words leave a choice (who of several blocked tasks comes first, what an em
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from dataclasses import dataclass
 from heapq import heappop, heappush, merge
 from typing import Any
+
+_LONG_QUEUE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +39,8 @@ class SplitwiseTask:
     """
 
     __slots__ = (
-        "arrival_s", "blocked", "ends_at", "follower", "is_prompt", "num_final", "num_left", "num_reserved", "num_rows", "owner",
-        "passed_over", "waits",
+        "arrival_s", "blocked", "counted_from", "ends_at", "follower", "is_prompt", "num_final", "num_left", "num_reserved", "num_rows",
+        "owner", "passed_over", "waits",
     )  # fmt: skip
 
     def __init__(self, owner: Any, arrival_s: float, is_prompt: bool, num_prompt: int, num_output: int) -> None:
@@ -51,13 +53,10 @@ class SplitwiseTask:
         self.num_left = 1 if is_prompt else num_output - 1
         self.follower: SplitwiseTask | None = None  # of a prompt: the decoding that is queued behind it on the same machine
         self.waits = False  # it is such a follower, and its prompt has not ended
-        self.passed_over = 0
+        self.passed_over = 0  # boundaries at which it was left out, but for those since ``counted_from``
+        self.counted_from: int | None = None  # the machine's count of selections since when each is one more
         self.blocked = False
         self.ends_at = -1  # on the machine's count of iterations, while it is in the batch
-
-
-def _queue_order(task: SplitwiseTask) -> tuple[int, float]:
-    return task.passed_over, task.arrival_s
 
 
 def _arrival(task: SplitwiseTask) -> float:
@@ -75,6 +74,7 @@ class SplitwiseMachine:
         self.joined: list[SplitwiseTask] = []  # with the last build, prompts and decoding
         self.left_out: list[SplitwiseTask] = []  # of decoding, with the last build
         self._iteration = 0
+        self._num_selections = 0
         self._prompts: list[SplitwiseTask] = []  # of the batch
         self._decoding: dict[SplitwiseTask, None] = {}  # of the batch, in the order in which they joined
         self._context_base = 0  # sum over _decoding of num_final - ends_at: its context at iteration 0
@@ -109,6 +109,10 @@ class SplitwiseMachine:
         """Tokens, prompt and output, that the decoding sequences of the batch hold now."""
         return self._context_base + self._iteration * len(self._decoding)
 
+    def num_passed_over(self, task: SplitwiseTask) -> int:
+        """Boundaries at which ``task`` was left out. Nobody counts them one by one: a long queue costs no more than a short one."""
+        return task.passed_over if task.counted_from is None else task.passed_over + self._num_selections - task.counted_from
+
     @property
     def batch(self) -> list[SplitwiseTask]:
         return [*self._decoding, *self._prompts]
@@ -125,6 +129,8 @@ class SplitwiseMachine:
             behind.follower, task.waits = task, True
         else:
             insort(self._fresh, task, key=_arrival)
+        if not task.waits:
+            task.counted_from = self._num_selections
         if self.is_idle:
             return task.num_reserved + self.num_used_tokens <= self.num_kv_tokens
         if self._prompts:
@@ -187,7 +193,7 @@ class SplitwiseMachine:
                 task.num_left = 0
                 follower = task.follower
                 if follower is not None:
-                    task.follower, follower.waits = None, False
+                    task.follower, follower.waits, follower.counted_from = None, False, self._num_selections
                     insort(self._fresh, follower, key=_arrival)
             self._prompts = []
         return ended
@@ -199,7 +205,7 @@ class SplitwiseMachine:
         and other decoding by arrival."""
         chosen = _Choice(self)
         for task in self._queue:
-            if task.waits or task.passed_over < self.limits.max_passed_over or not chosen.has_room(task):
+            if task.waits or self.num_passed_over(task) < self.limits.max_passed_over or not chosen.has_room(task):
                 break
             chosen.take(task)
         for task in self._prompt_queue:
@@ -221,9 +227,7 @@ class SplitwiseMachine:
         self.joined = list(chosen.tasks)
         for task in self.joined:
             self._join(task)
-        for task in self._queue:
-            if not task.waits:
-                task.passed_over += 1
+        self._num_selections += 1
 
     def check_invariants(self) -> None:
         """AssertionError unless queues, batch and sums agree. For tests: slow."""
@@ -236,14 +240,28 @@ class SplitwiseMachine:
         assert all((task.ends_at, task) in ends and task.ends_at >= self._iteration for task in self._decoding), "an end is not foreseen"
         assert 0 <= self.num_used_tokens <= self.num_kv_tokens, f"{self.num_used_tokens} tokens of {self.num_kv_tokens} are reserved"
 
+    def _queue_order(self, task: SplitwiseTask) -> tuple[int, float]:
+        return self.num_passed_over(task), task.arrival_s
+
     def _put_in_queue(self, task: SplitwiseTask) -> None:
-        insort(self._queue, task, key=_queue_order)
+        insort(self._queue, task, key=self._queue_order)
+
+    def _take_from_queue(self, task: SplitwiseTask) -> None:
+        """By halving where the queue is long and happens to be in order, which it mostly is; else by looking at all."""
+        queue = self._queue
+        if len(queue) > _LONG_QUEUE:
+            place = bisect_left(queue, self._queue_order(task), key=self._queue_order)
+            if place < len(queue) and queue[place] is task:
+                del queue[place]
+                return
+        queue.remove(task)
 
     def _block(self, task: SplitwiseTask) -> None:
         task.num_left = task.ends_at - self._iteration
         self._leave(task)
         task.blocked = True
         self._put_in_queue(task)
+        task.counted_from = self._num_selections
         self._blocked[task] = None
 
     def _leave(self, task: SplitwiseTask) -> None:
@@ -252,7 +270,8 @@ class SplitwiseMachine:
         task.ends_at = -1
 
     def _join(self, task: SplitwiseTask) -> None:
-        self._queue.remove(task)
+        self._take_from_queue(task)
+        task.passed_over, task.counted_from = self.num_passed_over(task), None
         if task.blocked:
             task.blocked = False
             del self._blocked[task]
