@@ -6,10 +6,10 @@ can happen in a plan or its result:
 
 - somebody finishes: it has fewer steps than the shortest remaining answer;
 - the pool runs out: the blocks that it takes are there;
-- somebody comes in: the head of the queue, which has no room now, has none later either. Let r be the blocks that admission asks for on
-  top of what is available. A block that a sequence takes was promised to it and was available, so r stays; as a sequence gets longer, what is
-  promised to it never shrinks (max(blocks(n) + 1, blocks(end)) grows with n); a matched block that is evicted has to be made new. So r never
-  falls, unless the head's match grows; the run ends with the step that could make it;
+- somebody comes in: the head of the queue, which has no room now, has none later either. Let r be the blocks that admission asks for
+  beyond what is available. A block that a sequence takes was promised to it and was available, so r stays; as a sequence gets longer,
+  what is promised to it never shrinks (max(blocks(n) + 1, blocks(end)) grows with n); a matched block that is evicted has to be made
+  new. So r never falls, unless the head's match grows; the run ends with the step that could make it;
 - two sequences come to have the same block: the run ends with the step in which one is offered that may be offered already.
 """
 
