@@ -136,7 +136,8 @@ def test_jumping_leaves_what_stepping_leaves(name: str) -> None:
 
 def decoding(num_blocks: int = 40, **config: Any) -> Scheduler:
     """A scheduler with two sequences that decode."""
-    scheduler = Scheduler(SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=32, **config), CacheConfig(block_size=BLOCK), num_blocks, 64)
+    settings = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=32, **config)
+    scheduler = Scheduler(settings, CacheConfig(block_size=BLOCK), num_blocks, 64)
     for i, num_prompt in enumerate((5, 9)):
         scheduler.add(Request(str(i), [i + 1] * num_prompt, SamplingParams(max_tokens=10 + i, ignore_eos=True), i))
     plan = scheduler.plan()
