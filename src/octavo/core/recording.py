@@ -140,7 +140,7 @@ def plan_digest(plan: StepPlan, block_size: int) -> str:
         k = -1 if piece.logprobs is None else piece.logprobs
         prompt_k = -1 if piece.prompt_logprobs is None else piece.prompt_logprobs
         numbers.extend((piece.seq_id, piece.start, piece.num_tokens, piece.num_samples, piece.num_drafts, k, prompt_k, num_blocks))
-        for some in (piece.token_ids, piece.block_table[:num_blocks], piece.sample_slots, piece.next_token_ids):
+        for some in (piece.token_ids, piece.block_table[:num_blocks].tolist(), piece.sample_slots, piece.next_token_ids):
             numbers.extend(some)
     for copy in plan.block_copies:
         numbers.extend((copy.src_block, copy.dst_block))

@@ -93,7 +93,7 @@ class Simulation:
                     self._submit(upcoming, upcoming.arrival_s)
                     upcoming = self._next(source, upcoming)
             self._begin_steps(now)
-        return report_of(self.log, self.engines, self.clock.now())
+        return report_of(self.log, self.engines, self.handoffs.stats, self.clock.now())
 
     def _next(self, source: Iterator[WorkloadRequest], last: WorkloadRequest) -> WorkloadRequest | None:
         upcoming = next(source, None)
