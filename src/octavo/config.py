@@ -62,6 +62,7 @@ class SchedulerConfig:
     scheduling_policy: str = "fcfs"  # fcfs | priority | fair | srf
     preemption: str = "auto"  # auto | recompute | swap
     admission_lookahead: int = 64  # tokens of each running sequence that admission leaves room for
+    record: str | None = None  # file for every input of the scheduler, to be replayed; prompts are in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +144,8 @@ class EngineConfig:
         _check(s.preemption in PREEMPTIONS, "preemption", s.preemption, f"one of {', '.join(PREEMPTIONS)}")
         lookahead = s.admission_lookahead
         _check(1 <= lookahead <= 1 << 20, "admission_lookahead", lookahead, "from 1 to 1048576 tokens")
+        _check(s.record is None or bool(s.record.strip()), "record", s.record, "a file is needed")
+        _check(s.record is None or not c.has_kv_tiers, "record", s.record, "KV tiers go by their threads, which no recording tells")
         _check(c.swap_space >= 0, "swap_space", c.swap_space, "at least 0 bytes")
         _check(s.preemption != "swap" or c.swap_space > 0, "preemption", s.preemption, "it needs swap_space, the bytes to swap to")
         _check(s.preemption != "recompute" or c.swap_space == 0, "swap_space", c.swap_space, "0 with preemption recompute, which uses none")

@@ -106,6 +106,7 @@ def engine_options(function: Callable) -> Callable:
             click.option("--max-itl-ms", type=float, help=itl_help),
             _shown("--preemption", scheduler.preemption, click.Choice(PREEMPTIONS), preemption_help),
             _shown("--admission-lookahead", scheduler.admission_lookahead, int, lookahead_help),
+            click.option("--record", metavar="FILE", help="Write all that the scheduler is told, prompts included, to replay it."),
             _shown("--swap-space", cache.swap_space, ByteSize(), swap_help),
             _shown("--block-size", cache.block_size, int, "Tokens of a KV block."),
             click.option("--num-kv-blocks", type=int, help="KV blocks in the pool; not together with --kv-cache-memory."),
@@ -137,7 +138,9 @@ def engine_config(options: dict[str, Any]) -> EngineConfig:
     d = _DEFAULTS
     tier_fields = ("kv_host_memory", "kv_disk_path", "kv_disk_size")
     pool_fields = ("block_size", "num_kv_blocks", "kv_cache_memory", "kv_cache_dtype", "kv_reservation", "swap_space", *tier_fields)
-    scheduler_fields = ("max_num_seqs", "max_num_batched_tokens", "max_itl_ms", "scheduling_policy", "preemption", "admission_lookahead")
+    scheduler_fields = (
+        "record", "max_num_seqs", "max_num_batched_tokens", "max_itl_ms", "scheduling_policy", "preemption", "admission_lookahead",
+    )  # fmt: skip
     cache, scheduler = _replaced(d.cache, options, "prefix_granularity", *pool_fields), _replaced(d.scheduler, options, *scheduler_fields)
     config = EngineConfig(
         model=_replaced(d.model, options, "model", "served_model_name", "max_model_len"),

@@ -62,7 +62,7 @@ class Planner:
         loads = [] if restorer is None else restorer.loads()
         moves_blocks = loads or draft.plan.num_moves or draft.plan.block_copies  # of a sequence that was preempted, say: not to be lost
         if not draft.sequences and not moves_blocks:
-            waits = restorer is not None and restorer.tiers.is_waiting
+            waits = (restorer is not None and restorer.tiers.is_waiting) or state.num_held or state.num_reserved
             assert waits or (not state.running and not state.waiting), "sequences are left but none can go on"
             return None
         draft.plan.slot_closes = state.slots.drain_closes()

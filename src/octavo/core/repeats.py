@@ -6,15 +6,16 @@ can happen in a plan or its result:
 
 - somebody finishes: it has fewer steps than the shortest remaining answer;
 - the pool runs out: the blocks that it takes are there;
-- somebody comes in: the head of the queue, which has no room now, has none later either. Let r be the blocks that admission asks for on
-  top of what is available. A block that a sequence takes was promised to it and was available, so r stays; as a sequence gets longer, what is
-  promised to it never shrinks (max(blocks(n) + 1, blocks(end)) grows with n); a matched block that is evicted has to be made new. So r never
-  falls, unless the head's match grows; the run ends with the step that could make it;
+- somebody comes in: the head of the queue, which has no room now, has none later either. Let r be the blocks that admission asks for
+  beyond what is available. A block that a sequence takes was promised to it and was available, so r stays; as a sequence gets longer,
+  what is promised to it never shrinks (max(blocks(n) + 1, blocks(end)) grows with n); a matched block that is evicted has to be made
+  new. So r never falls, unless the head's match grows; the run ends with the step that could make it;
 - two sequences come to have the same block: the run ends with the step in which one is offered that may be offered already.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence as Seq
 
@@ -38,10 +39,9 @@ def num_repeats(state: SchedulerState) -> int:
     if num_steps < 1 or not all(_only_decodes(state, seq) for seq in state.running):
         return 0
     meeting = _steps_to_meeting(state)
-    num_steps = 0 if meeting is None else min(num_steps, meeting)
-    while num_steps > 0 and _num_new_blocks(state, num_steps) > state.kv.pool.num_available:
-        num_steps //= 2
-    return num_steps
+    if meeting is None:
+        return 0
+    return _steps_with_blocks(state, min(num_steps, meeting))
 
 
 def _only_decodes(state: SchedulerState, seq: Sequence) -> bool:
@@ -54,6 +54,14 @@ def _only_decodes(state: SchedulerState, seq: Sequence) -> bool:
         return False
     block, offset = divmod(seq.num_computed, state.kv.block_size)
     return offset == 0 or state.kv.pool.ref_counts[seq.block_table[block]] == 1
+
+
+def _steps_with_blocks(state: SchedulerState, num_steps: int) -> int:
+    """Most of ``num_steps`` steps that the pool has blocks for."""
+    num_available = state.kv.pool.num_available
+    if _num_new_blocks(state, num_steps) <= num_available:
+        return num_steps
+    return bisect_right(range(1, num_steps), num_available, key=lambda steps: _num_new_blocks(state, steps))
 
 
 def _num_new_blocks(state: SchedulerState, num_steps: int) -> int:

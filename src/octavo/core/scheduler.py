@@ -26,6 +26,7 @@ from octavo.core.result_checks import StepProtocolError, TextStops, check_result
 from octavo.core.state import NO_GUESSES, Draft, Guesses, RequestState, SchedulerState, SchedulerStats
 from octavo.core.step import NO_TOKEN_ALLOWED, SequenceSlice, SliceResult, StepPlan, StepResult, TokenEvent, TokenLogprobs
 from octavo.core.swapping import SwapSpace
+from octavo.core.transfers import Transfers
 
 _NO_TEXT_STOPS: TextStops = MappingProxyType({})
 
@@ -63,6 +64,7 @@ class Scheduler:
         if tiers is not None:
             self._state.kv.attach_tiers(tiers)
         self._planner = Planner(self._state)
+        self.transfers = Transfers(self._state)
         self._in_flight: Draft | None = None
         self._num_plans = 0
 
@@ -119,6 +121,7 @@ class Scheduler:
                     self._state.release(seq)
         self._state.swaps.end_loads(succeeded=False)
         self._state.end_restores(failed=True)
+        self.transfers.drop_all()
         owners = list(self._state.requests.values())
         for owner in owners:
             self._state.forget(owner)
@@ -403,4 +406,5 @@ class Scheduler:
     def check_invariants(self) -> None:
         """AssertionError unless queues, requests, slots and the KV books agree. For tests and idle debug runs: slow."""
         restorer = self._state.kv.restorer
-        self._state.check_invariants([*self.in_flight_sequences, *([] if restorer is None else restorer.sequences)])
+        restored = [] if restorer is None else restorer.sequences
+        self._state.check_invariants([*self.in_flight_sequences, *restored], self.transfers.sequences)

@@ -6,11 +6,12 @@ It starts no thread (``async_engine`` and ``llm`` drive it) and knows nothing of
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, TextIO, Unpack
 
 from octavo.backends.base import Backend
 from octavo.config import ConfigError, EngineConfig
@@ -54,6 +55,7 @@ class Engine:
         self.gap_model = None if max_itl_ms is None else GapModel()
         self._itl_warnings = ItlWarnings(max_itl_s)
         self.num_failures_in_a_row = 0
+        self._recording: TextIO | None = None
         self.max_model_len = resolve_max_model_len(config, model.program.context)
         fingerprint = f"{model.fingerprint}/{backend.fingerprint()}"
         self._drafting = DraftModels(config, model)
@@ -71,7 +73,7 @@ class Engine:
         except BaseException:
             self._drafting.close()
             raise
-        self.scheduler = Scheduler(
+        self.scheduler = self._recorded(model.name)(
             config.scheduler, config.cache, self.num_kv_blocks, self.max_model_len, fingerprint, self.gap_model, num_host_blocks,
             self.preemption_model, None if self.tiering is None else self.tiering.tiers,
         )  # fmt: skip
@@ -81,6 +83,15 @@ class Engine:
         max_n = config.scheduler.max_num_seqs
         self._preparer = RequestPreparer(backend.vocab_size, self.scheduler.limits, max_n, model.eos_token_ids, model.tokenizer)
         self._request_numbers = itertools.count()
+
+    def _recorded(self, model_name: str) -> Callable[..., Scheduler]:
+        """What makes the scheduler: one that is recorded, if the configuration says so. Raises OSError when there can be no such file."""
+        if self.config.scheduler.record is None:
+            return Scheduler
+        from octavo.engine.recording import RecordedScheduler
+
+        self._recording = open(self.config.scheduler.record, "w", encoding="utf-8")  # noqa: SIM115 - closed with the engine
+        return functools.partial(RecordedScheduler, self._recording, model_name)
 
     def _open_tiers(self, fingerprint: str, num_swap_blocks: int) -> KVTiering | None:
         """Allocate host memory: blocks for preempted sequences and, behind them, those of the tiers."""
@@ -210,6 +221,8 @@ class Engine:
             self.fail_all("the engine is closed")
             self.tiering.close(self.scheduler)
         self._drafting.close()
+        if self._recording is not None:
+            self._recording.close()
         self.backend.close()
 
     def _made(self, events: list[OutputEvent]) -> list[OutputEvent]:

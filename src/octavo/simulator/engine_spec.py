@@ -14,16 +14,16 @@ ROLES = ("both", "prefill", "decode")
 
 @dataclass(frozen=True, slots=True)
 class PowerModel:
-    """Watts of a machine, and what an hour of it costs. ``idle_w`` while no step runs, ``busy_w`` while one does."""
+    """Watts of a machine, and what an hour of it costs. ``idle_w`` while no step runs, ``busy_w`` while one does. None: not known."""
 
     idle_w: float = 0.0
     busy_w: float = 0.0
-    usd_per_hour: float = 0.0
+    usd_per_hour: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("idle_w", "busy_w", "usd_per_hour"):
             value = getattr(self, name)
-            if not 0.0 <= value < float("inf"):
+            if value is not None and not 0.0 <= value < float("inf"):
                 raise ValueError(f"{name}: {value!r} is not allowed; a finite number from 0")
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from octavo.simulator.handing_over import HandoffStats
 from octavo.simulator.records import RequestLog, RequestRecord
 from octavo.simulator.sim_engine import SimEngine
 
@@ -29,7 +30,7 @@ class EngineReport:
     pool_mean: float | None
     pool_most: float
     energy_j: float
-    cost_usd: float
+    cost_usd: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +55,10 @@ class SimulationReport:
     itl_s: Summary
     gap_s: Summary
     e2e_s: Summary
+    num_handed_over: int  # requests that a decode engine took over
+    num_handoffs_failed: int  # and those that ran on where they began
     energy_j: float
-    cost_usd: float
+    cost_usd: float | None  # None where a machine has no price
     num_steps: int
     num_jumped_steps: int
     num_preemptions: int
@@ -69,9 +72,10 @@ class SimulationReport:
         return data
 
 
-def report_of(log: RequestLog, engines: Seq[SimEngine], duration_s: float) -> SimulationReport:
+def report_of(log: RequestLog, engines: Seq[SimEngine], handoffs: HandoffStats, duration_s: float) -> SimulationReport:
     """The figures of a run that has taken ``duration_s`` of virtual time."""
     reports = tuple(_engine_report(engine, duration_s) for engine in engines)
+    costs = [report.cost_usd for report in reports]
     return SimulationReport(
         num_arrived=log.num_arrived,
         num_completed=log.num_completed,
@@ -90,8 +94,10 @@ def report_of(log: RequestLog, engines: Seq[SimEngine], duration_s: float) -> Si
         itl_s=log.itl.summary(),
         gap_s=log.gap.summary(),
         e2e_s=log.e2e.summary(),
+        num_handed_over=handoffs.num_handed_over,
+        num_handoffs_failed=handoffs.num_failed,
         energy_j=sum(report.energy_j for report in reports),
-        cost_usd=sum(report.cost_usd for report in reports),
+        cost_usd=None if None in costs else sum(cost for cost in costs if cost is not None),
         num_steps=sum(report.num_steps for report in reports),
         num_jumped_steps=sum(report.num_jumped_steps for report in reports),
         num_preemptions=sum(report.num_preemptions for report in reports),
@@ -106,7 +112,7 @@ def _engine_report(engine: SimEngine, duration_s: float) -> EngineReport:
     return EngineReport(
         name=spec.name,
         role=spec.role,
-        num_requests=stats.num_requests,
+        num_requests=stats.num_requests + stats.num_taken_over,
         num_steps=stats.num_steps,
         num_jumped_steps=stats.num_jumped_steps,
         num_preemptions=engine.scheduler.stats.num_preemptions,
@@ -114,5 +120,5 @@ def _engine_report(engine: SimEngine, duration_s: float) -> EngineReport:
         pool_mean=stats.block_s / stats.busy_s / num_blocks if stats.busy_s else None,
         pool_most=stats.most_blocks / num_blocks,
         energy_j=power.busy_w * stats.busy_s + power.idle_w * idle_s,
-        cost_usd=power.usd_per_hour * duration_s / 3600.0,
+        cost_usd=None if power.usd_per_hour is None else power.usd_per_hour * duration_s / 3600.0,
     )

@@ -19,7 +19,7 @@ from itertools import accumulate, islice
 from octavo.backends.sim import SimBackend
 from octavo.core.clock import VirtualClock
 from octavo.core.cost import StepShape
-from octavo.core.request import Request
+from octavo.core.request import ParameterError, Request
 from octavo.core.scheduler import Scheduler
 from octavo.core.speculative_params import SpeculativeParams
 from octavo.core.step import StepPlan, StepResult
@@ -67,9 +67,9 @@ class _Run:
 
 @dataclass(slots=True)
 class SimEngine:
-    """An ``EngineView`` for routers. ``index``: its number in the simulation; ``clock``: the simulation's; ``events``: the simulation's heap
-    of (end of a step, index, number of the event): the engine's last event counts, others are stale. ``jumps``: whether steps that only
-    repeat are taken at once."""
+    """An ``EngineView`` for routers. ``index``: its number in the simulation; ``clock``: the simulation's; ``events``: the simulation's
+    heap of (end of a step, index, number of the event), of which the engine's last counts and others are stale. ``jumps``: whether steps
+    that only repeat are taken at once."""
 
     index: int
     spec: EngineSpec
@@ -81,6 +81,7 @@ class SimEngine:
     stats: EngineStats = field(default_factory=EngineStats)
     in_flight: InFlight | None = None
     last_event: int = 0
+    last_step_s: float = 0.0  # seconds of the last step that was not taken with others
     _run: _Run | None = None
     scheduler: Scheduler = field(init=False)
     backend: SimBackend = field(init=False)
@@ -139,14 +140,57 @@ class SimEngine:
         shape.add(0, pending, num_sequences)
         return self.backend.shape_seconds(shape)
 
-    # --- steps --------------------------------------------------------------------------------------------------------------------------
-
     def add(self, request: Request) -> None:
         """Queue a request. Raises ParameterError when it can never run."""
         self.interrupt()
         self.loop.add(request)
         self._pending = None
         self.stats.num_requests += 1
+
+    # --- hand-offs ----------------------------------------------------------------------------------------------------------------------
+
+    def offer(self, request_id: str) -> list[int]:
+        """See ``EngineLoop.offer``."""
+        self._touch()
+        self.stats.num_handed_over += 1
+        return self.loop.offer(request_id)
+
+    def release_offered(self, request_id: str) -> None:
+        """See ``Transfers.release``."""
+        self._touch()
+        self.scheduler.transfers.release(request_id)
+
+    def resume(self, request: Request, output_token_ids: list[int]) -> None:
+        """See ``EngineLoop.resume``."""
+        self._touch()
+        self.stats.num_handed_over -= 1
+        self.loop.resume(request, output_token_ids)
+
+    def reserve(self, request: Request, output_token_ids: list[int]) -> bool:
+        """See ``Transfers.reserve``; whether there was room. False as well for a request that could never run here."""
+        self._touch()
+        try:
+            return self.scheduler.transfers.reserve(request, output_token_ids) is not None
+        except ParameterError:
+            return False
+
+    def cancel_reserved(self, request_id: str) -> None:
+        """See ``Transfers.cancel``."""
+        self._touch()
+        self.scheduler.transfers.cancel(request_id)
+
+    def take_over(self, request: Request, output_token_ids: list[int]) -> None:
+        """See ``EngineLoop.begin``."""
+        self._touch()
+        self.stats.num_taken_over += 1
+        self.loop.begin(request, output_token_ids)
+
+    def _touch(self) -> None:
+        """Something changes between two steps of a run, and for routers."""
+        self.interrupt()
+        self._pending = None
+
+    # --- steps --------------------------------------------------------------------------------------------------------------------------
 
     def begin(self, now: float) -> None:
         """Begin a step, or a run of steps, if there is work and none in flight."""
@@ -217,6 +261,7 @@ class SimEngine:
         if step is None:  # interrupted between two steps
             return []
         self.in_flight, self._pending = None, None
+        self.last_step_s = step.result.seconds
         self._count(step)
         events = self.loop.finish_step(step.plan, step.result)
         self.loop.end_step(step.plan, step.result, step.end_s)

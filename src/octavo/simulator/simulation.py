@@ -3,7 +3,8 @@
     workload ─▶ router ─▶ engine (EngineLoop over SimBackend) ─▶ RequestLog ─▶ SimulationReport
 
 The engines are the real ones; only the device is a cost model, and time is told instead of read. Everything follows from the specs, the
-requests and the seed. At one moment things happen in this order: steps end (by engine), requests arrive, steps begin (by engine).
+requests and the seed. At one moment things happen in this order: steps end (by engine), hand-offs move on, requests arrive, steps begin (by
+engine).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from octavo.core.request import ParameterError, Request, SamplingParams, derive_
 from octavo.distributed.router import Router, RouteRequest, ShortestQueue
 from octavo.engine.outputs import OutputEvent
 from octavo.simulator.engine_spec import EngineSpec
+from octavo.simulator.handing_over import HandoffDesk, HandoffOptions
 from octavo.simulator.records import RequestLog, Slo
 from octavo.simulator.report import SimulationReport, report_of
 from octavo.simulator.sim_engine import SimEngine
@@ -36,6 +38,7 @@ class SimulationOptions:
     until_s: float | None = None
     keep_requests: bool = False
     keep_gaps: bool = False
+    handoff: HandoffOptions = field(default_factory=HandoffOptions)  # where there are prefill engines
     jump: bool = True  # take steps that only repeat at once: the same figures, sooner
 
 
@@ -54,8 +57,13 @@ class Simulation:
         self._entries = [engine for engine in self.engines if engine.spec.role != "decode"]
         if not self._entries:
             raise ValueError("engines: all are of role decode; nobody computes prompts")
+        roles = {engine.spec.role for engine in self.engines}
+        if ("prefill" in roles) != ("decode" in roles):
+            raise ValueError("engines: prefill engines need decode engines to hand over to, and decode engines prefill engines")
+        self.handoffs = HandoffDesk(self.engines, self.options.handoff)
         self._router = router or ShortestQueue()
         self._numbers = count()
+        self._requests: dict[str, Request] = {}  # on prefill engines, to be handed over
         self._dirty: set[int] = set()  # engines that may begin a step now
 
     # --- the run ------------------------------------------------------------------------------------------------------------------------
@@ -68,8 +76,8 @@ class Simulation:
             self._refill(source, self.options.concurrency)
             self._begin_steps(0.0)
         until_s = float("inf") if self.options.until_s is None else self.options.until_s
-        while upcoming is not None or self._events:
-            now = self._events[0][0] if self._events else float("inf")
+        while upcoming is not None or self._events or self.handoffs.next_s() < float("inf"):
+            now = min(self._events[0][0] if self._events else float("inf"), self.handoffs.next_s())
             if upcoming is not None:
                 now = min(now, max(upcoming.arrival_s, self.clock.now()))
             if now > until_s:
@@ -77,6 +85,7 @@ class Simulation:
                 break
             self.clock.advance_to(now)
             num_ended = self._end_steps(now)
+            self._dirty |= self.handoffs.advance(now)
             if self.options.concurrency:
                 self._refill(source, num_ended)
             else:
@@ -84,7 +93,7 @@ class Simulation:
                     self._submit(upcoming, upcoming.arrival_s)
                     upcoming = self._next(source, upcoming)
             self._begin_steps(now)
-        return report_of(self.log, self.engines, self.clock.now())
+        return report_of(self.log, self.engines, self.handoffs.stats, self.clock.now())
 
     def _next(self, source: Iterator[WorkloadRequest], last: WorkloadRequest) -> WorkloadRequest | None:
         upcoming = next(source, None)
@@ -128,9 +137,12 @@ class Simulation:
         self.log.arrived(request.request_id, arrival_s, num_prompt)
         route = RouteRequest(request.request_id, num_prompt, work.num_output, work.session)
         engine = self._entries[self._router.choose(route, self._entries)]
+        if engine.spec.role == "prefill":
+            self._requests[request.request_id] = request
         try:
             engine.add(request)
         except ParameterError as error:
+            self._requests.pop(request.request_id, None)
             self.log.refused(request.request_id, str(error))
             return False
         self._dirty.add(engine.index)
@@ -143,11 +155,18 @@ class Simulation:
 
     def _take_event(self, engine: SimEngine, event: OutputEvent, now: float) -> int:
         """Write down what a step gave a request; 1 when it has ended."""
+        is_first = False
         if event.token_ids:
             live = self.log.got_tokens(event.request_id, len(event.token_ids), now)
-            live.num_cached = event.num_cached_tokens
+            live.num_cached = max(live.num_cached, event.num_cached_tokens)
+            is_first = live.num_output == len(event.token_ids)
         if event.finish_reason is None:
+            if engine.spec.role == "prefill" and is_first:
+                self.handoffs.offer(engine, self._requests.pop(event.request_id), now, engine.last_step_s)
             return 0
+        self._requests.pop(event.request_id, None)
+        if engine.spec.role == "decode":
+            self.handoffs.room_may_be_there()
         if event.error is not None:
             self.log.failed(event.request_id)
         else:
