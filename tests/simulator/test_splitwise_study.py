@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 
 from octavo.simulator.splitwise_study import (
-    A100, H100, H100_CAPPED, Bracket, Design, Study, StudyData, StudyOptions, ratio_range,
+    A100,
+    H100,
+    H100_CAPPED,
+    Bracket,
+    Design,
+    Study,
+    StudyData,
+    StudyOptions,
+    ratio_range,
 )  # fmt: skip
 from octavo.workload.lengths import Recorded
 from tests.simulator.splitwise_golden import table

@@ -156,6 +156,29 @@ class SplitwiseMachine:
         self.num_used_tokens += num_tokens
         return True
 
+    def remove(self, task: SplitwiseTask) -> None:
+        """``task`` ends before its time, between iterations: it leaves, and so does the decoding behind it. All that was reserved for the
+        request here is free."""
+        if task.follower is not None:
+            self._take_from_queue(task.follower)
+            task.follower = None
+        if task in self._decoding:
+            self._leave(task)
+            self.num_used_tokens -= task.num_final
+        elif task in self._prompts:
+            self._prompts.remove(task)
+            self.num_used_tokens -= task.num_reserved
+        else:
+            self._take_from_queue(task)
+            if task.blocked:
+                del self._blocked[task]
+                self.num_used_tokens -= task.num_final
+            elif task.is_prompt:
+                self._prompt_queue.remove(task)
+            else:
+                self._fresh.remove(task)
+                self.num_used_tokens -= task.num_final - task.num_reserved  # what its prompt left behind
+
     # --- a block ------------------------------------------------------------------------------------------------------------------------
 
     def build(self) -> int:
