@@ -16,7 +16,7 @@ from octavo.simulator.splitwise_study import (
     StudyData,
     StudyOptions,
     ratio_range,
-)  # fmt: skip
+)
 from octavo.workload.lengths import Recorded
 from tests.simulator.splitwise_golden import table
 
