@@ -45,7 +45,7 @@ def test_a_request_that_comes_as_a_step_ends_joins_the_next() -> None:
     shape = StepShape()
     shape.add(0, 4, 1)
     report = run([engine()], [work(0.0, 4, 2), work(LinearCost().seconds_of(shape), 6, 1, token=2)])
-    assert report.num_steps == 2 and report.records[0].ttft_s == pytest.approx(step_s((4, 1), (0, 6)))
+    assert report.num_steps == 2 and report.records[1].ttft_s == pytest.approx(step_s((4, 1), (0, 6)))
 
 
 def test_a_long_prompt_goes_in_chunks() -> None:
