@@ -15,7 +15,7 @@ namespace octavo {
 // Blocks may be read and written while a step runs, as long as that step does not move them.
 class HostKV {
  public:
-  using Pairs = nanobind::ndarray<const int32_t, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
+  using Moves = nanobind::ndarray<const int32_t, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
   using Data = nanobind::ndarray<const uint8_t, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
 
   void allocate(const KVStore* kv, int num_blocks) {
@@ -23,11 +23,12 @@ class HostKV {
     store_ = std::make_unique<HostStore>(num_blocks, kv->block_bytes());
   }
 
-  void move(KVStore* kv, const Pairs& saves, const Pairs& loads) {
+  void move(KVStore* kv, const Moves& saves, const Moves& loads) {
     HostStore& store = open();
-    require(saves.size() % 2 == 0 && loads.size() % 2 == 0, "block moves: pairs of pool block and host block");
+    const size_t entry = (size_t)kv->num_columns() + 1;
+    require(saves.size() % entry == 0 && loads.size() % entry == 0, "block moves: the pages of a pool block, and a host block");
     nanobind::gil_scoped_release release;
-    move_blocks(*kv, store, saves.data(), saves.size() / 2, loads.data(), loads.size() / 2);
+    move_blocks(*kv, store, saves.data(), saves.size() / entry, loads.data(), loads.size() / entry);
   }
 
   nanobind::bytes read(int block) { return nanobind::bytes(at(block), store_->block_bytes()); }

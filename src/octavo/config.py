@@ -46,7 +46,13 @@ class CacheConfig:
     kv_disk_path: str | None = None  # folder for blocks that host memory evicts, and for a restart
     kv_disk_size: int | None = None  # bytes; None: 10 GiB
     kv_reservation: str = "paged"  # paged | max | pow2 | oracle: see core/reservation.py
+    enable_kv_groups: bool = True  # whether layers with a window give back what has left it
     prefix_granularity: str = "block"  # block | token: whether a block that matches a prompt in part is used, by copying it
+
+    @property
+    def groups_kv(self) -> bool:
+        """Whether layers with a window keep their KV in pages of their own; reserved chunks hold all layers."""
+        return self.enable_kv_groups and self.kv_reservation == "paged"
 
     @property
     def has_kv_tiers(self) -> bool:

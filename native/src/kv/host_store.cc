@@ -9,12 +9,29 @@
 namespace octavo {
 namespace {
 
-void check_pairs(const KVStore& kv, const HostStore& host, const int32_t* pairs, size_t count) {
+void check_moves(const KVStore& kv, const HostStore& host, const int32_t* moves, size_t count) {
+  const int columns = kv.num_columns();
   for (size_t i = 0; i < count; ++i) {
-    const int block = pairs[2 * i], host_block = pairs[2 * i + 1];
-    if (block < 0 || block >= kv.num_blocks() || host_block < 0 || host_block >= host.num_blocks())
-      throw std::invalid_argument("block move " + std::to_string(block) + " <-> host " + std::to_string(host_block) + ": block ids are 0 to " +
-                                  std::to_string(kv.num_blocks() - 1) + ", host block ids 0 to " + std::to_string(host.num_blocks() - 1));
+    const int32_t* pages = moves + i * (size_t)(columns + 1);
+    const int host_block = pages[columns];
+    for (int c = 0; c < columns; ++c)
+      if (pages[c] < (columns > 1 ? kLeftOut : 0) || pages[c] >= kv.num_pages() || host_block < 0 || host_block >= host.num_blocks())
+        throw std::invalid_argument("block move " + std::to_string(pages[c]) + " <-> host " + std::to_string(host_block) + ": block ids are 0 to " +
+                                    std::to_string(kv.num_pages() - 1) + ", host block ids 0 to " + std::to_string(host.num_blocks() - 1));
+  }
+}
+
+void copy_pages(KVStore& kv, HostStore& host, const int32_t* moves, size_t count, bool to_host) {
+  const int columns = kv.num_columns();
+  const size_t bytes = kv.page_bytes();
+  for (size_t i = 0; i < count; ++i) {
+    const int32_t* pages = moves + i * (size_t)(columns + 1);
+    uint8_t* at = host.block(pages[columns]);
+    for (int c = 0; c < columns; ++c, at += bytes) {
+      if (pages[c] == kLeftOut) continue;
+      if (to_host) std::memcpy(at, kv.page(pages[c]), bytes);
+      else std::memcpy(kv.page(pages[c]), at, bytes);
+    }
   }
 }
 
@@ -27,10 +44,10 @@ HostStore::HostStore(int num_blocks, size_t block_bytes) : num_blocks_(num_block
 }
 
 void move_blocks(KVStore& kv, HostStore& host, const int32_t* saves, size_t num_saves, const int32_t* loads, size_t num_loads) {
-  check_pairs(kv, host, saves, num_saves);
-  check_pairs(kv, host, loads, num_loads);
-  for (size_t i = 0; i < num_saves; ++i) std::memcpy(host.block(saves[2 * i + 1]), kv.block(saves[2 * i]), host.block_bytes());
-  for (size_t i = 0; i < num_loads; ++i) std::memcpy(kv.block(loads[2 * i]), host.block(loads[2 * i + 1]), host.block_bytes());
+  check_moves(kv, host, saves, num_saves);
+  check_moves(kv, host, loads, num_loads);
+  copy_pages(kv, host, saves, num_saves, true);
+  copy_pages(kv, host, loads, num_loads, false);
 }
 
 }  // namespace octavo

@@ -27,7 +27,10 @@ class HostStore {
   std::unique_ptr<LazyMemory> memory_;
 };
 
-// Pairs (pool block, host block), flat. First all saves (pool -> host), then all loads (host -> pool), each in its order.
+constexpr int kLeftOut = -1;  // in place of a page: that column is not moved
+
+// Moves of a block's pages, by column, and the host block, flat. First all saves (pool -> host), then all loads (host -> pool), each in its
+// order.
 // Throws std::invalid_argument, and moves nothing, when an id is in neither pool.
 void move_blocks(KVStore& kv, HostStore& host, const int32_t* saves, size_t num_saves, const int32_t* loads, size_t num_loads);
 

@@ -72,6 +72,7 @@ struct StepInput {
   const int32_t* seq_rows = nullptr;      // [num_seqs]
   const int32_t* table_offset = nullptr;  // [num_seqs] into tables
   const int32_t* tables = nullptr;        // block ids
+  const int32_t* pages = nullptr;         // [block ids][columns of the KV store]; null: block b has pages b * columns and on
   int num_logit_rows = 0;
   const int32_t* logit_rows = nullptr;  // [num_logit_rows] ascending row indices
   float* logits_out = nullptr;          // null, or [num_logit_rows][vocab]: a copy of the raw logits
@@ -129,7 +130,7 @@ class Runner {
   void set_head(const HeadOp& op);
   // The pages of another runner, whose first layers are this one's. Throws std::logic_error when it has none.
   void share_kv(const Runner& other, int num_layers);
-  void allocate_kv(int num_blocks, int block_size, KVType type, const std::vector<KVLayerShape>& layers);
+  void allocate_kv(int num_pages, int block_size, KVType type, const std::vector<KVLayerShape>& layers, const KVPageLayout& layout);
 
   // ---- running ----
   void step(const StepInput& in, LogitsConsumer& consumer);
@@ -183,7 +184,7 @@ class Runner {
     int positions() const { return half_dim ? (int)(cos_sin.size() / (2 * (size_t)half_dim)) : 0; }
   };
   struct RowPlace {  // where a row's token lives
-    int seq, position, block, offset;
+    int seq, position, index, offset;  // index: into the sequence's table
   };
   struct Rows { int begin, end; };
   // Phases [begin, end) over `rows` rows. panels: where each begins, and `rows`; empty: by phases. meets: panels need each other's
@@ -204,6 +205,12 @@ class Runner {
   void count_products();
   void prepare(const StepInput& in);
   void place_rows(const StepInput& in);
+  void place_tables(const StepInput& in);
+  // Where the blocks of a sequence lie, as a table for the layers of a column of the KV store.
+  const int32_t* table(const StepInput& in, int seq, int column) const {
+    if (page_tables_.empty()) return in.tables + in.table_offset[seq];
+    return page_tables_.data() + table_begin_[(size_t)seq] + (size_t)column * (table_begin_[(size_t)seq + 1] - table_begin_[(size_t)seq]) / (size_t)kv_->num_columns();
+  }
   void plan_stages(const StepInput& in);
   std::vector<int> cut_panels(int rows, bool attends) const;
   double row_cost(int position) const;
@@ -252,6 +259,8 @@ class Runner {
 
   // per step
   std::vector<RowPlace> places_;
+  std::vector<int32_t> page_tables_;  // of each sequence, column by column; empty: block ids are pages
+  std::vector<size_t> table_begin_;   // of each sequence's in page_tables_, and the end of them
   std::vector<int> seq_first_row_;
   double row_products_ = 0.0;  // multiply-adds of a row in the phases before the select
   std::vector<std::pair<int, double>> seen_products_;  // window (0: none), multiply-adds per position seen

@@ -61,7 +61,7 @@ AttentionSequence Runner::sequence_view(const AttentionOp& op, const StepInput& 
   s.out_stride = out.stride;
   s.start = in.seq_start[seq];
   s.rows = in.seq_rows[seq];
-  s.block_table = in.tables + in.table_offset[seq];
+  s.block_table = table(in, seq, kv_->column(op.layer));
   return s;
 }
 

@@ -47,6 +47,7 @@ void Runner::prepare(const StepInput& in) {
     }
   }
   place_rows(in);
+  place_tables(in);
   plan_stages(in);
   if (in.num_logit_rows > 0) {
     const size_t head_rows = (size_t)std::min(head_rows_, in.num_logit_rows);
@@ -73,12 +74,32 @@ void Runner::place_rows(const StepInput& in) {
   int row = 0;
   for (int s = 0; s < in.num_seqs; ++s) {
     seq_first_row_[(size_t)s] = row;
-    const int32_t* table = in.tables + in.table_offset[s];
     for (int i = 0; i < in.seq_rows[s]; ++i, ++row) {
       const int p = in.seq_start[s] + i;
-      places_[(size_t)row] = RowPlace{s, p, table[p / block_size], p % block_size};
+      places_[(size_t)row] = RowPlace{s, p, p / block_size, p % block_size};
     }
   }
+}
+
+// Block ids become pages. What is not there of a block, because its window has passed, is nowhere read: any page stands for it.
+void Runner::place_tables(const StepInput& in) {
+  const int columns = kv_->num_columns(), block_size = kv_->block_size();
+  page_tables_.clear();
+  if (columns == 1 && !in.pages) return;
+  table_begin_.clear();
+  for (int s = 0; s < in.num_seqs; ++s) {
+    const int32_t* table = in.tables + in.table_offset[s];
+    const int blocks = (in.seq_start[s] + in.seq_rows[s] + block_size - 1) / block_size;
+    table_begin_.push_back(page_tables_.size());
+    page_tables_.resize(page_tables_.size() + (size_t)blocks * (size_t)columns);
+    int32_t* out = page_tables_.data() + table_begin_.back();
+    for (int b = 0; b < blocks; ++b)
+      for (int c = 0; c < columns; ++c) {
+        const size_t at = (size_t)table[b] * (size_t)columns + (size_t)c;
+        out[c * blocks + b] = in.pages ? in.pages[at] : (int32_t)at;
+      }
+  }
+  table_begin_.push_back(page_tables_.size());
 }
 
 // The phases before rows are selected, and those behind; one stage when all rows go on and no two panels need each other.
@@ -229,7 +250,8 @@ void Runner::run_row_op(const RowOp& op, const StepInput& in, int row) {
     }
     case RowOpKind::kStoreKV: {
       const RowPlace& p = places_[(size_t)row];
-      kernels_.store_kv(kv_->layer(op.layer), p.block, p.offset, at(op.in, op.in_col), at(op.in2, op.in2_col));
+      const int block = table(in, p.seq, kv_->column(op.layer))[p.index];
+      kernels_.store_kv(kv_->layer(op.layer), block, p.offset, at(op.in, op.in_col), at(op.in2, op.in2_col));
       break;
     }
     case RowOpKind::kGatedAct: kernels_.gated_act(at(op.in, op.in_col), at(op.in2, op.in2_col), op.dim, op.activation, at(op.out, op.out_col)); break;

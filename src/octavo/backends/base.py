@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from octavo.core.kv_pages import PageLayout
 from octavo.core.step import StepPlan, StepResult
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ class KVCapacity:
     bytes_per_block: int
     num_blocks: int
     dtype: str
+    layout: PageLayout | None = None  # of a block's pages; None: it has one
 
 
 class Backend(Protocol):

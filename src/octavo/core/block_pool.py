@@ -15,6 +15,7 @@ The pool owns reference counts and order. It never knows tokens, keys or sequenc
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence as Seq
 
 
 class BlockPool:
@@ -46,6 +47,14 @@ class BlockPool:
     def num_available(self) -> int:
         """Blocks that ``allocate`` can still hand out."""
         return len(self._free) + len(self._cached)
+
+    def is_whole(self, block: int) -> bool:
+        """Whether ``block`` holds the keys and values of all layers. Here every block does."""
+        return True
+
+    def pages_of(self, block: int, windowed: bool = True) -> Seq[int]:
+        """Where ``block`` lies, by column, for moves and copies. Here it is one page, of the same number: nothing need be said."""
+        return ()
 
     def allocate(self) -> tuple[int, bool]:
         """Take one block with reference count 1. Returns (block, evicted); an evicted block must be forgotten by the index at once.

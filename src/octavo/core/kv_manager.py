@@ -26,55 +26,17 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
 
 from octavo.core.block_pool import BlockPool
 from octavo.core.kv_restore import Restorer
-from octavo.core.kv_tiers import BlockRef, KVTiers, TierMatch
-from octavo.core.match_report import MatchReport
+from octavo.core.kv_tiers import BlockRef, HostEntry, KVTiers
+from octavo.core.match_report import MatchEnd, MatchReport
 from octavo.core.occupancy import KVOccupancy, count_paged
-from octavo.core.prefix_index import Namespace, PrefixIndex, PrefixNode, block_key, pack_tokens
+from octavo.core.prefix_index import Namespace, PrefixIndex
+from octavo.core.prefix_match import Chain, PrefixMatch, ref_of
 from octavo.core.request import Sequence
 from octavo.core.step import BlockCopy
 from octavo.core.tails import PartialMatch, Tails
-
-
-@dataclass(slots=True)
-class _Chain:
-    """Keys of a sequence's full blocks, made when first needed. Tokens only grow, so keys outlive preemption; ``depth`` does not."""
-
-    namespace: Namespace
-    keys: list[bytes]  # [1 + blocks hashed so far]: the root's key, then one per block
-    tokens: list[bytes] = field(default_factory=list)  # [blocks hashed so far]
-    depth: int = 0  # leading blocks of the table that are in the index
-    publishable: bool = True  # False after a key collision: blocks below it cannot be offered
-
-    def extend(self, token_ids: Seq[int], block_size: int, num_blocks: int) -> None:
-        """Make keys for the first ``num_blocks`` blocks."""
-        for i in range(len(self.tokens), num_blocks):
-            tokens = pack_tokens(token_ids[i * block_size : (i + 1) * block_size])
-            self.tokens.append(tokens)
-            self.keys.append(block_key(self.keys[i], tokens))
-
-
-@dataclass(slots=True)
-class PrefixMatch:
-    """What the cache has for a sequence beyond the blocks it already shares."""
-
-    nodes: list[PrefixNode]
-    num_pending: int = 0  # blocks after those that another sequence is computing; above 0: wait
-    tail: PartialMatch | None = None  # beginning of the block after the nodes; None while blocks are pending
-    tier: TierMatch | None = None  # blocks after those that can be restored
-
-    @property
-    def waits(self) -> bool:
-        """Whether the sequence, once it shares what was found, sits out a step at least."""
-        return self.num_pending > 0 or bool(self.tier)
-
-
-def ref_of(node: PrefixNode) -> BlockRef:
-    assert node.parent is not None, "a root holds no block"
-    return BlockRef(node.key, node.parent.key, node.tokens)
 
 
 class KVManager:
@@ -84,19 +46,27 @@ class KVManager:
     """
 
     restorer: Restorer | None = None  # there when the cache has tiers
+    pages: array[int] | None = None  # page of each column of each block; None: a block is one page, of the same number
 
     def __init__(
-        self, num_blocks: int, block_size: int, enable_prefix_caching: bool = True, fingerprint: str = "", token_granular: bool = False
+        self,
+        num_blocks: int,
+        block_size: int,
+        enable_prefix_caching: bool = True,
+        fingerprint: str = "",
+        token_granular: bool = False,
+        pool: BlockPool | None = None,
     ) -> None:
+        """``pool``: of ``num_blocks`` blocks, when it is not just any."""
         if block_size < 1:
             raise ValueError(f"block_size: {block_size} is not allowed; at least 1")
         self.block_size = block_size
-        self.pool = BlockPool(num_blocks)
+        self.pool = pool or BlockPool(num_blocks)
         num_remembered = max(num_blocks, 1024)
         self.index = PrefixIndex(block_size, fingerprint, num_remembered, token_granular) if enable_prefix_caching else None
         self._tails = Tails(self.pool, self.index) if token_granular and self.index is not None else None
         self._unfilled: set[int] = set()  # blocks that a plan not yet applied fills, by copying: what they hold is not sure
-        self._chains: dict[int, _Chain] = {}  # by seq_id
+        self._chains: dict[int, Chain] = {}  # by seq_id
         self._claims: dict[bytes, int] = {}  # key of a block being computed -> seq_id
         self.loading: set[int] = set()  # seq_ids whose blocks the plan in flight brings in: not offered before it is done
 
@@ -130,6 +100,9 @@ class KVManager:
             match.nodes.append(node)
             parent, depth = node, depth + 1
         num_found = depth
+        if self._trim(seq, match):
+            num_found = depth = depth - match.num_unusable
+            parent, limit = match.nodes[-1] if match.nodes else self.index.node(chain.keys[depth]), depth
         while depth < limit and self._claims.get(chain.keys[depth + 1], seq.seq_id) != seq.seq_id:
             match.num_pending += 1
             depth += 1
@@ -137,9 +110,18 @@ class KVManager:
                 chain.extend(seq.token_ids, self.block_size, depth + 1)
         if self.restorer is not None and not match.num_pending and (match.nodes or seq.num_computed % self.block_size == 0):
             match.tier = self.restorer.match(seq, self._unclaimed_refs(seq, chain, depth, limit), depth)
+            match.tier.entries = self.usable_entries(seq, match.tier.entries, match)
         if self._tails is not None and depth == num_found and not match.tier:
             match.tail = self._useful_tail(seq, self._tails.find(parent, seq.token_ids, depth * self.block_size), depth)
         return match
+
+    def _trim(self, seq: Sequence, match: PrefixMatch) -> bool:
+        """Take from ``match`` what is of no use because part of what is before it is gone. Here a block is offered whole, or not at all."""
+        return False
+
+    def usable_entries(self, seq: Sequence, entries: list[HostEntry], match: PrefixMatch | None = None) -> list[HostEntry]:
+        """The first of ``entries``, found behind what ``seq`` has and ``match``, that are worth restoring. Here all of them are."""
+        return entries
 
     def _useful_tail(self, seq: Sequence, tail: PartialMatch | None, depth: int) -> PartialMatch | None:
         """``tail``, of block ``depth``, when it has more than ``seq`` has computed and goes to a block that ``seq`` may write."""
@@ -153,10 +135,12 @@ class KVManager:
             return None
         chain = self._chains[seq.seq_id]
         depth = chain.depth + len(match.nodes)
+        if match.num_unusable:
+            return MatchReport(MatchEnd.WINDOW_GONE, depth * self.block_size)
         node = match.nodes[-1] if match.nodes else self.index.node(chain.keys[depth])
         return self.index.explain_end(chain.namespace, node, chain.keys[depth], seq.token_ids, depth)
 
-    def _unclaimed_refs(self, seq: Sequence, chain: _Chain, depth: int, limit: int) -> Iterator[BlockRef]:
+    def _unclaimed_refs(self, seq: Sequence, chain: Chain, depth: int, limit: int) -> Iterator[BlockRef]:
         """The blocks of ``seq`` from number ``depth`` on, up to the first that another sequence is computing."""
         while depth < limit:
             chain.extend(seq.token_ids, self.block_size, depth + 1)
@@ -201,13 +185,11 @@ class KVManager:
             return 0
         table, depth, src = seq.block_table, self._chains[seq.seq_id].depth, tail.node.block
         if depth == len(table):
-            if self.pool.num_available == 0:
+            if not self._has_room_beside(src):
                 return 0
-            self.pool.touch(src)
-            table.append(self._allocate())
+            table.append(self._allocate_beside(src))
         if table[depth] != src:
-            copies.append(BlockCopy(src, table[depth]))
-            self._unfilled.add(table[depth])
+            self._copy(src, table[depth], copies)
         num_gained = depth * self.block_size + tail.num_tokens - seq.num_computed
         seq.num_computed += num_gained
         return num_gained
@@ -244,7 +226,7 @@ class KVManager:
         while chain is not None and chain.publishable and chain.depth < num_full:
             self._publish_next(seq, chain)
 
-    def _publish_next(self, seq: Sequence, chain: _Chain) -> None:
+    def _publish_next(self, seq: Sequence, chain: Chain) -> None:
         assert self.index is not None
         i, table = chain.depth, seq.block_table
         chain.extend(seq.token_ids, self.block_size, i + 1)
@@ -257,10 +239,14 @@ class KVManager:
         if self._tails is not None:
             self._tails.drop_covered(node)
         if node.block != table[i]:
-            self.pool.acquire(node.block)
             own, table[i] = table[i], node.block
-            self.pool.release(own, keep=False)
+            self._exchange(own, node.block)
         chain.depth = i + 1
+
+    def _exchange(self, own: int, offered: int) -> None:
+        """A sequence shares ``offered`` from now on instead of ``own``, which nobody else has and which holds the same."""
+        self.pool.acquire(offered)
+        self.pool.release(own, keep=False)
 
     def withhold(self, seq: Sequence) -> None:
         """Offer nothing more of ``seq``, ever: what it computes cannot be offered, or is not to be trusted."""
@@ -303,8 +289,7 @@ class KVManager:
             return False
         if shared:
             src, dst = table[start // size], self._allocate()
-            copies.append(BlockCopy(src, dst))
-            self._unfilled.add(dst)
+            self._copy(src, dst, copies)
             table[start // size] = dst
             self.pool.release(src, keep=False)
         for _ in range(num_missing):
@@ -318,16 +303,23 @@ class KVManager:
             self.pool.release(block, keep=False)
         del table[self.blocks_for(seq.num_computed) :]
 
-    def append_block(self, seq: Sequence, shared: int | None) -> int:
-        """Lengthen the table of ``seq`` by a block that is filled from outside: a new one, or ``shared``, which has an owner already."""
+    def append_block(self, seq: Sequence, shared: int | None, windowed: bool = True) -> int:
+        """Lengthen the table of ``seq`` by a block that is filled from outside: a new one, or ``shared``, which has an owner already.
+
+        ``windowed``: it is to have a part for window layers.
+        """
         if shared is None:
-            block = self._allocate()
+            block = self._allocate(windowed)
             self._unfilled.add(block)
         else:
             block = shared
             self.pool.acquire(block)
         seq.block_table.append(block)
         return block
+
+    def add_window(self, block: int) -> Seq[int]:
+        """Give ``block``, appended without it, a part for window layers. Returns where that lies, by column. Here every block has all."""
+        raise AssertionError(f"block {block} has all parts")
 
     def is_being_filled(self, seq: Sequence) -> bool:
         """Whether the plan not yet applied is to copy into a block of ``seq``."""
@@ -346,11 +338,14 @@ class KVManager:
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """``child``, a new continuation with equal tokens, shares all blocks of ``parent``."""
         child.block_table = parent.block_table[:]
-        for block in child.block_table:
-            self.pool.acquire(block)
+        self._acquire_all(parent, child)
         chain = self._chains.get(parent.seq_id)
         if chain is not None:
-            self._chains[child.seq_id] = _Chain(chain.namespace, chain.keys[:], chain.tokens[:], chain.depth, chain.publishable)
+            self._chains[child.seq_id] = Chain(chain.namespace, chain.keys[:], chain.tokens[:], chain.depth, chain.publishable)
+
+    def _acquire_all(self, parent: Sequence, child: Sequence) -> None:
+        for block in child.block_table:
+            self.pool.acquire(block)
 
     def release(self, seq: Sequence, forget: bool) -> None:
         """Give back all blocks, the end of the table first, and all claims. ``forget`` when the sequence never runs again."""
@@ -371,14 +366,34 @@ class KVManager:
         elif chain is not None:
             chain.depth = 0
 
-    def _allocate(self) -> int:
+    def num_passed(self, seq: Sequence) -> int:
+        """Leading blocks of ``seq`` of which it needs no part for window layers any more. Here it needs all of each."""
+        return 0
+
+    def _allocate(self, windowed: bool = True) -> int:
         block, evicted = self.pool.allocate()
         if evicted:
-            assert self.index is not None
-            node = self.index.forget(block)
-            if self.restorer is not None and self.index.is_full(node):
-                self.restorer.tiers.save(ref_of(node), block)
+            self._evicted(block, ())
         return block
+
+    def _evicted(self, block: int, pages: Seq[int]) -> None:
+        """``block``, which lay in ``pages``, is offered no more; what it holds goes to the tiers, if there are any."""
+        assert self.index is not None
+        node = self.index.forget(block)
+        if self.restorer is not None and self.index.is_full(node):
+            self.restorer.tiers.save(ref_of(node), block, pages)
+
+    def _has_room_beside(self, src: int) -> bool:
+        """Whether there is a block to copy ``src``, which is offered, into; it may be ``src`` itself."""
+        return self.pool.num_available > 0
+
+    def _allocate_beside(self, src: int) -> int:
+        self.pool.touch(src)
+        return self._allocate()
+
+    def _copy(self, src: int, dst: int, copies: list[BlockCopy]) -> None:
+        copies.append(BlockCopy(src, dst, self.pool.pages_of(src), self.pool.pages_of(dst)))
+        self._unfilled.add(dst)
 
     def attach_tiers(self, tiers: KVTiers) -> None:
         """What the pool evicts goes to ``tiers`` from now on, and is looked up there."""
@@ -393,13 +408,13 @@ class KVManager:
         nodes = self.index.blocks()
         return [(ref_of(nodes[block]), block) for block in self.pool.eviction_order() if self.index.is_full(nodes[block])]
 
-    def _chain(self, seq: Sequence) -> _Chain | None:
+    def _chain(self, seq: Sequence) -> Chain | None:
         if self.index is None:
             return None
         chain = self._chains.get(seq.seq_id)
         if chain is None:
             namespace = Namespace(salt=seq.request.cache_salt or None)
-            chain = self._chains[seq.seq_id] = _Chain(namespace, [self.index.root_key(namespace)])
+            chain = self._chains[seq.seq_id] = Chain(namespace, [self.index.root_key(namespace)])
         return chain
 
     def _drop_claims(self, seq: Sequence) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from octavo.core.kv_tiers import BlockRef, KVTiers, TierMatch
+from octavo.core.kv_tiers import BlockRef, HostEntry, KVTiers, TierMatch
 from octavo.core.request import Sequence
 from octavo.core.step import BlockMove
 
@@ -65,14 +65,14 @@ class Restorer:
             return True
         if match.entries and self._num_loads_left == 0:  # others have all of this plan's: the next will do
             return True
-        entries = match.entries[: self._kv.pool.num_available][: self._num_loads_left]
+        entries = self._kv.usable_entries(seq, match.entries[: self._kv.pool.num_available][: self._num_loads_left])
         if not entries:
             self.tiers.end_wait(seq.seq_id)
             return False
         self.tiers.load(seq.seq_id, entries)  # before blocks are allocated: what that evicts is not to take their place in host memory
         size = self._kv.block_size
         num_disk_tokens = size * sum(entry.from_disk for entry in entries)
-        loads = [BlockMove(self._kv.append_block(seq, None), entry.host_block) for entry in entries]
+        loads = [self._load(seq, entry) for entry in entries]
         self.tiers.stats.num_loaded_blocks += len(loads)
         for entry in entries:
             entry.from_disk = False
@@ -82,6 +82,10 @@ class Restorer:
         self._restores[seq.seq_id] = Restore(seq, loads, seq.num_scheduled - num_disk_tokens, num_disk_tokens)
         self._kv.claim(seq)
         return True
+
+    def _load(self, seq: Sequence, entry: HostEntry) -> BlockMove:
+        block = self._kv.append_block(seq, None, entry.windowed)
+        return BlockMove(block, entry.host_block, pages=self._kv.pool.pages_of(block))
 
     def loads(self) -> list[BlockMove]:
         """What the plan being made loads."""

@@ -25,8 +25,8 @@ from collections.abc import Sequence as Seq
 
 from octavo.core import admission, policy
 from octavo.core.cost import GapCost, StepShape
-from octavo.core.kv_manager import PrefixMatch
 from octavo.core.pacing import Prompt, StepRoom
+from octavo.core.prefix_match import PrefixMatch
 from octavo.core.request import Sequence, SequenceStatus
 from octavo.core.state import NO_GUESSES, Draft, Guesses, SchedulerState
 from octavo.core.step import SequenceSlice, SlotOpen, StepPlan
@@ -41,7 +41,8 @@ class Planner:
         """The next step, or None when no sequence is left. ``now``: seconds on the clock of ``Request.arrival_s``."""
         state = self._state
         state.rank_anew()
-        draft = Draft(StepPlan(step_index, block_copies=state.kv.take_copies()), state.config.max_num_batched_tokens, guesses)
+        plan = StepPlan(step_index, block_copies=state.kv.take_copies(), pages=state.kv.pages)
+        draft = Draft(plan, state.config.max_num_batched_tokens, guesses)
         num_preemptions = num_before = state.stats.num_preemptions
         if state.kv.restorer is not None:
             state.kv.restorer.begin_plan(now, self._gap_limit_s())

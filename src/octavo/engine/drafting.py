@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from octavo.models.loaded import LoadedModel
 
 
+def _draft_config(config: EngineConfig, name: str) -> EngineConfig:
+    """Its blocks are of one kind: what it keeps of a sequence is given up as a whole."""
+    return replace(config, model=replace(config.model, model=name), cache=replace(config.cache, enable_kv_groups=False))
+
+
 class DraftModels:
     """Opened before the KV pool is sized, started after.
 
@@ -41,7 +46,7 @@ class DraftModels:
         from octavo.models.loading import open_model
 
         target, config = self._target, self._config
-        draft, backend = load_halves(open_model(ensure_model(name)), replace(config, model=replace(config.model, model=name)))
+        draft, backend = load_halves(open_model(ensure_model(name)), _draft_config(config, name))
         self._close.append(backend.close)
         try:
             check_vocabularies(target.tokenizer, draft.tokenizer, target.eos_token_ids, draft.eos_token_ids)

@@ -73,7 +73,7 @@ class Engine:
             raise
         self.scheduler = Scheduler(
             config.scheduler, config.cache, self.num_kv_blocks, self.max_model_len, fingerprint, self.gap_model, num_host_blocks,
-            self.preemption_model, None if self.tiering is None else self.tiering.tiers,
+            self.preemption_model, None if self.tiering is None else self.tiering.tiers, backend.kv_capacity(0).layout,
         )  # fmt: skip
         others = {one.name: one for one in (draft_model, self_draft) if one is not None}
         self.speculator = create_speculator(config.speculative, self.scheduler.limits.max_total_tokens, self.clock, others)

@@ -17,7 +17,7 @@ from octavo.backends.base import Backend
 from octavo.config import CacheConfig, ConfigError
 from octavo.core.kv_tiers import BlockRef, KVTiers
 from octavo.core.scheduler import Scheduler
-from octavo.core.step import BlockMove, StepPlan
+from octavo.core.step import StepPlan
 from octavo.costs.restore import RestoreModel
 from octavo.engine.kv_disk import DiskStore, StoreAbout
 from octavo.engine.kv_disk_io import DiskTier
@@ -123,15 +123,15 @@ class KVTiering:
         assert self.disk is not None
         read = self._backend.read_host_block
         staging, vacated = self.tiers.vacate(STAGING_BLOCKS)
-        last = [(entry.ref, read(entry.host_block)) for entry in reversed(vacated) if entry.ref.key not in self.disk]
+        last = [(entry.ref, read(entry.host_block)) for entry in reversed(vacated) if entry.windowed and entry.ref.key not in self.disk]
         pool = [(ref, block) for ref, block in reversed(scheduler.evictable_blocks()) if ref.key not in self.disk]
         for i in range(0, len(pool), len(staging)):
             batch = list(zip(pool[i : i + len(staging)], staging, strict=False))
-            self._backend.execute(StepPlan(0, block_saves=[BlockMove(block, host_block) for (_, block), host_block in batch]))
+            self._backend.execute(StepPlan(0, block_saves=[scheduler.block_save(block, host_block) for (_, block), host_block in batch]))
             for (ref, _), host_block in batch:
                 yield ref, read(host_block)
         for entry in reversed(self.tiers.entries()):
-            if entry.ref.key not in self.disk:
+            if entry.windowed and entry.ref.key not in self.disk:
                 yield entry.ref, read(entry.host_block)
         yield from last
 

@@ -13,11 +13,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from octavo.backends.base import BackendError, KVCapacity
-from octavo.backends.block_moves import run_block_moves
+from octavo.backends.block_moves import pages_of, run_block_moves
 from octavo.backends.cpu.kernel_path import kernel_path
 from octavo.backends.cpu.lowering import Handles, lower
 from octavo.backends.cpu.step_arrays import StepArrays, read_results
 from octavo.backends.machine import available_cpus
+from octavo.core.kv_pages import PageLayout, page_layout
 from octavo.core.step import BlockMove, StepPlan, StepResult
 from octavo.models.loaded import first_layers
 from octavo.models.program import Linear, Rope, RopeScaling
@@ -69,7 +70,10 @@ class CpuBackend:
         self._ropes: dict[Rope, int] = {}  # positions each rotary table covers
         self._num_pool_tokens = 0
         self._num_host_blocks = 0
+        self._layout: PageLayout = self._page_layout() if base is None else base._layout
         self._fingerprint = f"{model.fingerprint}:{config.backend.compute}:kv-{self._kv_dtype}:layout-{LAYOUT_VERSION}:{self.isa}"
+        if self._layout.num_pages > 1:
+            self._fingerprint += f":pages-{self._layout.num_full}+{self._layout.num_window}"
         self._load()
 
     # ---- loading ----
@@ -151,8 +155,13 @@ class CpuBackend:
     # ---- KV ----
 
     def kv_capacity(self, memory_bytes: int) -> KVCapacity:
-        per_block = self._open_native().bytes_per_block(self.block_size, self._kv_dtype, self._kv_layers())
-        return KVCapacity(per_block, memory_bytes // per_block, self._kv_dtype)
+        per_block = self._layout.block_bytes
+        return KVCapacity(per_block, memory_bytes // per_block, self._kv_dtype, self._layout)
+
+    def _page_layout(self) -> PageLayout:
+        bytes_of, layers = self._open_native().bytes_per_block, self._program.kv_layers
+        sizes = [bytes_of(self.block_size, self._kv_dtype, [(kv.kv_heads, kv.head_dim)]) for kv in layers]
+        return page_layout(sizes, [kv.window for kv in layers], self._config.cache.groups_kv)
 
     def allocate_kv(self, num_blocks: int) -> None:
         """Address space now, memory as blocks are first written; all that loading has left behind is given back for them.
@@ -165,7 +174,9 @@ class CpuBackend:
         if not 1 <= num_blocks <= MAX_KV_BLOCKS:
             raise BackendError(f"num_kv_blocks: {num_blocks} is not allowed; from 1 to {MAX_KV_BLOCKS}")
         try:
-            native.allocate_kv(num_blocks, self.block_size, self._kv_dtype, self._kv_layers())
+            pages = self._layout
+            layers = [(kv.kv_heads, kv.head_dim) for kv in self._program.kv_layers]
+            native.allocate_kv(num_blocks, self.block_size, self._kv_dtype, layers, pages.num_pages, pages.page_bytes, pages.layers)
         except (MemoryError, ValueError) as e:
             raise BackendError(f"num_kv_blocks: {num_blocks} blocks of {self.block_size} tokens cannot be allocated ({e})") from e
         self._num_pool_tokens = num_blocks * self.block_size
@@ -192,7 +203,8 @@ class CpuBackend:
 
     def _move(self, saves: list[BlockMove], loads: list[BlockMove]) -> None:
         """Without the interpreter lock."""
-        self._open_native().move_blocks(_pairs(saves), _pairs(loads))
+        num_columns = self._layout.num_pages
+        self._open_native().move_blocks(_flat(saves, num_columns), _flat(loads, num_columns))
 
     def _release_leavings(self) -> None:
         """The model is loaded, text and all: files need not be mapped in memory any more, and a vocabulary took much to build."""
@@ -201,9 +213,6 @@ class CpuBackend:
         for file in {id(tensor.data.obj): tensor.data.obj for tensor in self._weights.values()}.values():
             _release_pages(file)
         _native.release_free_memory()
-
-    def _kv_layers(self) -> list[tuple[int, int]]:
-        return [(kv.kv_heads, kv.head_dim) for kv in self._program.kv_layers]
 
     def first_layers(self, num_layers: int) -> CpuBackend:
         """A backend of this one's first layers, with its final norm and output matrix: it computes what this one does up to there.
@@ -242,19 +251,19 @@ class CpuBackend:
         for source, target, seed in plan.slot_forks:
             slots.fork(source, target, seed)
             self._open_slots.add(target)
-        move_seconds = run_block_moves(plan, self._move, native.copy_block)
+        move_seconds = run_block_moves(plan, self._move, native.copy_page, self._layout.num_pages)
         if not plan.slices:
             return StepResult(plan.step_index, [], time.perf_counter() - started, move_seconds)
         arrays = StepArrays(plan, self.vocab_size)
         self._cover_positions(arrays.num_positions)
         hook = self.logits_hook
-        logits = self._run(arrays, hook is not None)
+        logits = self._run(arrays, plan.pages, hook is not None)
         if hook is not None and logits is not None:
             for (seq_id, position), row in zip(arrays.logit_positions(plan), logits, strict=True):
                 hook(seq_id, position, row)
         return StepResult(plan.step_index, read_results(plan, arrays), time.perf_counter() - started, move_seconds)
 
-    def _run(self, a: StepArrays, want_logits: bool) -> np.ndarray | None:
+    def _run(self, a: StepArrays, pages: array[int] | None, want_logits: bool) -> np.ndarray | None:
         logits = None
         if want_logits:
             import numpy as np
@@ -262,7 +271,7 @@ class CpuBackend:
             logits = np.empty((len(a.logit_rows), self.vocab_size), np.float32)
         self._open_native().step(
             self._slots, a.tokens, a.seq_start, a.seq_rows, a.table_offset, a.tables, a.logit_rows, a.requests, a.masks, a.mask_offset,
-            a.out_token, a.out_status, a.out_rank, a.out_logprob, a.max_top, a.out_top_ids, a.out_top_logprobs, logits,
+            a.out_token, a.out_status, a.out_rank, a.out_logprob, a.max_top, a.out_top_ids, a.out_top_logprobs, logits, pages,
         )  # fmt: skip
         return logits
 
@@ -289,9 +298,9 @@ def kv_dtype_of(config: EngineConfig) -> str:
     return "f32" if config.backend.compute == "f32" else "bf16"
 
 
-def _pairs(moves: list[BlockMove]) -> array[int]:
-    """int32 (pool block, host block), flat."""
-    return array("i", [block for move in moves for block in (move.pool_block, move.host_block)])
+def _flat(moves: list[BlockMove], num_columns: int) -> array[int]:
+    """int32 (pages of the pool block, host block), flat."""
+    return array("i", [place for move in moves for place in (*pages_of(move.pool_block, move.pages, num_columns), move.host_block)])
 
 
 def _release_pages(file: object) -> None:
