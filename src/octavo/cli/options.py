@@ -115,6 +115,7 @@ def engine_options(function: Callable) -> Callable:
             click.option("--kv-disk-path", help="Folder for blocks that no longer fit in memory; they survive a restart."),
             click.option("--kv-disk-size", type=ByteSize(), help="Most bytes in --kv-disk-path (default: 10GiB)."),
             click.option("--no-enable-prefix-caching", is_flag=True, help="Compute every prompt from its first token."),
+            click.option("--no-enable-kv-groups", is_flag=True, help="Keep the KV of window layers for all positions."),
             _shown("--prefix-granularity", cache.prefix_granularity, click.Choice(PREFIX_GRANULARITIES), grain_help),
             click.option("--no-enable-chunked-prefill", is_flag=True, help="Compute each prompt in one step, never in pieces."),
             _shown("--scheduling-policy", scheduler.scheduling_policy, click.Choice(SCHEDULING_POLICIES), policy_help),
@@ -141,7 +142,11 @@ def engine_config(options: dict[str, Any]) -> EngineConfig:
     cache, scheduler = _replaced(d.cache, options, "prefix_granularity", *pool_fields), _replaced(d.scheduler, options, *scheduler_fields)
     config = EngineConfig(
         model=_replaced(d.model, options, "model", "served_model_name", "max_model_len"),
-        cache=replace(cache, enable_prefix_caching=not options.get("no_enable_prefix_caching", False)),
+        cache=replace(
+            cache,
+            enable_prefix_caching=not options.get("no_enable_prefix_caching", False),
+            enable_kv_groups=not options.get("no_enable_kv_groups", False),
+        ),
         scheduler=replace(scheduler, enable_chunked_prefill=not options.get("no_enable_chunked_prefill", False)),
         backend=_replaced(d.backend, options, "backend", "compute", "threads"),
         speculative=_replaced(d.speculative, options, "spec", "spec_method", "draft_model", "self_draft_layers", "spec_rule"),
