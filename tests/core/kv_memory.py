@@ -7,6 +7,7 @@ block table. A block that is stale, missing, foreign or written by two gives ano
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from octavo.core.request import FinishReason, Request, derive_seed
 from octavo.core.step import BlockCopy, BlockMove, SequenceSlice, SliceResult, SlotOpen, StepPlan, StepResult, TokenLogprobs
@@ -94,6 +95,13 @@ class KVMemoryBackend:
 
     def _copy(self, copy: BlockCopy) -> None:
         self.memory[copy.dst_block] = list(self.memory[copy.src_block])
+
+    def read_host(self, host_block: int) -> Any:
+        assert UNWRITTEN not in self.host[host_block]
+        return list(self.host[host_block])
+
+    def write_host(self, host_block: int, contents: Any) -> None:
+        self.host[host_block] = list(contents)
 
     def _write(self, block: int, offset: int, entry: int) -> None:
         self.memory[block][offset] = entry

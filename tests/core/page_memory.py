@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from typing import Any
 
 from octavo.core.kv_pages import PageLayout
 from octavo.core.step import BlockCopy, BlockMove, SequenceSlice, SliceResult, StepPlan, StepResult
@@ -45,6 +46,16 @@ class PageMemoryBackend(KVMemoryBackend):
     def _load(self, move: BlockMove) -> None:
         super()._load(move)
         self._move(move, lambda page, host: page.__setitem__(slice(None), host))
+
+    def read_host(self, host_block: int) -> Any:
+        """Both parts: a block without its window part is never read."""
+        pages = [list(page) for page in self.host_pages[host_block]]
+        assert all(UNWRITTEN not in page for page in pages)
+        return super().read_host(host_block), pages
+
+    def write_host(self, host_block: int, contents: Any) -> None:
+        super().write_host(host_block, contents[0])
+        self.host_pages[host_block] = [list(page) for page in contents[1]]
 
     def _move(self, move: BlockMove, copy) -> None:  # type: ignore[no-untyped-def]
         assert len(move.pages) == self.layout.num_pages

@@ -12,8 +12,6 @@ import pytest
 
 from octavo import LLM, RequestOutput, SamplingParams
 from octavo.core.page_pool import PagePool
-from octavo.core.request import BeamParams, ParameterError
-from octavo.core.step import StepPlan, StepResult
 from tests.models.tiny import write_tiny_gguf
 
 BLOCK, WINDOW = 16, 32

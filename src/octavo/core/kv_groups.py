@@ -25,6 +25,7 @@ from octavo.core.occupancy import KVOccupancy, count_paged
 from octavo.core.page_pool import Evicted, PagePool
 from octavo.core.prefix_match import PrefixMatch
 from octavo.core.request import Sequence
+from octavo.core.step import BlockCopy
 from octavo.core.tails import PartialMatch
 
 
@@ -61,8 +62,12 @@ class GroupedKV(KVManager):
 
     def num_missing(self, seq: Sequence) -> int:
         """In whole blocks, rounded up: what ``seq`` takes at a time at most, chunk by chunk, giving back what it passes."""
-        missing = self.needs.missing(len(seq.token_ids), len(seq.block_table), seq.num_computed)
+        missing = self.needs.missing(len(seq.token_ids), len(seq.block_table), self._num_there(seq))
         return -(-missing // self.needs.num_pages)
+
+    def _num_there(self, seq: Sequence) -> int:
+        """Tokens of ``seq`` that are computed, or that the plan brings back: the blocks of these have the parts that they will have."""
+        return seq.num_computed + (0 if self.restorer is None else self.restorer.num_loading(seq))
 
     def can_admit(self, seq: Sequence, match: PrefixMatch, num_spare: int) -> bool:
         pool, needs, nodes = self.pool, self.needs, match.nodes
@@ -105,6 +110,12 @@ class GroupedKV(KVManager):
 
     def adopt_prefix(self, seq: Sequence, match: PrefixMatch) -> int:
         num_gained = super().adopt_prefix(seq, match)
+        if num_gained:
+            self._pass(seq)
+        return num_gained
+
+    def adopt_tail(self, seq: Sequence, match: PrefixMatch, copies: list[BlockCopy]) -> int:
+        num_gained = super().adopt_tail(seq, match, copies)
         if num_gained:
             self._pass(seq)
         return num_gained
@@ -204,6 +215,7 @@ class GroupedKV(KVManager):
             assert done == self.num_passed(seq) or seq.seq_id in self.loading, f"sequence {seq.seq_id} keeps parts it has passed"
             for block in seq.block_table[:done]:
                 passed[block] += 1
-            for i, block in enumerate(seq.block_table[self.num_passed(seq) :], self.num_passed(seq)):
+            first = self.needs.num_passed(self._num_there(seq))
+            for i, block in enumerate(seq.block_table[first:], first):
                 assert pool.has_window[block] and not pool.is_loose(block), f"sequence {seq.seq_id} needs the window part of block {i}"
         assert passed == pool.num_passed, "the pool counts other passes than the sequences"

@@ -134,7 +134,7 @@ class PageNeeds:
     def most_tokens(self, num_pages: int, num_ids: int) -> int:
         """Most tokens of one sequence that a pool of ``num_pages`` pages and ``num_ids`` block ids holds; always whole blocks."""
         both = min(num_pages // self.num_pages, num_ids)
-        if both <= self.most_windows:
+        if both < self.most_windows:
             return both * self.block_size
         left = num_pages - self.most_windows * self.num_window
         return (min(left // self.num_full, num_ids) if self.num_full else num_ids) * self.block_size

@@ -49,6 +49,10 @@ class Restorer:
         """Those that the plan being made, or in flight, loads blocks for."""
         return [restore.seq for restore in self._restores.values()]
 
+    def num_loading(self, seq: Sequence) -> int:
+        """Tokens of ``seq`` that the plan being made, or in flight, loads."""
+        return seq.num_scheduled if seq.seq_id in self._restores else 0
+
     def match(self, seq: Sequence, refs: Iterator[BlockRef], depth: int) -> TierMatch:
         """What the tiers have after the first ``depth`` blocks of ``seq``, which it shares or is about to. Changes nothing."""
         if seq.seq_id in self._restores:
