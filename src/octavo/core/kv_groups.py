@@ -192,6 +192,14 @@ class GroupedKV(KVManager):
         """Those that have both parts alone: what is kept on disk is whole."""
         return [(ref, block) for ref, block in super().evictable_blocks() if self.pool.has_window[block]]
 
+    def num_table_blocks(self, holders: Iterable[Sequence]) -> int:
+        """In whole blocks, rounded up: what has been passed would be given back."""
+        needs, num_pages = self.needs, 0
+        for seq in holders:
+            num_blocks = len(seq.block_table)
+            num_pages += needs.num_full * num_blocks + needs.num_window * max(0, num_blocks - self.num_passed(seq))
+        return -(-num_pages // needs.num_pages)
+
     def occupancy(self, holders: Iterable[tuple[Sequence, int]]) -> KVOccupancy:
         """As KVManager's; a slot is room for one token in the layers of one page."""
         pool, size, per_block = self.pool, self.block_size, self.needs.num_pages

@@ -425,6 +425,10 @@ class KVManager:
             if self._claims.get(key) == seq.seq_id:
                 del self._claims[key]
 
+    def num_table_blocks(self, holders: Iterable[Sequence]) -> int:
+        """Blocks that ``holders`` would take if they shared none."""
+        return sum(len(seq.block_table) for seq in holders)
+
     def occupancy(self, holders: Iterable[tuple[Sequence, int]]) -> KVOccupancy:
         """What the pool's slots are used for. ``holders``: as for ``count_paged``."""
         pool = self.pool

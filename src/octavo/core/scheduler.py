@@ -186,7 +186,7 @@ class Scheduler:
     @property
     def num_table_blocks(self) -> int:
         """Blocks in the tables of running sequences, a shared one once for each table: what these would take without sharing."""
-        return sum(len(seq.block_table) for seq in self._state.running)
+        return self._state.kv.num_table_blocks(self._state.running)
 
     @property
     def num_cached_blocks(self) -> int:

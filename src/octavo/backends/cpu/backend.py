@@ -139,10 +139,12 @@ class CpuBackend:
         self._ropes[rope] = 0
         return index
 
-    def _cover_positions(self, positions: int) -> None:
+    def _cover_positions(self, positions: int, plan: StepPlan) -> None:
         """Rotary tables for positions below ``positions``, appended to when needed, so that a long context costs nothing at start."""
-        positions = min(positions, self._num_pool_tokens)  # no block table holds more; a plan that says so is refused in a moment
-        self._extend_ropes(-(-positions // ROPE_CHUNK) * ROPE_CHUNK)
+        if all(positions <= covered for covered in self._ropes.values()):
+            return
+        longest = max(len(s.block_table) for s in plan.slices) * self.block_size  # a plan that goes beyond is refused in a moment
+        self._extend_ropes(-(-min(positions, longest) // ROPE_CHUNK) * ROPE_CHUNK)
 
     def _extend_ropes(self, target: int) -> None:
         for rope, covered in self._ropes.items():
@@ -255,7 +257,7 @@ class CpuBackend:
         if not plan.slices:
             return StepResult(plan.step_index, [], time.perf_counter() - started, move_seconds)
         arrays = StepArrays(plan, self.vocab_size)
-        self._cover_positions(arrays.num_positions)
+        self._cover_positions(arrays.num_positions, plan)
         hook = self.logits_hook
         logits = self._run(arrays, plan.pages, hook is not None)
         if hook is not None and logits is not None:
