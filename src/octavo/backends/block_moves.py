@@ -35,6 +35,6 @@ def run_block_moves(
         for copy in copies:
             pages = pages_of(copy.dst_block, copy.dst_pages, num_columns)
             for src, dst in zip(pages_of(copy.src_block, copy.src_pages, num_columns), pages, strict=True):
-                if src != LEFT_OUT and dst != LEFT_OUT:
+                if not (copy.src_pages and LEFT_OUT in (src, dst)):
                     copy_page(src, dst)
     return seconds

@@ -157,6 +157,7 @@ class CpuBackend:
     # ---- KV ----
 
     def kv_capacity(self, memory_bytes: int) -> KVCapacity:
+        self._open_native()
         per_block = self._layout.block_bytes
         return KVCapacity(per_block, memory_bytes // per_block, self._kv_dtype, self._layout)
 
