@@ -341,6 +341,13 @@ void bind_running(nb::class_<Model>& c) {
           },
           "num_blocks"_a, "block_size"_a, "dtype"_a, "layers"_a, "columns"_a, "page_bytes"_a, "places"_a,
           "places: (column, offset in its page) of each layer.")
+      .def(
+          "lodge_kv",
+          [](Model& m, const Model& owner, int block_size, const std::string& dtype, const std::vector<std::pair<int, int>>& layers, int columns,
+             size_t page_bytes, const std::vector<std::pair<int, size_t>>& places) {
+            m.runner_.lodge_kv(owner.runner_, block_size, kv_type(dtype), kv_layers(layers), kv_layout(columns, page_bytes, places));
+          },
+          "owner"_a, "block_size"_a, "dtype"_a, "layers"_a, "columns"_a, "page_bytes"_a, "places"_a, "Layers in the pages of another model's pool.")
       .def("share_kv", [](Model& m, const Model& other, int num_layers) { m.runner_.share_kv(other.runner_, num_layers); }, "other"_a, "num_layers"_a)
       .def(
           "copy_page",

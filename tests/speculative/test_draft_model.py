@@ -13,7 +13,7 @@ from octavo.backends.reference.backend import ReferenceBackend
 from octavo.config import CacheConfig, EngineConfig, SchedulerConfig
 from octavo.core.request import Request, SamplingParams
 from octavo.models.loading import open_model
-from octavo.speculative.draft_model import DraftModel, VocabularyMismatch, check_vocabularies
+from octavo.speculative.draft_model import DraftModel, OwnBlocks, VocabularyMismatch, check_vocabularies
 from tests.engine.scripted import byte_tokenizer
 from tests.models.tiny import write_tiny_gguf
 
@@ -98,11 +98,12 @@ def test_many_sequences_in_a_small_pool(path: Path, llm: LLM) -> None:
             assert drafts in ([], want[i])
             if drafts:
                 answered.add(i)
-        draft._pool.check_invariants()
+        held = [block for drafted in draft._sequences.values() for block in drafted.table]
+        assert isinstance(draft._blocks, OwnBlocks) and sorted([*held, *draft._blocks._free]) == list(range(7))
     assert answered == {0, 1, 2, 3, 4}
     for i in prompts:
         draft.end(i)
-    assert draft._pool.num_free == 7 and len(draft._slots) == draft._backend.max_num_slots
+    assert len(draft._blocks._free) == 7 and len(draft._slots) == draft._backend.max_num_slots
 
 
 def test_no_drafts_past_the_draft_s_context(path: Path, llm: LLM) -> None:

@@ -32,6 +32,10 @@ class KVStore {
   KVStore(int num_pages, int block_size, KVType type, const std::vector<KVLayerShape>& layers);
   KVStore(int num_pages, int block_size, KVType type, const std::vector<KVLayerShape>& layers, const KVPageLayout& layout);
 
+  // Another model's layers in the pages of `owner`, which a layout's pages divide without a rest. One of the two is in use at a time, and
+  // what is whose is the callers' business. Throws std::invalid_argument.
+  KVStore(const KVStore& owner, int block_size, KVType type, const std::vector<KVLayerShape>& layers, const KVPageLayout& layout);
+
   // One page for all layers.
   static KVPageLayout one_page(int block_size, KVType type, const std::vector<KVLayerShape>& layers);
   static size_t bytes_per_block(int block_size, KVType type, const std::vector<KVLayerShape>& layers);
@@ -49,9 +53,11 @@ class KVStore {
   void copy_page(int src, int dst);  // throws std::invalid_argument for pages outside the pool
 
  private:
+  void view_layers(KVType type, const std::vector<KVLayerShape>& layers);
+
   int num_pages_, block_size_;
   KVPageLayout layout_;
-  std::unique_ptr<LazyMemory> memory_;
+  std::shared_ptr<LazyMemory> memory_;
   std::vector<KVLayerView> views_;
 };
 

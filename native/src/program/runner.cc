@@ -139,6 +139,12 @@ void Runner::allocate_kv(int num_pages, int block_size, KVType type, const std::
   get_ready();
 }
 
+void Runner::lodge_kv(const Runner& owner, int block_size, KVType type, const std::vector<KVLayerShape>& layers, const KVPageLayout& layout) {
+  if (!owner.kv_) throw std::logic_error("lodge_kv before allocate_kv");
+  kv_ = std::make_shared<KVStore>(*owner.kv_, block_size, type, layers, layout);
+  get_ready();
+}
+
 void Runner::share_kv(const Runner& other, int num_layers) {
   if (!other.kv_) throw std::logic_error("share_kv before allocate_kv");
   if (num_layers > other.kv_->num_layers()) throw std::invalid_argument("KV layers: " + std::to_string(num_layers) + " are not there to be shared");

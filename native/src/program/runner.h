@@ -130,6 +130,8 @@ class Runner {
   void set_head(const HeadOp& op);
   // The pages of another runner, whose first layers are this one's. Throws std::logic_error when it has none.
   void share_kv(const Runner& other, int num_layers);
+  // Layers of another model's own in the pages of another runner; std::logic_error when it has none.
+  void lodge_kv(const Runner& owner, int block_size, KVType type, const std::vector<KVLayerShape>& layers, const KVPageLayout& layout);
   void allocate_kv(int num_pages, int block_size, KVType type, const std::vector<KVLayerShape>& layers, const KVPageLayout& layout);
 
   // ---- running ----

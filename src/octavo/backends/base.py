@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from octavo.core.kv_pages import PageLayout
+from octavo.core.kv_pages import GuestLayout, PageLayout
 from octavo.core.step import StepPlan, StepResult
 
 if TYPE_CHECKING:
@@ -47,6 +47,16 @@ class Backend(Protocol):
 
     def allocate_kv(self, num_blocks: int) -> None:
         """Allocate the pool. Raises BackendError when the memory is not to be had."""
+        ...
+
+    def guest_layout(self, page_bytes: int) -> GuestLayout | None:
+        """How its blocks would lie in pages of another backend's pool. None: they would waste too much of them."""
+        ...
+
+    def lodge_kv(self, owner: Backend, layout: GuestLayout) -> bool:
+        """Instead of ``allocate_kv``: keep KV in the pages of ``owner``, which has its pool. False, and nothing done, where that is not of
+        the same kind. One of the two runs at a time, and no block of this one is in a page that is the other's.
+        """
         ...
 
     def allocate_host_kv(self, num_blocks: int) -> None:

@@ -55,6 +55,10 @@ class GroupedKV(KVManager):
         self.needs = needs
         self._passed: dict[int, int] = {}  # seq_id -> leading blocks that it has passed
 
+    @property
+    def num_pages(self) -> int:
+        return self.pool.num_pages
+
     def num_passed(self, seq: Sequence) -> int:
         return self.needs.num_passed(seq.num_computed)
 
@@ -164,6 +168,16 @@ class GroupedKV(KVManager):
     def _evicted_all(self, evicted: list[Evicted]) -> None:
         for lost in evicted:
             self._evicted(lost.block, lost.pages)
+
+    def lend(self, num_pages: int) -> list[int] | None:
+        if not self.pool.may_lend(num_pages):
+            return None
+        pages, evicted = self.pool.lend(num_pages)
+        self._evicted_all(evicted)
+        return pages
+
+    def take_back(self, pages: Iterable[int]) -> None:
+        self.pool.take_back(pages)
 
     def _has_room_beside(self, src: int) -> bool:
         """Not counting ``src``: several pages are not copied right when they change places."""

@@ -70,6 +70,11 @@ class KVManager:
         self._claims: dict[bytes, int] = {}  # key of a block being computed -> seq_id
         self.loading: set[int] = set()  # seq_ids whose blocks the plan in flight brings in: not offered before it is done
 
+    @property
+    def num_pages(self) -> int:
+        """Pages of the pool."""
+        return self.pool.num_blocks
+
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
@@ -382,6 +387,22 @@ class KVManager:
         node = self.index.forget(block)
         if self.restorer is not None and self.index.is_full(node):
             self.restorer.tiers.save(ref_of(node), block, pages)
+
+    def lend(self, num_pages: int) -> list[int] | None:
+        """So many pages for somebody who gives them back when the pool asks for them (``BlockPool.reclaim``). None: there is no room.
+
+        What is evicted for them goes nowhere: not for a pool with tiers.
+        """
+        if not self.pool.may_lend(num_pages):
+            return None
+        blocks = [self._allocate() for _ in range(num_pages)]
+        self.pool.lent.update(blocks)
+        return blocks
+
+    def take_back(self, pages: Iterable[int]) -> None:
+        for block in pages:
+            self.pool.lent.remove(block)
+            self.pool.release(block, keep=False)
 
     def _has_room_beside(self, src: int) -> bool:
         """Whether there is a block to copy ``src``, which is offered, into; it may be ``src`` itself."""

@@ -94,6 +94,31 @@ def _pack(sizes: list[int], parts: list[list[int]], page_bytes: int, window: int
 
 
 @dataclass(frozen=True, slots=True)
+class GuestLayout:
+    """Blocks of another model in the pages of a pool: ``per_page`` of them to a page, or several pages to each. One of the two is 1."""
+
+    pages: PageLayout
+    per_page: int
+
+
+def guest_layout(layer_bytes: Seq[int], page_bytes: int) -> GuestLayout | None:
+    """How blocks of a model whose layers take ``layer_bytes`` each lie in pages of ``page_bytes``. None: they would waste too much of them.
+
+    A block that fits a page gets an equal part of one, the smallest that holds it; else its layers are packed into whole pages.
+    """
+    sizes = [-(-size // LAYER_ALIGNMENT) * LAYER_ALIGNMENT for size in layer_bytes]
+    everything, lines = [list(range(len(sizes)))], page_bytes // LAYER_ALIGNMENT
+    if sum(sizes) <= page_bytes:
+        per_page = max(n for n in range(1, page_bytes // sum(sizes) + 1) if lines % n == 0)
+        layout = _pack(sizes, everything, page_bytes // per_page, None)
+        return None if layout is None else GuestLayout(layout, per_page)
+    layout = _pack(sizes, everything, page_bytes, None)
+    if layout is None or layout.block_bytes > (1 + MOST_PADDING) * sum(sizes):
+        return None
+    return GuestLayout(layout, 1)
+
+
+@dataclass(frozen=True, slots=True)
 class PageNeeds:
     """How many pages sequences need. ``max_chunk``: most tokens of a sequence that one step computes.
 

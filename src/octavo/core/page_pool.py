@@ -18,9 +18,10 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from octavo.core.block_pool import BlockPool
+from octavo.core.block_pool import KEPT_SHARE, BlockPool
 from octavo.core.kv_pages import PageNeeds
 
 IDS_PER_BLOCK = 8  # of a model whose layers all have a window: nothing is left of a block when its window part goes
@@ -67,8 +68,8 @@ class PagePool(BlockPool):
 
     @property
     def num_available_pages(self) -> int:
-        """Pages that ``allocate`` can still hand out."""
-        return len(self._free_pages) + self._num_evictable
+        """Pages that ``allocate_pages`` can still hand out; those that are lent come back when they are needed."""
+        return len(self._free_pages) + self._num_evictable + len(self.lent)
 
     @property
     def num_used_pages(self) -> int:
@@ -131,6 +132,24 @@ class PagePool(BlockPool):
         self.has_window[block] = True
         return evicted
 
+    def may_lend(self, num_pages: int) -> bool:
+        return len(self._free_pages) + self._num_evictable - num_pages >= self.num_pages // KEPT_SHARE
+
+    def lend(self, num_pages: int) -> tuple[list[int], list[Evicted]]:
+        """Pages for somebody who gives them back when asked (``take_back``), after ``may_lend``; and what was evicted for them."""
+        evicted = self._make_room(num_pages)
+        pages = [self._free_pages.pop() for _ in range(num_pages)]
+        self.lent.update(pages)
+        return pages, evicted
+
+    def take_back(self, pages: Iterable[int]) -> None:
+        for page in pages:
+            self.lent.remove(page)
+            self._free_pages.append(page)
+
+    def _lent_blocks(self) -> set[int]:
+        return set()
+
     def _put_pages(self, first: int, num_pages: int) -> None:
         for place in range(first, first + num_pages):
             self.pages[place] = self._free_pages.pop()
@@ -139,6 +158,10 @@ class PagePool(BlockPool):
         """Give up what was of use least recently, until pages, and an id, are free."""
         evicted = list[Evicted]()
         while len(self._free_pages) < num_pages or (needs_id and not self._free):
+            if not self._order:
+                if self.reclaim is None or not self.reclaim():
+                    raise IndexError("no KV pages are available")
+                continue
             entry = next(iter(self._order))
             if entry < 0:
                 self._tighten(~entry)
@@ -256,7 +279,7 @@ class PagePool(BlockPool):
         """Also: every page is free or of exactly one block, and what counts as evictable is."""
         super().check_invariants()
         assert [entry for entry in self._order if entry >= 0] == list(self._cached), "the orders of eviction disagree"
-        held = list(self._free_pages)
+        held = [*self._free_pages, *self.lent]
         num_evictable = 0
         for block, count in enumerate(self.ref_counts):
             loose, passed = ~block in self._order, self.num_passed[block]

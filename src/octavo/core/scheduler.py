@@ -14,6 +14,7 @@ from octavo.config import SCHEDULING_POLICIES, CacheConfig, SchedulerConfig
 from octavo.core.beam import BeamSearch
 from octavo.core.beam_group import BeamGroup
 from octavo.core.cost import GapCost, PreemptionCost
+from octavo.core.kv_manager import KVManager
 from octavo.core.kv_pages import PageLayout
 from octavo.core.kv_tiers import BlockRef, KVTiers
 from octavo.core.limits import LengthLimits, StopEnd, StopRule
@@ -163,6 +164,11 @@ class Scheduler:
     @property
     def stats(self) -> SchedulerStats:
         return self._state.stats
+
+    @property
+    def kv(self) -> KVManager:
+        """The books of the KV pool, for who borrows pages of it."""
+        return self._state.kv
 
     @property
     def num_running(self) -> int:

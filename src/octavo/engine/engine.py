@@ -58,11 +58,12 @@ class Engine:
         fingerprint = f"{model.fingerprint}/{backend.fingerprint()}"
         self._drafting = DraftModels(config, model)
         try:
-            self.num_kv_blocks = resolve_num_kv_blocks(config, backend, self.max_model_len, self._drafting.kv_bytes_per_block)
+            lodges, draft_bytes = self._drafting.find_lodging(backend), self._drafting.kv_bytes_per_block
+            self.num_kv_blocks = resolve_num_kv_blocks(config, backend, self.max_model_len, draft_bytes, lodges)
             backend.allocate_kv(self.num_kv_blocks)
             num_host_blocks = resolve_num_host_blocks(config, backend)
             self.preemption_model = self._make_preemption_model(num_host_blocks)
-            draft_model, self_draft = self._drafting.start(backend, self.num_kv_blocks)
+            self_draft = self._drafting.start(backend, self.num_kv_blocks)
             if config.speculative.spec_rule == "resample":
                 from octavo.backends.resampling import ResamplingBackend
 
@@ -75,6 +76,7 @@ class Engine:
             config.scheduler, config.cache, self.num_kv_blocks, self.max_model_len, fingerprint, self.gap_model, num_host_blocks,
             self.preemption_model, None if self.tiering is None else self.tiering.tiers, backend.kv_capacity(0).layout,
         )  # fmt: skip
+        draft_model = self._drafting.draft_model(backend, self.scheduler)
         others = {one.name: one for one in (draft_model, self_draft) if one is not None}
         self.speculator = create_speculator(config.speculative, self.scheduler.limits.max_total_tokens, self.clock, others)
         self.loop = EngineLoop(self.scheduler, backend.vocab_size, model.tokenizer, self.gap_model, self.speculator)
@@ -232,8 +234,10 @@ def resolve_max_model_len(config: EngineConfig, trained_context: int) -> int:
     return asked if asked is not None else trained_context
 
 
-def resolve_num_kv_blocks(config: EngineConfig, backend: Backend, max_model_len: int, draft_bytes_per_block: int = 0) -> int:
-    """Blocks of the KV pool. ``draft_bytes_per_block``: of a draft model's pool, which has as many blocks.
+def resolve_num_kv_blocks(
+    config: EngineConfig, backend: Backend, max_model_len: int, draft_bytes_per_block: int = 0, draft_lodges: bool = False
+) -> int:
+    """Blocks of the KV pool. ``draft_bytes_per_block``: of a draft model, whose pool has as many blocks, or which lodges in this one.
 
     As configured in blocks or bytes; else what ``max_num_seqs`` sequences of full length can use, within a quarter of the
     available memory and 4 GiB. Raises ConfigError when the memory holds no block.
@@ -249,7 +253,11 @@ def resolve_num_kv_blocks(config: EngineConfig, backend: Backend, max_model_len:
 
         memory_bytes = min(int(available_memory_bytes() * DEFAULT_KV_SHARE), MAX_DEFAULT_KV_BYTES)
         useful = config.scheduler.max_num_seqs * -(-max_model_len // cache.block_size)
-    bytes_per_block = backend.kv_capacity(memory_bytes).bytes_per_block + draft_bytes_per_block
+    bytes_per_block = backend.kv_capacity(memory_bytes).bytes_per_block
+    if draft_lodges and useful is not None:
+        useful += -(-useful * draft_bytes_per_block // bytes_per_block)
+    elif not draft_lodges:
+        bytes_per_block += draft_bytes_per_block
     num_fitting = memory_bytes // bytes_per_block
     num_blocks = num_fitting if useful is None else min(num_fitting, useful)
     if num_blocks < 1:

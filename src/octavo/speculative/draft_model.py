@@ -5,20 +5,24 @@ parameters, seed and positions, so that for temperatures above 0 both models pic
 (Gumbel coupling; design in docs/speculation.md), and greedy drafts are the draft model's best tokens. It never decides how much is drafted,
 and nothing it says changes a text.
 
-KV of the draft is kept for the tokens of a sequence that turned out as drafted; the rest is overwritten. When its pool is short, the
-sequence that was drafted for least recently gives its blocks back, and its tokens are computed again if it comes back.
+KV of the draft is kept for the tokens of a sequence that turned out as drafted; the rest is overwritten. When blocks are short, its own or,
+where they are lent by the target's pool, those of the target, the sequence that was drafted for least recently gives its blocks back, and
+its tokens are computed again if it comes back.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from octavo.backends.base import Backend
-from octavo.core.block_pool import BlockPool
+from octavo.core.kv_manager import KVManager
+from octavo.core.kv_pages import GuestLayout
+from octavo.core.lodging import Lodging
 from octavo.core.request import Request
 from octavo.core.step import SequenceSlice, SlotOpen, StepPlan
 from octavo.models.tokenizer import Tokenizer
@@ -72,8 +76,27 @@ class _Drafted:
     drafts: list[int] = field(default_factory=list)
 
 
+class OwnBlocks:
+    """A pool of ``num_blocks`` that nobody else uses, as plain as can be: who gives blocks up, and when, its user decides."""
+
+    pages = None
+
+    def __init__(self, num_blocks: int) -> None:
+        self._free = list(range(num_blocks - 1, -1, -1))
+
+    def take(self, num_blocks: int) -> list[int] | None:
+        """So many blocks; None: there are not."""
+        if num_blocks > len(self._free):
+            return None
+        return [self._free.pop() for _ in range(num_blocks)]
+
+    def give(self, blocks: Iterable[int]) -> None:
+        self._free.extend(blocks)
+
+
 class DraftModel:
-    """A Proposer. ``backend`` has its pool of ``num_blocks`` allocated; ``vocab_size`` is the target's, ``max_len`` the draft's context.
+    """A Proposer. ``backend`` has a pool of ``num_blocks`` of its own, or lodges with the target; then ``lender`` is the books of that
+    pool, and how blocks lie in its pages. ``vocab_size`` is the target's, ``max_len`` the draft's context.
 
     ``keep_distributions``: ``take_distributions`` tells what drafts were drawn from, for the accept/resample rule; ``backend`` has to show
     its logits then.
@@ -83,10 +106,20 @@ class DraftModel:
     looks_up = False
 
     def __init__(
-        self, backend: Backend, num_blocks: int, block_size: int, vocab_size: int, max_len: int, keep_distributions: bool = False
+        self,
+        backend: Backend,
+        num_blocks: int,
+        block_size: int,
+        vocab_size: int,
+        max_len: int,
+        keep_distributions: bool = False,
+        lender: tuple[KVManager, GuestLayout] | None = None,
     ) -> None:
         self._backend = backend
-        self._pool = BlockPool(num_blocks)
+        self._blocks: OwnBlocks | Lodging = OwnBlocks(num_blocks)
+        if lender is not None:
+            kv, layout = lender
+            self._blocks = Lodging(kv, layout.pages.num_pages, layout.per_page, kv.num_pages, lambda: self._evict_one({}))
         self._block_size = block_size
         self._vocab_size = vocab_size
         self._max_len = max_len
@@ -152,14 +185,16 @@ class DraftModel:
             num_same += 1
         del drafted.computed[min(num_same, len(drafted.known) - 1) :]  # the last known token always runs: the first draft is drawn from it
         num_blocks = -(-(len(drafted.known) + most - 1) // self._block_size) - len(drafted.table)
-        while num_blocks > self._pool.num_available and self._evict_one(wanted):
-            pass
-        if num_blocks > self._pool.num_available or not self._slots:
+        if not self._slots:
             return False
-        drafted.table.extend(self._pool.allocate()[0] for _ in range(max(0, num_blocks)))
+        while (blocks := self._blocks.take(max(0, num_blocks))) is None:
+            if not self._evict_one(wanted):
+                return False
+        drafted.table.extend(blocks)
         return True
 
     def _evict_one(self, keep: dict[int, int]) -> bool:
+        """Give up the blocks of whom was drafted for least recently, but of none of ``keep``. False: there are none."""
         for seq_id, drafted in self._sequences.items():
             if seq_id not in keep and drafted.table:
                 self._release(drafted)
@@ -180,7 +215,7 @@ class DraftModel:
 
     def _step(self, drafting: list[int]) -> None:
         """One more draft token for each."""
-        plan = StepPlan(self._num_steps, slot_closes=self._closes)
+        plan = StepPlan(self._num_steps, slot_closes=self._closes, pages=self._blocks.pages)
         self._num_steps += 1
         self._closes = []
         for seq_id in drafting:
@@ -216,8 +251,7 @@ class DraftModel:
 
     def _release(self, drafted: _Drafted) -> None:
         self._close(drafted)
-        for block in drafted.table:
-            self._pool.release(block, keep=False)
+        self._blocks.give(drafted.table)
         drafted.table = array("i")
         drafted.computed = []
 

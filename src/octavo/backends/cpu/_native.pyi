@@ -50,6 +50,16 @@ class Model:
         page_bytes: int,
         places: Sequence[tuple[int, int]],
     ) -> None: ...
+    def lodge_kv(
+        self,
+        owner: Model,
+        block_size: int,
+        dtype: str,
+        layers: Sequence[tuple[int, int]],
+        columns: int,
+        page_bytes: int,
+        places: Sequence[tuple[int, int]],
+    ) -> None: ...
     def share_kv(self, other: Model, num_layers: int) -> None: ...
     def copy_page(self, src: int, dst: int) -> None: ...
     def allocate_host_kv(self, num_blocks: int) -> None: ...

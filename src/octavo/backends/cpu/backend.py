@@ -12,13 +12,13 @@ from array import array
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from octavo.backends.base import BackendError, KVCapacity
+from octavo.backends.base import Backend, BackendError, KVCapacity
 from octavo.backends.block_moves import pages_of, run_block_moves
 from octavo.backends.cpu.kernel_path import kernel_path
 from octavo.backends.cpu.lowering import Handles, lower
 from octavo.backends.cpu.step_arrays import StepArrays, read_results
 from octavo.backends.machine import available_cpus
-from octavo.core.kv_pages import PageLayout, page_layout
+from octavo.core.kv_pages import GuestLayout, PageLayout, guest_layout, page_layout
 from octavo.core.step import BlockMove, StepPlan, StepResult
 from octavo.models.loaded import first_layers
 from octavo.models.program import Linear, Rope, RopeScaling
@@ -161,10 +161,15 @@ class CpuBackend:
         per_block = self._layout.block_bytes
         return KVCapacity(per_block, memory_bytes // per_block, self._kv_dtype, self._layout)
 
+    def _layer_bytes(self) -> list[int]:
+        bytes_of = self._open_native().bytes_per_block
+        return [bytes_of(self.block_size, self._kv_dtype, [layer]) for layer in self._kv_layers()]
+
     def _page_layout(self) -> PageLayout:
-        bytes_of, layers = self._open_native().bytes_per_block, self._program.kv_layers
-        sizes = [bytes_of(self.block_size, self._kv_dtype, [(kv.kv_heads, kv.head_dim)]) for kv in layers]
-        return page_layout(sizes, [kv.window for kv in layers], self._config.cache.groups_kv)
+        return page_layout(self._layer_bytes(), [kv.window for kv in self._program.kv_layers], self._config.cache.groups_kv)
+
+    def _kv_layers(self) -> list[tuple[int, int]]:
+        return [(kv.kv_heads, kv.head_dim) for kv in self._program.kv_layers]
 
     def allocate_kv(self, num_blocks: int) -> None:
         """Address space now, memory as blocks are first written; all that loading has left behind is given back for them.
@@ -178,12 +183,29 @@ class CpuBackend:
             raise BackendError(f"num_kv_blocks: {num_blocks} is not allowed; from 1 to {MAX_KV_BLOCKS}")
         try:
             pages = self._layout
-            layers = [(kv.kv_heads, kv.head_dim) for kv in self._program.kv_layers]
-            native.allocate_kv(num_blocks, self.block_size, self._kv_dtype, layers, pages.num_pages, pages.page_bytes, pages.layers)
+            native.allocate_kv(
+                num_blocks, self.block_size, self._kv_dtype, self._kv_layers(), pages.num_pages, pages.page_bytes, pages.layers
+            )
         except (MemoryError, ValueError) as e:
             raise BackendError(f"num_kv_blocks: {num_blocks} blocks of {self.block_size} tokens cannot be allocated ({e})") from e
         self._num_pool_tokens = num_blocks * self.block_size
         self._release_leavings()
+
+    def guest_layout(self, page_bytes: int) -> GuestLayout | None:
+        return guest_layout(self._layer_bytes(), page_bytes)
+
+    def lodge_kv(self, owner: Backend, layout: GuestLayout) -> bool:
+        if not isinstance(owner, CpuBackend):
+            return False
+        if not owner._num_pool_tokens or self._num_pool_tokens:
+            raise BackendError("pages are lent by a pool that there is, once, to a backend that has none")
+        pages = self._layout = layout.pages
+        self._open_native().lodge_kv(
+            owner._open_native(), self.block_size, self._kv_dtype, self._kv_layers(), pages.num_pages, pages.page_bytes, pages.layers
+        )
+        self._num_pool_tokens = owner._num_pool_tokens
+        self._release_leavings()
+        return True
 
     def allocate_host_kv(self, num_blocks: int) -> None:
         """See ``Backend``. Address space now, memory as blocks are first saved."""

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 import octavo.backends.reference.ops as ops
-from octavo.backends.base import BackendError, KVCapacity
+from octavo.backends.base import Backend, BackendError, KVCapacity
 from octavo.backends.block_moves import run_block_moves
 from octavo.backends.reference.host_pool import HostPool
 from octavo.config import EngineConfig
-from octavo.core.kv_pages import PageLayout, page_layout
+from octavo.core.kv_pages import GuestLayout, PageLayout, guest_layout, page_layout
 from octavo.core.request import MAX_N
 from octavo.core.step import BlockMove, SequenceSlice, SliceResult, StepPlan, StepResult
 from octavo.models.loaded import ModelBody, first_layers
@@ -33,11 +33,12 @@ class KVPool:
     """Keys and values of all layers, float32, per layer [num_pages, block_size, kv_heads, head_dim]: views of ``memory``, in which layers
     of different columns share the pages, as in any backend. Tables are [columns, blocks]."""
 
-    def __init__(self, program: Program, num_blocks: int, block_size: int, layout: PageLayout) -> None:
+    def __init__(self, program: Program, num_blocks: int, block_size: int, layout: PageLayout, memory: Floats | None = None) -> None:
+        """``memory``: that of another pool, [pages, floats]."""
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.layout = layout
-        self.memory = np.zeros((num_blocks * layout.num_pages, layout.page_bytes // 4), np.float32)
+        self.memory = np.zeros((num_blocks * layout.num_pages, layout.page_bytes // 4), np.float32) if memory is None else memory
         self.layers = [self._layer(kv, place[1] // 4) for kv, place in zip(program.kv_layers, layout.layers, strict=True)]
 
     def _layer(self, kv: KVLayer, begin: int) -> tuple[Floats, Floats]:
@@ -95,9 +96,7 @@ class ReferenceBackend:
         self._ropes = {op.out: ops.RopeTable(op) for op in self.program.ops if isinstance(op, Rope)}
         self._last_attention = max(i for i, op in enumerate(self.program.ops) if isinstance(op, Attention))
         self._sampler = ReferenceSampler(self.vocab_size, self.max_num_slots)
-        layers = self.program.kv_layers
-        sizes = [2 * 4 * self._block_size * kv.kv_heads * kv.head_dim for kv in layers]
-        self._layout = page_layout(sizes, [kv.window for kv in layers], config.cache.groups_kv)
+        self._layout = page_layout(self._layer_bytes(), [kv.window for kv in self.program.kv_layers], config.cache.groups_kv)
         self._kv: KVPool | None = None
         self._host: HostPool | None = None
 
@@ -112,6 +111,20 @@ class ReferenceBackend:
             self._kv = KVPool(self.program, num_blocks, self._block_size, self._layout)
         except (MemoryError, ValueError) as exc:
             raise BackendError(f"num_blocks: no memory for {num_blocks} KV blocks: {exc}") from exc
+
+    def guest_layout(self, page_bytes: int) -> GuestLayout | None:
+        return guest_layout(self._layer_bytes(), page_bytes)
+
+    def lodge_kv(self, owner: Backend, layout: GuestLayout) -> bool:
+        if not isinstance(owner, ReferenceBackend):
+            return False
+        self._layout = layout.pages
+        memory = owner._pool().memory.reshape(-1, layout.pages.page_bytes // 4)
+        self._kv = KVPool(self.program, len(memory) // layout.pages.num_pages, self._block_size, layout.pages, memory)
+        return True
+
+    def _layer_bytes(self) -> list[int]:
+        return [2 * 4 * self._block_size * kv.kv_heads * kv.head_dim for kv in self.program.kv_layers]
 
     def allocate_host_kv(self, num_blocks: int) -> None:
         if self._host is not None:
