@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -35,31 +36,42 @@ def then(*token_ids: int) -> dict[int, dict[int, float]]:
 
 
 def write_bigram(
-    path: Path, logits: Logits, otherwise: Mapping[int, float], pieces: Sequence[str] = (), layers: int = 2, low: float = -10.0
+    path: Path,
+    logits: Logits,
+    otherwise: Mapping[int, float],
+    pieces: Sequence[str] = (),
+    *,
+    low: float = -10.0,
+    size: int = SIZE,
+    metadata: Mapping[str, Any] | None = None,
 ) -> Path:
-    """``otherwise``: the logits after tokens that ``logits`` does not name. ``low``: those of next tokens that nothing is said of."""
-    columns = np.full((SIZE, SIZE), low, np.float32)  # [next, last]
-    for last in range(SIZE):
+    """``otherwise``: the logits after tokens that ``logits`` does not name. ``low``: those of next tokens that nothing is said of.
+
+    ``size``: a multiple of 32; rows behind the tokens are named as converters name padding. ``metadata`` replaces values.
+    """
+    layers = 2
+    columns = np.full((size, size), low, np.float32)  # [next, last]
+    for last in range(size):
         for following, logit in logits.get(last, otherwise).items():
             columns[following, last] = logit
-    zero = np.zeros((SIZE, SIZE), np.float32)
+    zero = np.zeros((size, size), np.float32)
     tensors = {
-        "token_embd.weight": np.eye(SIZE, dtype=np.float32),
-        "output.weight": columns / np.float32(np.sqrt(SIZE)),
-        "output_norm.weight": np.ones(SIZE, np.float32),
+        "token_embd.weight": np.eye(size, dtype=np.float32),
+        "output.weight": columns / np.float32(np.sqrt(size)),
+        "output_norm.weight": np.ones(size, np.float32),
         **{f"blk.{i}.attn_output.weight": zero for i in range(layers)},
         **{f"blk.{i}.ffn_down.weight": zero[:, :32] for i in range(layers)},
     }
     tokens, merges = _vocabulary(pieces)
-    unused = SIZE - len(tokens)
+    unused = size - len(tokens)
     kinds = [gguf.TokenType.CONTROL] * len(CONTROL_TOKENS) + [gguf.TokenType.NORMAL] * (len(tokens) - len(CONTROL_TOKENS))
-    metadata = {
-        "tokenizer.ggml.tokens": tokens + [f"<|unused_{i}|>" for i in range(unused)],
+    vocabulary: dict[str, Any] = {
+        "tokenizer.ggml.tokens": tokens + [f"[PAD{i}]" for i in range(len(tokens), size)],
         "tokenizer.ggml.token_type": [int(kind) for kind in kinds] + [int(gguf.TokenType.UNUSED)] * unused,
         "tokenizer.ggml.merges": merges,
     }
-    sizes = {"layers": layers, "hidden": SIZE, "heads": 9, "kv_heads": 3, "ffn": 32, "vocab": SIZE}
-    return write_tiny_gguf(path, **sizes, metadata_overrides=metadata, tensors=tensors)
+    sizes = {"layers": layers, "hidden": size, "heads": size // 32, "kv_heads": 1, "ffn": 32, "vocab": size}
+    return write_tiny_gguf(path, **sizes, metadata_overrides=vocabulary | dict(metadata or {}), tensors=tensors)
 
 
 def _vocabulary(pieces: Sequence[str]) -> tuple[list[str], list[str]]:

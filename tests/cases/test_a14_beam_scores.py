@@ -1,8 +1,8 @@
 """Hypotheses are ranked by sum of log-probabilities / own length ^ length_penalty, whatever the prompt and the batch (A14).
 
-The end of text counts in the sum and not in the length (docs/server-api.md). Over HTTP, on the cpu backend, with known probabilities. The
-rule step by step: tests/core/test_beam.py; chat, streams, and n above the width as a 400: tests/server/test_choices.py; the search on a random
-model against one over plain rows: tests/cases/test_a14_beam_search.py.
+The end of text counts in the sum and not in the length (docs/server-api.md). Over HTTP, on the cpu backend, with known probabilities.
+The rule step by step: tests/core/test_beam.py; chat, streams, and n above the width as a 400: tests/server/test_choices.py; the search
+on a random model against one over plain rows: tests/cases/test_a14_beam_search.py.
 """
 
 from __future__ import annotations
