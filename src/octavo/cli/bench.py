@@ -155,7 +155,7 @@ def sharing(
     run_sharing(fetched(config), case, click.echo, as_json)
 
 
-_SIZES_HELP = "Tokens of a KV block; may be given more than once (default: 16, 32, 64, 128)."
+_SIZES_HELP = "Tokens of a KV block; may be given more than once (default: 16, 32, 64, 128, 256)."
 _SHARE_HELP = "Share of what all requests need together that the pool holds."
 _SET_BY_PREEMPTION = ("block_size", "num_kv_blocks", "kv_cache_memory", "swap_space", "preemption")
 
@@ -165,7 +165,7 @@ _SET_BY_PREEMPTION = ("block_size", "num_kv_blocks", "kv_cache_memory", "swap_sp
 @click.option("--requests", "num_requests", type=click.IntRange(2), default=16, show_default=True, help="Requests, all at once.")
 @click.option("--prompt", "num_prompt", type=click.IntRange(1), default=128, show_default=True, help="Prompt tokens of each request.")
 @click.option("--output", "num_output", type=click.IntRange(2), default=256, show_default=True, help="Output tokens of each request.")
-@click.option("--share", type=click.FloatRange(0, 1, min_open=True), default=0.25, show_default=True, help=_SHARE_HELP)
+@click.option("--share", type=click.FloatRange(0, 1, min_open=True), default=0.1, show_default=True, help=_SHARE_HELP)
 @click.option("--kv-block-size", "block_sizes", type=click.IntRange(1, 1024), multiple=True, help=_SIZES_HELP)
 @click.option("--repeat", type=click.IntRange(1), default=3, show_default=True, help="Measured rounds; the medians are reported.")
 @click.option("--json", "as_json", is_flag=True, help="Print only the JSON record.")
@@ -182,7 +182,8 @@ def preemption(
 ) -> None:
     """Preemption by recomputing and by swapping, in a pool too small for all requests.
 
-    Output tokens per second of recompute, swap and auto by block size, on the same prompts, in turn; the outputs must be equal. Where
+    Output tokens per second of recompute, swap and auto by block size, on the same prompts, in turn; the outputs must be equal. Then what
+    one sequence takes to come back either way, predicted and measured, and the block size from which swapping is cheaper. Where
     --admission-lookahead is not given it is 1, so that there is much to preempt. The last line printed is a JSON record.
     """
     context = click.get_current_context()
@@ -194,7 +195,7 @@ def preemption(
     config = engine_config(options)
     from octavo.bench.preemption import PreemptionCase, run_preemption
 
-    case = PreemptionCase(num_requests, num_prompt, num_output, share, block_sizes or (16, 32, 64, 128), repeat)
+    case = PreemptionCase(num_requests, num_prompt, num_output, share, block_sizes or (16, 32, 64, 128, 256), repeat)
     run_preemption(fetched(config), case, click.echo, as_json)
 
 
