@@ -182,8 +182,12 @@ def _shown(record: dict[str, Any]) -> str:
         if smallest is None:
             parts.append(f"Crossover {how}: none; computing again is cheaper with blocks of {max(sizes)} tokens")
         else:
-            below = "the smallest measured here" if smallest == min(sizes) else "below it computing again is"
+            below = "the smallest tried" if smallest == min(sizes) else "below it computing again is"
             parts.append(f"Crossover {how}: swapping is cheaper from blocks of {smallest} tokens on, {below}")
+    idle = [str(size["block_size"]) for size in record["block_sizes"] if not any(size[way]["num_preemptions"] for way in WAYS)]
+    if idle:
+        what = "so all ways did the same, and no move was seen to predict swapping from"
+        parts.append(f"Nobody was preempted with blocks of {', '.join(idle)} tokens, {what}: give a larger --output.")
     return "\n".join(parts)
 
 
@@ -205,6 +209,7 @@ def _restore_table(record: dict[str, Any]) -> str:
     for size in record["block_sizes"]:
         found = size["restore"]
         ways = ("recompute_predicted_s", "recompute_measured_s", "swap_predicted_s", "swap_measured_s")
-        cheaper = "swap" if found["swap_measured_s"] < found["recompute_measured_s"] else "recompute"
+        swap_s, recompute_s = found["swap_measured_s"], found["recompute_measured_s"]
+        cheaper = f"swap, {recompute_s / swap_s:.3g}x" if swap_s < recompute_s else f"recompute, {swap_s / recompute_s:.3g}x"
         rows.append([str(size["block_size"]), str(found["num_tokens"]), *(f"{1e3 * found[way]:.3f}" for way in ways), cheaper])
     return "To bring one sequence back (swap: out and in):\n" + table(rows, ">>>>>>")
