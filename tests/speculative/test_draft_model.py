@@ -134,6 +134,10 @@ def test_vocabularies() -> None:
     padded.pad_to(padded.vocab_size + 7)
     check_vocabularies(target, padded, EOS, EOS)
     check_vocabularies(padded, target, EOS, EOS)
+    kinds = [3] * 3 + [1] * (target.vocab_size - 5) + [5] * 2  # the same texts, the last of which one file calls unused
+    unused = byte_tokenizer(["ab", "cd"], **{"tokenizer.ggml.token_type": kinds})
+    check_vocabularies(target, unused, EOS, EOS)
+    check_vocabularies(unused, padded, EOS, EOS)
     first = target.vocab_size - 2
     with pytest.raises(VocabularyMismatch, match=f"has {first + 1} tokens and the target's {first + 2}"):
         check_vocabularies(target, byte_tokenizer(["ab"]), EOS, EOS)

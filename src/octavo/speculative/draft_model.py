@@ -41,13 +41,16 @@ class VocabularyMismatch(ValueError):
 
 def check_vocabularies(target: Tokenizer, draft: Tokenizer, target_eos: frozenset[int], draft_eos: frozenset[int]) -> None:
     """Raise VocabularyMismatch unless a token id means the same to both. Rows of padding at the end of either do not matter."""
-    target_size, draft_size = _used_size(target), _used_size(draft)
-    for token in range(min(target_size, draft_size)):
+    target_size, draft_size, shared = _used_size(target), _used_size(draft), min(target.vocab_size, draft.vocab_size)
+    sizes = f"its vocabulary has {draft_size} tokens and the target's {target_size}"
+    for token in range(min(max(target_size, draft_size), shared)):
         if target.token_bytes(token) != draft.token_bytes(token) or target.is_special(token) != draft.is_special(token):
+            if token >= min(target_size, draft_size):
+                raise VocabularyMismatch(sizes)
             ours, theirs = target.token_text(token), draft.token_text(token)
             raise VocabularyMismatch(f"token {token} is {theirs!r} in the draft and {ours!r} in the target")
-    if target_size != draft_size:
-        raise VocabularyMismatch(f"its vocabulary has {draft_size} tokens and the target's {target_size}")
+    if target_size != draft_size and max(target_size, draft_size) > shared:
+        raise VocabularyMismatch(sizes)
     if target_eos != draft_eos:
         raise VocabularyMismatch(f"it ends with tokens {sorted(draft_eos)} and the target with {sorted(target_eos)}")
 
