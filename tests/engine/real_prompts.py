@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 
 from octavo.bench.spec_prompts import WORKS
 
 
-def paragraphs() -> list[str]:
-    """English text, tables and commands of this project's pages."""
+@cache
+def paragraphs() -> tuple[str, ...]:
+    """English text, tables and commands of this project's pages; read once, so that an edit meanwhile changes no prompt."""
     pages = sorted((Path(__file__).parents[2] / "docs").glob("*.md"))
-    return [p.strip() for page in pages for p in re.split(r"\n\s*\n", page.read_text()) if len(p.strip()) > 60]
+    return tuple(p.strip() for page in pages for p in re.split(r"\n\s*\n", page.read_text()) if len(p.strip()) > 60)
 
 
 def real_prompts(count: int) -> list[str]:
