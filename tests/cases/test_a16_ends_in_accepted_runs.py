@@ -106,7 +106,7 @@ def test_the_conversation_goes_on_as_if_later_tokens_had_never_been(rand: Path, 
     shown: list[list[object]] = []
     for options in ({}, {"draft_model": str(rand), "spec": 5, "spec_method": "draft"}):
         shown.append([])
-        with open_engine(rand, **options) as engine:
+        with open_engine(rand, threads=1, **options) as engine:
             for i, (end, change) in enumerate(changes):  # salts: each with a cache of its own
                 first = Job(prompt, replace(params, **change), salt=f"{i}")
                 run(engine, first)
