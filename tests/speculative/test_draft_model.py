@@ -13,6 +13,7 @@ from octavo.backends.reference.backend import ReferenceBackend
 from octavo.config import CacheConfig, EngineConfig, SchedulerConfig
 from octavo.core.request import Request, SamplingParams
 from octavo.models.loading import open_model
+from octavo.speculative import draft_model
 from octavo.speculative.draft_model import DraftModel, VocabularyMismatch, check_vocabularies
 from tests.engine.scripted import byte_tokenizer
 from tests.models.tiny import write_tiny_gguf
@@ -103,6 +104,18 @@ def test_many_sequences_in_a_small_pool(path: Path, llm: LLM) -> None:
     for i in prompts:
         draft.end(i)
     assert draft._pool.num_free == 7 and len(draft._slots) == draft._backend.max_num_slots
+
+
+@pytest.mark.parametrize("max_rows", [1, 30, 45, 64])
+def test_texts_that_do_not_fit_one_step_together(path: Path, llm: LLM, max_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are read one after the other, and nobody goes without drafts."""
+    monkeypatch.setattr(draft_model, "MAX_ROWS", max_rows)
+    params = SamplingParams(temperature=0, ignore_eos=True)
+    prompts = {i: [(i + 1) * 3 + j % 50 for j in range(10 + 9 * i)] for i in range(5)}
+    draft = make_draft(path)
+    for i, prompt in prompts.items():
+        draft.begin(i, prompt, request_of(prompt, params), 0)
+    assert draft.propose([(i, 4) for i in prompts]) == [coming(llm, prompt, params, 4) for prompt in prompts.values()]
 
 
 def test_no_drafts_past_the_draft_s_context(path: Path, llm: LLM) -> None:
