@@ -297,6 +297,10 @@ class KVTiers:
         self._saving.clear()
         self._busy = set(self._saves)
 
+    def holds(self, entry: HostEntry) -> bool:
+        """Whether ``entry`` is still in host memory, for what is done bit by bit."""
+        return self._entries.get(entry.ref.key) is entry
+
     # --- the end ------------------------------------------------------------------------------------------------------------------------
 
     def entries(self) -> list[HostEntry]:
