@@ -46,7 +46,7 @@ class CacheConfig:
     kv_host_memory: int | None = None  # bytes for blocks that the pool evicts; None: none, or a little on the way to kv_disk_path
     kv_disk_path: str | None = None  # folder for blocks that host memory evicts, and for a restart
     kv_disk_size: int | None = None  # bytes; None: 10 GiB
-    kv_host_dtype: str = "auto"  # of blocks in kv_host_memory and kv_disk_path. auto: as in the pool, exact | int8: rounded, half the memory
+    kv_host_dtype: str = "auto"  # of blocks in kv_host_memory and kv_disk_path. auto: as in the pool | int8: half the memory, rounded
     kv_disk_flush_seconds: float | None = None  # an idle engine writes to kv_disk_path what is not there, so often; 0: never; None: 30
     kv_reservation: str = "paged"  # paged | max | pow2 | oracle: see core/reservation.py
     prefix_granularity: str = "block"  # block | token: whether a block that matches a prompt in part is used, by copying it

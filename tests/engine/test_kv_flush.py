@@ -1,4 +1,4 @@
-"""An idle engine writes to disk what pool and host memory offer: in pieces, once, at the disk's pace; so a process that is killed loses little."""
+"""An idle engine writes to disk what pool and host memory offer, in pieces, once, at the disk's pace: who is killed loses little."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 

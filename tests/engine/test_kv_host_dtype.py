@@ -1,4 +1,4 @@
-"""Tiers in int8: twice the blocks, answers near to the computed ones, files of their own; and nothing rounded where exactness is promised."""
+"""Tiers in int8: twice the blocks, answers near to the computed ones, files of their own; nothing rounded where exactness is promised."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def logprobs(llm: LLM) -> tuple[int, list[float]]:
 
 
 @pytest.mark.parametrize(
-    ("kv", "options"), [("bf16", {}), ("f16", {"kv_cache_dtype": "f16"}), ("f32", {"compute": "f32"}), ("f32", {"backend": "reference"})], ids=str
+    ("kv", "options"),
+    [("bf16", {}), ("f16", {"kv_cache_dtype": "f16"}), ("f32", {"compute": "f32"}), ("f32", {"backend": "reference"})],
+    ids=str,
 )
 def test_what_comes_back_is_near(path: Path, kv: str, options: dict[str, Any]) -> None:
     """Exact tiers give the same bits; packed ones hold about twice as many blocks of bf16 and give nearly the same answer."""

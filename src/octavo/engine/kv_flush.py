@@ -40,7 +40,7 @@ class FlushStats:
 
 
 class IdleFlush:
-    """``staging_block``: a host block of its own, through which the pool's blocks are read. ``interval_s``: between the starts of sweeps."""
+    """``staging_block``: a host block of its own, through which the pool is read. ``interval_s``: between the starts of sweeps."""
 
     def __init__(
         self, backend: Backend, tiers: KVTiers, disk: DiskTier, staging_block: int, interval_s: float,
@@ -95,7 +95,7 @@ class IdleFlush:
         return True
 
     def _blocks(self, scheduler: Scheduler) -> Iterator[tuple[BlockRef, Callable[[], bytes]]]:
-        """Blocks and how to read them, those of the pool first. Steps may come between two of them: each is looked at when it is its turn."""
+        """Blocks and how to read them, those of the pool first. Steps may come between two: each is looked at when it is its turn."""
         num_left = int(0.9 * self._disk.store.limit_bytes) // self._disk.store.file_bytes
         for block in reversed(scheduler.cached_blocks()):
             ref = scheduler.offered_block(block)
