@@ -22,9 +22,16 @@ OCTAVO_INLINE void store_values(uint8_t* part, size_t i, const F32x16& a) {
 }
 
 OCTAVO_INLINE F32x16 load_codes(const int8_t* codes) {
-  float t[16];
-  for (int j = 0; j < 16; ++j) t[j] = codes[j];
-  return f32_load(t);
+#if defined(OCTAVO_AVX512)
+  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)codes)))};
+#elif defined(OCTAVO_AVX2)
+  const __m128i c = _mm_loadu_si128((const __m128i*)codes);
+  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(c)), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(c, 8)))};
+#else
+  F32x16 r;
+  for (int j = 0; j < 16; ++j) r.v[j] = codes[j];
+  return r;
+#endif
 }
 
 // Greatest magnitudes of the values seen in each lane; NaN in `poison` once one of them was not finite.
