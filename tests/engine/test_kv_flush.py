@@ -181,8 +181,9 @@ async def main():
     tokens = []
     while not stream.finished:
         tokens += [token for event in await stream.read() for token in event.token_ids]
-    while num_files(Path({folder!r})) < 8:
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(120):
+        while num_files(Path({folder!r})) < 8:
+            await asyncio.sleep(0.01)
     print(tokens, flush=True)
     await asyncio.sleep(600)
 

@@ -298,8 +298,8 @@ class KVTiers:
         self._busy = set(self._saves)
 
     def holds(self, entry: HostEntry) -> bool:
-        """Whether ``entry`` is still in host memory, for what is done bit by bit."""
-        return self._entries.get(entry.ref.key) is entry
+        """Whether host memory still has ``entry``, and has it already: one that the next plan saves is not there yet."""
+        return self._entries.get(entry.ref.key) is entry and entry.host_block not in self._busy
 
     # --- the end ------------------------------------------------------------------------------------------------------------------------
 
