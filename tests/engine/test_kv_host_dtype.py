@@ -108,3 +108,36 @@ def test_swapping_stays_exact(path: Path) -> None:
 def test_configurations_that_cannot_be(path: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         tiered(path, **options)
+
+
+def test_a_swapped_sequence_shares_nothing_that_was_rounded(path: Path) -> None:
+    """While it is away, its prompt is restored for another: it comes back to its own blocks, not to those of the other."""
+    params = SamplingParams(max_tokens=100, ignore_eos=True, logprobs=2, temperature=0.9, seed=5)
+    with LLM(str(path), num_kv_blocks=64, enable_prefix_caching=False) as llm:
+        expected = [token for token in llm.generate(PROMPT, params)[0].outputs[0].logprobs or ()]
+    options = {"preemption": "swap", "swap_space": 1 << 20, "scheduling_policy": "priority", "admission_lookahead": 1}
+    with tiered(path, num_kv_blocks=20, kv_host_memory=1 << 20, kv_host_dtype="int8", **options) as llm:
+        restored_always(llm)
+        engine, entries = llm.engine, []
+        stats, tier_stats = engine.scheduler.stats, tiering_of(llm).tiers.stats
+        long = SamplingParams(max_tokens=220, ignore_eos=True)
+        engine.add(engine.prepare(PROMPT[:16][::-1], long, "runs"))
+        engine.add(engine.prepare(PROMPT, params, "swapped", priority=5))
+
+        def step() -> None:
+            for event in engine.step():
+                entries.extend(event.logprobs or () if event.request_id == "swapped" else ())
+
+        while not stats.num_swap_preemptions:
+            step()
+        for name, prompt in (("evicts", OTHERS[0]), ("restores", PROMPT)):
+            engine.add(engine.prepare(prompt, SamplingParams(max_tokens=1, ignore_eos=True), name))
+            while name in engine.scheduler._state.requests:
+                step()
+            assert engine.scheduler.num_swapped == 1, "it is away all the while"
+        assert tier_stats.host_hit_tokens > 0
+        engine.abort("runs")  # there is room now, and the restored blocks are still in the pool
+        while engine.has_work:
+            step()
+        engine.scheduler.check_invariants()
+        assert entries == expected and stats.num_blocks_loaded > 0

@@ -184,10 +184,10 @@ def open_tiering(
         backend.allocate_host_kv(num_swap_blocks + num_blocks)
     block_bytes = len(backend.read_host_block(num_swap_blocks))
     if cache.kv_disk_path is None:
-        return KVTiering(backend, KVTiers(num_tier_blocks, cache.block_size, cost, None, num_swap_blocks), cost, block_bytes)
+        return KVTiering(backend, KVTiers(num_tier_blocks, cache.block_size, cost, None, num_swap_blocks, packed), cost, block_bytes)
     about = StoreAbout(store.fingerprint, cache.block_size, block_bytes, store.model)
     disk = DiskTier(DiskStore(cache.kv_disk_path, about, cache.kv_disk_size or DEFAULT_DISK_BYTES))
-    tiers = KVTiers(num_tier_blocks, cache.block_size, cost, disk, num_swap_blocks)
+    tiers = KVTiers(num_tier_blocks, cache.block_size, cost, disk, num_swap_blocks, packed)
     flush = IdleFlush(backend, tiers, disk, num_swap_blocks + num_tier_blocks, flush_s) if flushes else None
     return KVTiering(backend, tiers, cost, block_bytes, disk, flush)
 
