@@ -326,8 +326,9 @@ void bind_running(nb::class_<Model>& c) {
             m.runner_.kv()->copy_block(src, dst);
           },
           "src"_a, "dst"_a)
-      .def("allocate_host_kv", [](Model& m, int num_blocks) { m.host_kv_.allocate(m.runner_.kv(), num_blocks); }, "num_blocks"_a)
-      .def("move_blocks", [](Model& m, HostKV::Pairs saves, HostKV::Pairs loads) { m.host_kv_.move(m.runner_.kv(), saves, loads); },
+      .def("allocate_host_kv", [](Model& m, int num_blocks, int num_packed) { m.host_kv_.allocate(m.runner_.kv(), num_blocks, num_packed); },
+           "num_blocks"_a, "num_packed"_a, "Blocks that are kept as they are, and behind them blocks that are packed to int8.")
+      .def("move_blocks", [](Model& m, HostKV::Pairs saves, HostKV::Pairs loads) { m.host_kv_.move(m.runner_.kernels(), m.runner_.kv(), saves, loads); },
            "saves"_a.noconvert(), "loads"_a.noconvert(), "int32 pairs (pool block, host block), flat: all saves (pool to host), then all loads; without the interpreter lock.")
       .def("read_host_block", [](Model& m, int block) { return m.host_kv_.read(block); }, "host_block"_a)
       .def("write_host_block", [](Model& m, int block, Bytes data) { m.host_kv_.write(block, data); }, "host_block"_a, "data"_a.noconvert())

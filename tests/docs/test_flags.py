@@ -41,6 +41,7 @@ SECTIONS = {
     "bench preemption": (bench.commands["preemption"], set(options_of(bench.commands["preemption"])) - SHARED),
     "bench scheduler": (bench.commands["scheduler"], set(options_of(bench.commands["scheduler"]))),
     "bench kv": (bench.commands["kv"], set(options_of(bench.commands["kv"])) - SHARED),
+    "bench kv-rounding": (bench.commands["kv-rounding"], set(options_of(bench.commands["kv-rounding"])) - SHARED),
     "kv ls": (kv.commands["ls"], set(options_of(kv.commands["ls"]))),
     "kv clear": (kv.commands["clear"], set(options_of(kv.commands["clear"]))),
     "bench waste": (bench.commands["waste"], set(options_of(bench.commands["waste"]))),

@@ -126,6 +126,12 @@ struct Kernels {
   void (*attention_merge)(const AttentionParams& p, const AttentionSequence& s, int kv_head, int row, int splits, const float* partial);
   size_t (*attention_scratch_bytes)(const AttentionParams& p);
   size_t (*attention_partial_floats)(const AttentionParams& p);  // per (row, kv_head, split)
+
+  // Round a tile of `type`, all 16 tokens of which are stored, to a byte for each value, in the tile's own order, and k_scale [16] and
+  // v_scale [16] in float32 behind them: as large as a tile of int8. An int8 tile is copied as it is. And back, rounded to `type`.
+  // Packing what was unpacked gives the same bytes.
+  void (*pack_kv)(KVType type, int head_dim, const uint8_t* tile, uint8_t* packed);
+  void (*unpack_kv)(KVType type, int head_dim, const uint8_t* packed, uint8_t* tile);
 };
 
 const Kernels* kernels_portable();

@@ -106,18 +106,36 @@ def scheduler(num_seqs: int, num_prompt: int, steps: int, as_json: bool) -> None
 @click.option("--prompt", "num_prompt", type=click.IntRange(1), default=2000, show_default=True, help="Prompt tokens.")
 @click.option("--output", "num_output", type=click.IntRange(1), default=8, show_default=True, help="Output tokens, which are compared.")
 @click.option("--repeat", type=click.IntRange(1), default=5, show_default=True, help="Prompts; the medians are reported.")
-@click.option("--cold", is_flag=True, help="Read from the disk itself and not from the page cache.")
 @click.option("--json", "as_json", is_flag=True, help="Print only the JSON record.")
 @engine_options
-def kv(num_prompt: int, num_output: int, repeat: int, cold: bool, as_json: bool, **options: Any) -> None:
+def kv(num_prompt: int, num_output: int, repeat: int, as_json: bool, **options: Any) -> None:
     """Time to the first token of prompts whose KV is restored, beside computing them.
 
-    From disk after a restart, and from host memory. The answers have to be equal to the bit. The last line printed is a JSON record.
+    From host memory, and from disk after a restart, with a warm and a cold page cache; of blocks as they are, whose answers have to be
+    equal to the bit, and of blocks in int8. The last line printed is a JSON record.
     """
     config = engine_config(options)
     from octavo.bench.kv import KVCase, run_kv
 
-    run_kv(fetched(config), KVCase(num_prompt, num_output, repeat, cold), click.echo, as_json)
+    run_kv(fetched(config), KVCase(num_prompt, num_output, repeat), click.echo, as_json)
+
+
+@bench.command("kv-rounding", short_help="What answers lose behind a prefix that was kept in int8.")
+@model_options
+@click.option("--prompt", "num_prompt", type=click.IntRange(1), default=500, show_default=True, help="Prompt tokens.")
+@click.option("--output", "num_output", type=click.IntRange(1), default=48, show_default=True, help="Positions that are compared.")
+@click.option("--passages", "num_passages", type=click.IntRange(1), default=14, show_default=True, help="Prompts, of a real text.")
+@click.option("--json", "as_json", is_flag=True, help="Print only the JSON record.")
+@engine_options
+def kv_rounding(num_prompt: int, num_output: int, num_passages: int, as_json: bool, **options: Any) -> None:
+    """How far log-probabilities behind a prefix from --kv-host-dtype int8 are from exact ones, along the exact greedy path.
+
+    No time is measured. The last line printed is a JSON record.
+    """
+    config = engine_config(options)
+    from octavo.bench.kv_rounding import RoundingCase, run_rounding
+
+    run_rounding(fetched(config), RoundingCase(num_prompt, num_output, num_passages), click.echo, as_json)
 
 
 _DATASETS = ("alpaca", "sharegpt")

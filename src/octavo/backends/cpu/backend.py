@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from octavo.backends.base import BackendError, KVCapacity
+from octavo.backends.base import ROUNDED_TIERS, BackendError, KVCapacity
 from octavo.backends.block_moves import run_block_moves
 from octavo.backends.cpu.kernel_path import kernel_path
 from octavo.backends.cpu.lowering import Handles, lower
@@ -69,7 +69,8 @@ class CpuBackend:
         self._ropes: dict[Rope, int] = {}  # positions each rotary table covers
         self._num_pool_tokens = 0
         self._num_host_blocks = 0
-        self._fingerprint = f"{model.fingerprint}:{config.backend.compute}:kv-{self._kv_dtype}:layout-{LAYOUT_VERSION}:{self.isa}"
+        kv = f"kv-{self._kv_dtype}{ROUNDED_TIERS if config.cache.packs_kv_tiers(self._kv_dtype) else ''}"
+        self._fingerprint = f"{model.fingerprint}:{config.backend.compute}:{kv}:layout-{LAYOUT_VERSION}:{self.isa}"
         self._load()
 
     # ---- loading ----
@@ -171,18 +172,22 @@ class CpuBackend:
         self._num_pool_tokens = num_blocks * self.block_size
         self._release_leavings()
 
-    def allocate_host_kv(self, num_blocks: int) -> None:
+    def packed_block_bytes(self) -> int:
+        return self._open_native().bytes_per_block(self.block_size, "int8", self._kv_layers())
+
+    def allocate_host_kv(self, num_blocks: int, num_packed: int = 0) -> None:
         """See ``Backend``. Address space now, memory as blocks are first saved."""
         native = self._open_native()
         if not self._num_pool_tokens or self._num_host_blocks:
             raise BackendError("the host pool is allocated once, after the KV pool")
-        if not 1 <= num_blocks <= MAX_KV_BLOCKS:
-            raise BackendError(f"host KV blocks: {num_blocks} is not allowed; from 1 to {MAX_KV_BLOCKS}")
+        num_all = num_blocks + num_packed
+        if not 1 <= num_all <= MAX_KV_BLOCKS:
+            raise BackendError(f"host KV blocks: {num_all} is not allowed; from 1 to {MAX_KV_BLOCKS}")
         try:
-            native.allocate_host_kv(num_blocks)
+            native.allocate_host_kv(num_blocks, num_packed)
         except MemoryError as e:
-            raise BackendError(f"host KV blocks: {num_blocks} blocks of {self.block_size} tokens cannot be allocated ({e})") from e
-        self._num_host_blocks = num_blocks
+            raise BackendError(f"host KV blocks: {num_all} blocks of {self.block_size} tokens cannot be allocated ({e})") from e
+        self._num_host_blocks = num_all
 
     def read_host_block(self, host_block: int) -> bytes:
         return self._open_native().read_host_block(host_block)
