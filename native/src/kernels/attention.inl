@@ -306,12 +306,14 @@ OCTAVO_INLINE void load_query(const Pass& pass, const float* q, int j) {
   for (int d = 0; d < head_dim; d += 16) f32_store(to + d, load_lanes(q + d, lanes_left(head_dim, d)) * f32_set(pass.p.scale));
 }
 
-// Folds stored states of splits [begin, end) into query j's total.
+// Folds stored states of splits [begin, end) into query j's total: merge_state after merge_state, their exponentials a vector at a time.
 void merge_stored(const Pass& pass, int j, const float* partial, int row, int splits, int begin, int end, float* total_m, float* total_l) {
-  for (int split = begin; split < end; ++split) {
-    if (!sees_split(pass.p, pass.s.position(pass.row(j)), split)) continue;
-    const StoredState<const float> state(partial + pass.state_at(row, splits, split), pass.group, pass.stride, (pass.first + j) % pass.group);
-    merge_state(*state.m, f32_sum(f32_load(state.l)), state.acc, pass.p.head_dim, total_m, total_l, pass.out(j));
+  while (begin < end) {
+    StoredStates states;
+    for (; begin < end && states.count < StoredStates::kMost; ++begin)
+      if (sees_split(pass.p, pass.s.position(pass.row(j)), begin))
+        states.add({partial + pass.state_at(row, splits, begin), pass.group, pass.stride, (pass.first + j) % pass.group});
+    states.merge(pass.p.head_dim, total_m, total_l, pass.out(j));
   }
 }
 

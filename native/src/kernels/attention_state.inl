@@ -42,5 +42,38 @@ struct StoredState {
       : m(partial + g), l(partial + round_up_16(group) + (size_t)g * state_floats(stride)), acc(l + 16) {}
 };
 
+// States of splits in order, to be merged into one total: to the bit what merge_state makes of them one after the other.
+struct StoredStates {
+  static constexpr int kMost = 16;
+  const float *l[kMost], *acc[kMost];
+  float m[kMost];
+  int count = 0;
+
+  void add(const StoredState<const float>& state) {
+    m[count] = *state.m;
+    l[count] = state.l;
+    acc[count++] = state.acc;
+  }
+
+  void merge(int head_dim, float* total_m, float* total_l, float* out) const {
+    alignas(64) float keep[kMost] = {0}, take[kMost] = {0};
+    for (int i = 0; i < count; ++i) {
+      const float new_m = *total_m > m[i] ? *total_m : m[i];
+      keep[i] = *total_m - new_m;
+      take[i] = m[i] - new_m;
+      *total_m = new_m;
+    }
+    f32_store(keep, f32_exp(f32_load(keep)));
+    f32_store(take, f32_exp(f32_load(take)));
+    for (int i = 0; i < count; ++i) *total_l = *total_l * keep[i] + f32_sum(f32_load(l[i])) * take[i];
+    for (int d = 0; d < head_dim; d += 16) {
+      const int n = lanes_left(head_dim, d);
+      F32x16 sum = load_lanes(out + d, n);
+      for (int i = 0; i < count; ++i) sum = f32_fma(sum, f32_set(keep[i]), load_lanes(acc[i] + d, n) * f32_set(take[i]));
+      store_lanes(out + d, sum, n);
+    }
+  }
+};
+
 }  // namespace OCTAVO_ISA_NS
 }  // namespace octavo
