@@ -22,7 +22,7 @@ BLOCK, TILE, UNIT = 16, 64, 16  # tokens: of a block; that are walked together; 
 LAYERS, HEADS, KV_HEADS, HEAD_DIM = 2, 2, 1, 16
 TILE_BYTES = 2 * UNIT * HEAD_DIM * 2  # keys and values of UNIT tokens and a KV head, bf16
 NUM_BLOCKS = 4096
-WORTH = 16  # tiles that must be saved for the threads to meet
+WORTH, WORTH_MEETING = 4, 16  # tiles that must be saved, on one thread and for several to meet
 
 
 def attention(window: int | None = None) -> Attention:
@@ -132,7 +132,7 @@ def test_by_phases_and_by_panels_alike(two_threads: AttentionSteps, num_streams:
 
 
 def test_a_short_prefix_may_be_walked_once_a_thread(two_threads: AttentionSteps) -> None:
-    """There is too little of it to share out, so that each thread walks it for half of the streams."""
+    """Each panel's thread walks it for its half of the streams."""
     blocks = Blocks()
     prefix = blocks.take(256)
     streams = [behind(prefix, 256, 10, blocks) for _ in range(16)]
@@ -140,13 +140,14 @@ def test_a_short_prefix_may_be_walked_once_a_thread(two_threads: AttentionSteps)
     assert results(two_threads, streams, True) == results(two_threads, streams, False)
 
 
-def test_too_little_to_meet_for(steps: AttentionSteps) -> None:
-    """Two streams behind 15 tiles save less than a meeting of the threads costs; 16 are worth it."""
+def test_too_little_to_walk_together_for(steps: AttentionSteps, two_threads: AttentionSteps) -> None:
+    """Two streams behind 15 tiles save less than a meeting of two threads costs; one thread has nobody to meet."""
     blocks = Blocks()
-    prefix = blocks.take(1024)
-    for num_tiles, together in ((15, 0), (16, units(1024))):
-        streams = [behind(prefix, num_tiles * TILE, 3, blocks) for _ in range(2)]
-        assert reads(steps, streams)[0] == together
+    prefix = blocks.take(2048)
+    for made, least in ((steps, WORTH), (two_threads, WORTH_MEETING)):
+        for num_tiles, together in ((least - 1, 0), (least, units(least * TILE))):
+            streams = [behind(prefix, num_tiles * TILE, 3, blocks) for _ in range(2)]
+            assert reads(made, streams)[0] == together
 
 
 def test_groups_stand_anywhere_in_the_step(steps: AttentionSteps) -> None:
@@ -168,13 +169,12 @@ def test_a_tree(steps: AttentionSteps, branch: int) -> None:
     blocks = Blocks()
     trunk = blocks.take(branch)
     a = behind(trunk, branch, 900, blocks)
-    streams = [
-        behind(trunk, branch, 80, blocks), a, behind(trunk, branch // 2, 700, blocks), behind(a.block_table, branch // TILE * TILE + 64, 20, blocks),
-        behind(a.block_table, branch // TILE * TILE + 64, 33, blocks), *(behind(trunk, branch, 90, blocks) for _ in range(12)),
-    ]  # fmt: skip
-    together, alone = reads(steps, streams)
-    assert (together, alone) == twin(streams)
-    assert together == units(branch // TILE * TILE + 64)
+    longer = branch // TILE * TILE + TILE
+    streams = [behind(trunk, branch, 80, blocks), a, behind(trunk, branch // 2, 700, blocks)]
+    streams += [behind(a.block_table, longer, own, blocks) for own in (20, 33)]
+    streams += [behind(trunk, branch, 90, blocks) for _ in range(12)]
+    assert reads(steps, streams) == twin(streams)
+    assert reads(steps, streams)[0] == units(longer)
     assert results(steps, streams, True) == results(steps, streams, False)
 
 
@@ -235,3 +235,13 @@ def test_any_forest_against_brute_force(steps: AttentionSteps, two_threads: Atte
     assert reads(steps, streams) == twin(streams)
     for made in (steps, two_threads):
         assert results(made, streams, True) == results(made, streams, False)
+
+
+@pytest.mark.parametrize(("num_shared", "walks"), [(512, 2), (1984, 2), (2048, 1)])
+def test_threads_meet_for_a_long_prefix_alone(two_threads: AttentionSteps, num_shared: int, walks: int) -> None:
+    """16 streams in two panels: a prefix of 32 tiles is walked once for both, a shorter one once in each, without a meeting."""
+    blocks = Blocks()
+    prefix = blocks.take(num_shared)
+    streams = [behind(prefix, num_shared, 10, blocks) for _ in range(16)]
+    assert reads(two_threads, streams) == (walks * units(num_shared), 16 * units(10))
+    assert results(two_threads, streams, True) == results(two_threads, streams, False)

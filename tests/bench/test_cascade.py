@@ -11,7 +11,8 @@ from octavo.bench.limits import Limits, PeakProbe, ReadProbe
 from octavo.models.program import Attention
 
 READ, BF16, F32 = 1e9, 4e9, 2e9
-LIMITS = Limits(1, 512, [ReadProbe("memory", 1, 1, 0, True, 1, READ, 1.0)], [PeakProbe("bf16", "", 1, BF16, 1.0), PeakProbe("f32", "", 1, F32, 1.0)])
+PEAKS = [PeakProbe("bf16", "", 1, BF16, 1.0), PeakProbe("f32", "", 1, F32, 1.0)]
+LIMITS = Limits(1, 512, [ReadProbe("memory", 1, 1, 0, True, 1, READ, 1.0)], PEAKS)
 
 
 @pytest.mark.parametrize(("kv_dtype", "peak", "doubled"), [("bf16", BF16, 1.5), ("f32", F32, 1.0), ("int8", BF16, 1.0)])

@@ -147,6 +147,7 @@ class Runner {
 
   // Counters of a phase: two for what is handed out one by one, then one per thread for stretches that threads begin with.
   static constexpr int kOwnCounters = 2;
+  static constexpr int kMinPanelRows = 6;  // with fewer rows a thread, reading all weights on every thread costs more than meeting
 
   enum class PhaseKind { kRows, kMatmul, kAttention, kSelect };
   struct Phase {
@@ -213,8 +214,8 @@ class Runner {
   void plan_attention(const StepInput& in, int kv_heads);
   void run_step(const StepInput& in, LogitsConsumer& consumer, int thread);
   void run_stage(const Stage& stage, const StepInput& in, int thread);
-  void run_panel(size_t begin, size_t end, Rows rows, const StepInput& in, int thread);
-  void attend_panel(const AttentionOp& op, Rows rows, const StepInput& in, int thread);
+  void run_panel(size_t begin, size_t end, const Stage& stage, size_t panel, const StepInput& in, int thread);
+  void attend_panel(const AttentionOp& op, Rows rows, size_t panel, const StepInput& in, int thread);
   void run_by_phases(const Stage& stage, const StepInput& in, int thread);
   void run_shared(const Phase& phase, const StepInput& in, int rows, int thread, size_t index);
   void run_row(const Phase& phase, const StepInput& in, int row);
@@ -234,13 +235,21 @@ class Runner {
   LogitRow scanned_row(int row) const;
   size_t scan_blocks() const { return ((size_t)vocab() + kScanBlock - 1) / kScanBlock; }
   AttentionSequence sequence_view(const AttentionOp& op, const StepInput& in, int seq);
-  AttentionSequence own_part(const AttentionOp& op, const StepInput& in, int seq, int thread);
+  // What sequences share, and the states of it: [shared rows][kv_heads][splits], of one layer at a time.
+  struct Shared {
+    SharedPrefixes prefixes;
+    AlignedArray<float> states;
+  };
+  AttentionSequence own_part(const AttentionOp& op, const Shared& shared, const StepInput& in, int seq, int thread);
+  bool by_phases(int rows) const { return rows == 0 || (rows < pool_.size() * kMinPanelRows && pool_.size() > 1); }
+  SharedPrefixes::Machine sharing_machine() const;
   void find_shared_prefixes(const StepInput& in);
-  // Whether some sequences' first tiles are walked together in this op. A window sees too little of its beginning to share.
-  bool shares(const AttentionOp& op) const { return !shared_.empty() && op.params.window == 0; }
+  void find_shared_in_panels(const StepInput& in);
+  // Whether all threads walk some sequences' first tiles in this op. A window sees too little of its beginning to share.
+  bool shares(const AttentionOp& op) const { return !shared_.prefixes.empty() && op.params.window == 0; }
   bool needs_others(const Stage& stage, size_t phase) const;
   void walk_shared(const AttentionOp& op, const StepInput& in, int thread, size_t index);
-  void walk_unit(const AttentionOp& op, const StepInput& in, int kv_head, int unit, int thread);
+  void walk_unit(const AttentionOp& op, Shared& shared, const StepInput& in, int kv_head, int unit, int thread);
   uint64_t* reads_of(int thread, bool together);
   Phase& phase_of(PhaseKind kind);
 
@@ -265,8 +274,8 @@ class Runner {
   std::vector<std::pair<int, double>> seen_products_;  // window (0: none), multiply-adds per position seen
   Stage stages_[2] = {};  // before rows are selected, and behind
   std::vector<AttentionItem> items_;
-  SharedPrefixes shared_;
-  AlignedArray<float> shared_states_;  // [shared_.rows][kv_heads][shared_.splits], of one layer at a time
+  Shared shared_;                      // by all sequences of the step, walked by all threads
+  std::vector<Shared> panel_shared_;   // or by those of a panel, walked by its thread
   bool walk_together_ = true;
   struct alignas(64) ThreadReads { KVReads bytes; };
   std::vector<ThreadReads> kv_reads_;  // per thread; empty: not counted

@@ -9,8 +9,6 @@ namespace {
 constexpr int kSplitTiles = kSplitTokens / kTileTokens;
 constexpr int kMostRows = 16;           // of a sequence: one token, or drafts to verify
 constexpr size_t kStateFloats = 16u << 20;  // 64 MB bound the states kept; what lies beyond is walked sequence by sequence
-// Walking together costs two meetings of the threads per layer; fewer tiles saved are not worth them (a tile takes a core 2 to 4 us).
-constexpr int kWorthMeeting = 16;
 constexpr int kUnitsPerThread = 4;  // so that threads end about together
 
 }  // namespace
@@ -22,15 +20,20 @@ void SharedPrefixes::clear() {
   splits = 0;
 }
 
-void SharedPrefixes::find(const StepInput& in, const Machine& machine) {
+int64_t SharedPrefixes::row_tiles() const {
+  int64_t sum = 0;
+  for (const SharedRun& run : runs) sum += (int64_t)(run.end - run.begin) * (run.tile_end - run.tile_begin);
+  return sum;
+}
+
+void SharedPrefixes::find(const StepInput& in, const Machine& machine, int row_begin, int row_end) {
   clear();
-  if (in.num_seqs < 2) return;
-  list_sequences(in);
+  list_sequences(in, row_begin, row_end);
   if (order_.size() < 2) return;
   sort_by_table(in, machine.block_size);
   int saved = 0, most = 0;
   for (int tiles : alike_) saved += tiles, most = std::max(most, tiles);
-  if (saved < kWorthMeeting) return;
+  if (saved < machine.worth) return;
   size_t num_rows = 0;
   for (const Sequence& s : order_) num_rows += (size_t)in.seq_rows[s.seq];
   const size_t room = kStateFloats / (machine.state_floats * (size_t)machine.kv_heads * num_rows);
@@ -42,11 +45,11 @@ void SharedPrefixes::find(const StepInput& in, const Machine& machine) {
   }
 }
 
-void SharedPrefixes::list_sequences(const StepInput& in) {
+void SharedPrefixes::list_sequences(const StepInput& in, int row_begin, int row_end) {
   order_.clear();
   for (int s = 0, row = 0; s < in.num_seqs; row += in.seq_rows[s++]) {
     const int seen = (in.seq_start[s] + 1) / kTileTokens;
-    if (seen > 0 && in.seq_rows[s] <= kMostRows) order_.push_back({s, row, seen});
+    if (seen > 0 && in.seq_rows[s] <= kMostRows && row >= row_begin && row + in.seq_rows[s] <= row_end) order_.push_back({s, row, seen});
   }
 }
 

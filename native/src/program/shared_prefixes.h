@@ -25,11 +25,14 @@ class SharedPrefixes {
   struct Machine {
     int threads, kv_heads, block_size;
     size_t state_floats;  // of a row, KV head and split
+    int worth;            // fewer tiles saved than this are not worth it
   };
 
-  // In order of row: sequences of few rows that share at least a tile with another. Nothing when too little is saved.
-  void find(const StepInput& in, const Machine& machine);
+  // Among the sequences of few rows that lie in [row_begin, row_end). Nothing when too little is saved.
+  void find(const StepInput& in, const Machine& machine, int row_begin, int row_end);
   void clear();
+  // Tiles walked, times the rows that walk each.
+  int64_t row_tiles() const;
 
   bool empty() const { return runs.empty(); }
   int num_units() const { return empty() ? 0 : (int)units.size() - 1; }
@@ -47,7 +50,7 @@ class SharedPrefixes {
  private:
   struct Sequence { int seq, row, tiles; };  // its first row; leading tiles that all of its rows see whole
 
-  void list_sequences(const StepInput& in);
+  void list_sequences(const StepInput& in, int row_begin, int row_end);
   void sort_by_table(const StepInput& in, int block_size);
   int pieces_for(const Machine& machine) const;
   void cut(int pieces);

@@ -81,9 +81,10 @@ def run_cascade(config: EngineConfig, case: CascadeCase, echo: Callable[[str], N
             _check_fits(engine, case)
         limits = measure_limits(backend.threads, 0.1)
         attention = _attention(backend, engine, limits, case)
-        say(f"{engine.model.name}: attention alone, {backend.threads} threads, {backend.isa}; memory read {limits.read_rate / 1e9:.1f} GB/s")
-        say(_table(attention))
-        whole = [_engine_case(engine, n, shared, case) for n in case.engine_streams for shared in case.engine_shared] if case.engine else []
+        where = f"{backend.threads} threads, {backend.isa}; memory read {limits.read_rate / 1e9:.1f} GB/s"
+        say(f"{engine.model.name}: attention alone, {where}\n{_table(attention)}")
+        sizes = [(n, shared) for n in case.engine_streams for shared in case.engine_shared] if case.engine else []
+        whole = [_engine_case(engine, n, shared, case) for n, shared in sizes]
         if whole:
             say("\nwhole steps of decoding\n" + _table(whole))
         record = {
@@ -185,7 +186,7 @@ def _engine_case(engine: Engine, num_streams: int, num_shared: int, case: Cascad
         waiting.add(prepared.request.request_id)
         engine.add(prepared)
     seconds: dict[bool, list[float]] = {way: [] for way in _WAYS}
-    walked = {}
+    walked: dict[bool, tuple[int, int]] = {}
     num_steps, started = -1, time.perf_counter()  # of all streams side by side; the first is not timed
     try:
         for events in steps_to_end(engine):
@@ -193,7 +194,7 @@ def _engine_case(engine: Engine, num_streams: int, num_shared: int, case: Cascad
             if not waiting and num_steps < num_timed:
                 if num_steps >= 0:
                     seconds[_way(num_steps)].append(took)
-                    walked[_way(num_steps)] = tuple(backend.kv_reads())
+                    walked[_way(num_steps)] = backend.kv_reads()
                 num_steps += 1
                 backend.walk_together(_way(num_steps))
                 backend.count_kv_reads(True)
@@ -235,7 +236,7 @@ def _cascade(
 
 def _table(rows: Sequence[Cascade]) -> str:
     head = ("STREAMS", "SHARED", "TOGETHER", "ALONE", "GAIN", "KV READ: SHARED", "OWN", "WITHOUT", "LIMIT", "OF IT", "OF THE EXACT ONE")
-    lines = [head]
+    lines: list[Sequence[str]] = [head]
     for r in rows:
         figures = (f"{1e3 * r.together_s:.2f} ms", f"{1e3 * r.alone_s:.2f} ms", f"{r.gain:.2f}")
         read = tuple(f"{n / 1e6:.1f} MB" for n in (r.together_bytes, r.own_bytes, r.alone_bytes))
