@@ -245,3 +245,25 @@ def test_threads_meet_for_a_long_prefix_alone(two_threads: AttentionSteps, num_s
     streams = [behind(prefix, num_shared, 10, blocks) for _ in range(16)]
     assert reads(two_threads, streams) == (walks * units(num_shared), 16 * units(10))
     assert results(two_threads, streams, True) == results(two_threads, streams, False)
+
+
+@pytest.mark.parametrize("kv_dtype", ["bf16", "f16", "f32", "int8"])
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_no_bit_changes_on_any_kernel_path(isa: str, threads: int, kv_dtype: str) -> None:
+    """A tree behind a long prefix, walked by all threads; few streams by phases, and many by panels."""
+    made = AttentionSteps(isa, threads, (attention(),) * LAYERS, kv_dtype, 600)
+    blocks = Blocks(600)
+    trunk = blocks.take(2304)
+    parent = behind(trunk, 2304, 300, blocks)
+    streams = [behind(trunk, 2304, 1 + 9 * i, blocks) for i in range(12)]
+    streams += [parent, *(behind(parent.block_table, 2432, 5 + i, blocks) for i in range(6))]
+    streams += [behind(trunk, 1000, 40, blocks), behind([], 0, 90, blocks)]
+    try:
+        for chosen in (streams, streams[9:14]):
+            assert results(made, chosen, True) == results(made, chosen, False)
+            made.native.count_kv_reads(True)
+            made.step(chosen)
+            assert made.native.kv_reads()[0] > 0
+            made.native.count_kv_reads(False)
+    finally:
+        made.close()
