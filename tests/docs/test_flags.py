@@ -35,6 +35,7 @@ SECTIONS = {
     "bench offline": (OFFLINE, set(options_of(OFFLINE)) - SHARED),
     "bench start": (START, set(options_of(START))),
     "bench prefix": (bench.commands["prefix"], set(options_of(bench.commands["prefix"])) - SHARED),
+    "bench cascade": (bench.commands["cascade"], set(options_of(bench.commands["cascade"])) - SHARED),
     "bench serve": (BENCH_SERVE, set(options_of(BENCH_SERVE)) - SHARED),
     "bench kernels": (bench.commands["kernels"], set(options_of(bench.commands["kernels"]))),
     "bench sharing": (SHARING, set(options_of(SHARING)) - SHARED),

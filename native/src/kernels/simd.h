@@ -194,9 +194,16 @@ OCTAVO_INLINE int32_t i32_sum(I32x16 a) {
 
 // Horizontal reductions in one fixed order on every level: lanes i and i+8, then 4, 2, 1.
 OCTAVO_INLINE float f32_sum(F32x16 a) {
+#if defined(OCTAVO_AVX512)
+  const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+#else
   float t[16]; f32_store(t, a);
   for (int w = 8; w >= 1; w /= 2) for (int i = 0; i < w; ++i) t[i] += t[i + w];
   return t[0];
+#endif
 }
 OCTAVO_INLINE float f32_max_lane(F32x16 a) {
 #if defined(OCTAVO_AVX512)

@@ -10,7 +10,7 @@ import mmap
 import time
 from array import array
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from octavo.backends.base import ROUNDED_TIERS, BackendError, KVCapacity
 from octavo.backends.block_moves import run_block_moves
@@ -34,6 +34,13 @@ LAYOUT_VERSION = 2
 PACKABLE = frozenset({"f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k"})
 MAX_KV_BLOCKS = 2**31 - 1  # block ids are int32
 ROPE_CHUNK = 1024  # positions a rotary table grows by
+
+
+class KVReads(NamedTuple):
+    """Bytes of keys and values that attention walked, over all layers: a tile counts once each time that a pass of queries takes it up."""
+
+    together: int  # for several sequences that share them
+    alone: int
 
 
 class CpuBackend:
@@ -282,6 +289,19 @@ class CpuBackend:
     def weight_bytes(self) -> int:
         """Bytes of packed weights."""
         return self._open_native().packed_bytes()
+
+    def walk_together(self, on: bool) -> None:
+        """Whether sequences that begin in the same blocks have those walked once a step for all of them, as they do from the start; off
+        for benches alone. No bit of any result depends on it."""
+        self._open_native().walk_together(on)
+
+    def count_kv_reads(self, on: bool) -> None:
+        """Count, from zero, the KV that attention walks; or count no more, as from the start."""
+        self._open_native().count_kv_reads(on)
+
+    def kv_reads(self) -> KVReads:
+        """Since counting began."""
+        return KVReads(*self._open_native().kv_reads())
 
     def close(self) -> None:
         self._native = None  # ends its threads
