@@ -84,7 +84,9 @@ class TierHarness(Harness):
     Every plan and every look at the disk is a tick of a millisecond.
     """
 
-    def __init__(self, num_tier_blocks: int = 8, disk: ToyDisk | None = None, min_tokens: int = 1, **sizes: Any) -> None:
+    def __init__(
+        self, num_tier_blocks: int = 8, disk: ToyDisk | None = None, min_tokens: int = 1, rounds: bool = False, **sizes: Any
+    ) -> None:
         super().__init__(**sizes)
         size, num_blocks, num_swap = self.backend.block_size, len(self.backend.memory), len(self.backend.host)
         backend: TierBackend | PageTierBackend = TierBackend(num_blocks, size, num_swap + num_tier_blocks)
@@ -93,7 +95,7 @@ class TierHarness(Harness):
             backend = PageTierBackend(len(self.backend.pages) // layout.num_pages, num_blocks, size, layout, num_swap + num_tier_blocks)
         self.backend = backend
         backend.first_tier_block = num_swap
-        self.tiers = KVTiers(num_tier_blocks, size, TokenCost(min_tokens), disk, num_swap)
+        self.tiers = KVTiers(num_tier_blocks, size, TokenCost(min_tokens), disk, num_swap, rounds)
         self.scheduler._state.kv.attach_tiers(self.tiers)
         self.disk = disk
         self.now_s = 0.0

@@ -8,10 +8,6 @@
 namespace octavo {
 namespace {
 
-size_t layer_bytes(int block_size, KVType type, const KVLayerShape& s) {
-  return kv_tile_layout(type, s.head_dim).bytes * (size_t)s.kv_heads * (size_t)(block_size / 16);
-}
-
 void check_layout(const KVPageLayout& layout, int block_size, KVType type, const std::vector<KVLayerShape>& layers) {
   if (block_size < 16 || block_size % 16) throw std::invalid_argument("block_size: a multiple of 16");
   for (const auto& s : layers)
@@ -19,7 +15,7 @@ void check_layout(const KVPageLayout& layout, int block_size, KVType type, const
   if (layout.columns.size() != layers.size() || layout.offsets.size() != layers.size()) throw std::invalid_argument("KV layout: one place per layer");
   for (size_t i = 0; i < layers.size(); ++i)
     if (layout.columns[i] < 0 || layout.columns[i] >= layout.num_columns || layout.offsets[i] % 64 || layout.offsets[i] > layout.page_bytes ||
-        layer_bytes(block_size, type, layers[i]) > layout.page_bytes - layout.offsets[i])
+        kv_layer_bytes(type, layers[i].kv_heads, layers[i].head_dim, block_size) > layout.page_bytes - layout.offsets[i])
       throw std::invalid_argument("KV layout: layer " + std::to_string(i) + " does not fit its page");
 }
 
@@ -30,7 +26,7 @@ KVPageLayout KVStore::one_page(int block_size, KVType type, const std::vector<KV
   for (const auto& s : layers) {
     layout.columns.push_back(0);
     layout.offsets.push_back(layout.page_bytes);
-    layout.page_bytes += (layer_bytes(block_size, type, s) + 63) / 64 * 64;
+    layout.page_bytes += kv_layer_bytes(type, s.kv_heads, s.head_dim, block_size);
   }
   return layout;
 }

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 import octavo.backends.reference.ops as ops
-from octavo.backends.base import Backend, BackendError, KVCapacity
+from octavo.backends.base import ROUNDED_TIERS, Backend, BackendError, KVCapacity
 from octavo.backends.block_moves import run_block_moves
-from octavo.backends.reference.host_pool import HostPool
+from octavo.backends.reference.host_pool import HostPool, packed_block_bytes
 from octavo.config import EngineConfig
 from octavo.core.kv_pages import GuestLayout, PageLayout, guest_layout, page_layout
 from octavo.core.request import MAX_N
@@ -126,13 +126,16 @@ class ReferenceBackend:
     def _layer_bytes(self) -> list[int]:
         return [2 * 4 * self._block_size * kv.kv_heads * kv.head_dim for kv in self.program.kv_layers]
 
-    def allocate_host_kv(self, num_blocks: int) -> None:
+    def packed_block_bytes(self) -> int:
+        return packed_block_bytes(self._pool().layers)
+
+    def allocate_host_kv(self, num_blocks: int, num_packed: int = 0) -> None:
         if self._host is not None:
             raise BackendError("the host pool is already allocated")
         try:
-            self._host = HostPool(self._pool().layers, self._layout, num_blocks)
+            self._host = HostPool(self._pool().layers, self._layout, num_blocks, num_packed)
         except (MemoryError, ValueError) as exc:
-            raise BackendError(f"host KV blocks: no memory for {num_blocks}: {exc}") from exc
+            raise BackendError(f"host KV blocks: no memory for {num_blocks + num_packed}: {exc}") from exc
 
     def read_host_block(self, host_block: int) -> bytes:
         return self._host_pool().read(host_block)
@@ -170,7 +173,8 @@ class ReferenceBackend:
 
     def fingerprint(self) -> str:
         pages = f"/pages-{self._layout.num_full}+{self._layout.num_window}" if self._layout.num_pages > 1 else ""
-        return f"{self._fingerprint}/reference/f32/kv-f32/layout-1/numpy-{np.__version__}{pages}"
+        kv = f"kv-f32{ROUNDED_TIERS if self._config.cache.packs_kv_tiers('f32') else ''}"
+        return f"{self._fingerprint}/reference/f32/{kv}/layout-1/numpy-{np.__version__}{pages}"
 
     def close(self) -> None:
         self._kv = self._host = None
