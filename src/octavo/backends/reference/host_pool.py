@@ -18,7 +18,7 @@ Layers = list[tuple[np.ndarray, np.ndarray]]
 
 
 class HostPool:
-    """``layers`` are those of the KV pool, which moves read and write, in pages of ``layout``. The last ``num_packed`` blocks are packed."""
+    """``layers`` are those of the KV pool, which moves read and write, in the pages of ``layout``. The last ``num_packed`` are packed."""
 
     def __init__(self, layers: Layers, layout: PageLayout, num_blocks: int, num_packed: int = 0) -> None:
         self.num_blocks = num_blocks + num_packed
