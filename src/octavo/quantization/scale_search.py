@@ -1,8 +1,8 @@
 """Scales of groups of weights that make the least squared error: what a quantiser has to choose before it can write codes.
 
-Owns the search, for many groups at once. Knows no file format, no rounding of scales to fewer bits, and no activations: every weight
-counts alike. For codes that are given, the best scale (and minimum) has a closed form, least squares; for a scale that is given, the best
-codes are the nearest ones. So a grid of scales around the one that just holds the extremes is tried, each is replaced by the least
+Owns the search, for many groups at once. Knows no file format and no rounding of scales to fewer bits. Errors count by ``w``, a positive
+number for each weight. For codes that are given, the best scale (and minimum) has a closed form, least squares; for a scale that is given,
+the best codes are the nearest ones. So a grid of scales around the one that just holds the extremes is tried, each is replaced by the least
 squares of the codes it leads to, and the best then goes round those two steps again. The grid is that of ggml's make_qx_quants and
 make_qkx2_quants (ggml-quants.c), the alternation Lloyd's (1982, Least squares quantization in PCM, section VI).
 
@@ -22,9 +22,9 @@ AFFINE_GRID = (0.60, 0.68, 0.76, 0.84, 0.92, 1.0, 1.08)
 ROUNDS = 2  # of alternating steps after the grid
 
 
-def symmetric_scales(x: Floats, low: int, high: int) -> Floats:
+def symmetric_scales(x: Floats, w: Floats, low: int, high: int) -> Floats:
     """Scales s [groups], either sign, for x ~ s * q with whole numbers q in low .. high. 0 for a group of zeros."""
-    search = _Symmetric(x, low, high)
+    search = _Symmetric(x, w, low, high)
     extreme = np.take_along_axis(x, np.abs(x).argmax(0)[None], 0)[0]  # with its sign
     for edge in (low, high):  # of unlike size: which of them the largest weight gets makes a difference
         for factor in SYMMETRIC_GRID:
@@ -34,14 +34,14 @@ def symmetric_scales(x: Floats, low: int, high: int) -> Floats:
     return search.scale
 
 
-def affine_scales(x: Floats, top: int, below_zero: bool) -> tuple[Floats, Floats]:
+def affine_scales(x: Floats, w: Floats, top: int, below_zero: bool) -> tuple[Floats, Floats]:
     """(s, m), [groups] each, for x ~ s * q + m with whole numbers q in 0 .. top. s is at least 0; with ``below_zero``, m at most 0.
 
     s is 0 for a group of equal values, and m then their value, or 0 where it may not be.
     """
-    centre = x.mean(0)  # taken off, so that a small spread about a large mean is not lost in the sums of squares
+    centre = (x * w).sum(0) / w.sum(0)  # taken off, so that a small spread about a large mean is not lost in the sums of squares
     highest = -centre if below_zero else np.full_like(centre, np.inf)
-    search = _Affine(x - centre, top, highest)
+    search = _Affine(x - centre, w, top, highest)
     low, high = x.min(0) - centre, x.max(0) - centre
     low = np.minimum(low, highest)
     for factor in AFFINE_GRID:
@@ -66,8 +66,9 @@ def nearest(x: Floats, scale: Floats, minimum: Floats | float, low: int, high: i
 class _Symmetric:
     """The best scale so far: that of the largest gain, by which the squared error is less than the sum of squares."""
 
-    def __init__(self, x: Floats, low: int, high: int) -> None:
-        self.x, self.low, self.high = x, low, high
+    def __init__(self, x: Floats, w: Floats, low: int, high: int) -> None:
+        self.x, self.w, self.low, self.high = x, w, low, high
+        self._wx = w * x
         self.scale = np.zeros(x.shape[1], np.float32)
         self._gain = np.zeros(x.shape[1], np.float32)
         self._codes, self._product = np.empty_like(x), np.empty_like(x)
@@ -77,9 +78,10 @@ class _Symmetric:
         np.multiply(self.x, _inverse(scale), out=codes)
         np.rint(codes, out=codes)
         np.clip(codes, self.low, self.high, out=codes)
-        along = np.multiply(codes, self.x, out=product).sum(0)
-        squares = np.multiply(codes, codes, out=product).sum(0)
-        fitted = along / np.maximum(squares, 1)  # squares are whole numbers
+        along = np.multiply(codes, self._wx, out=product).sum(0)
+        np.multiply(codes, codes, out=product)
+        squares = np.multiply(product, self.w, out=product).sum(0)
+        fitted = along / np.where(squares > 0, squares, np.float32(1))
         gain = along * fitted
         better = gain > self._gain
         np.copyto(self._gain, gain, where=better)
@@ -92,12 +94,13 @@ class _Affine:
     ``highest``: [groups], what no minimum may be above. The mean of each group of ``x`` is near 0.
     """
 
-    def __init__(self, x: Floats, top: int, highest: Floats) -> None:
-        self.x, self.top, self.highest = x, top, highest
-        self._count, self._sum = np.float32(len(x)), x.sum(0)
+    def __init__(self, x: Floats, w: Floats, top: int, highest: Floats) -> None:
+        self.x, self.w, self.top, self.highest = x, w, top, highest
+        self._wx = w * x
+        self._weight, self._sum = w.sum(0), self._wx.sum(0)
         self.scale = np.zeros(x.shape[1], np.float32)
-        self.minimum = np.minimum(self._sum / self._count, highest)  # codes 0 alone
-        self._error = self.minimum * (self.minimum * self._count - 2 * self._sum)
+        self.minimum = np.minimum(self._sum / self._weight, highest)  # codes 0 alone
+        self._error = self.minimum * (self.minimum * self._weight - 2 * self._sum)
         self._codes, self._product = np.empty_like(x), np.empty_like(x)
 
     def attempt(self, scale: Floats, minimum: Floats) -> None:
@@ -106,11 +109,12 @@ class _Affine:
         np.subtract(codes, minimum * inverse, out=codes)
         np.rint(codes, out=codes)
         np.clip(codes, 0, self.top, out=codes)
-        total = codes.sum(0)
-        along = np.multiply(codes, self.x, out=product).sum(0)
-        squares = np.multiply(codes, codes, out=product).sum(0)
+        along = np.multiply(codes, self._wx, out=product).sum(0)
+        np.multiply(codes, self.w, out=product)
+        total = product.sum(0)
+        squares = np.multiply(product, codes, out=product).sum(0)
         scale, minimum = self._fit(total, along, squares)
-        error = scale * (scale * squares + 2 * (minimum * total - along)) + minimum * (minimum * self._count - 2 * self._sum)
+        error = scale * (scale * squares + 2 * (minimum * total - along)) + minimum * (minimum * self._weight - 2 * self._sum)
         better = (error < self._error) & (scale > 0)
         np.copyto(self._error, error, where=better)
         np.copyto(self.scale, scale, where=better)
@@ -118,13 +122,14 @@ class _Affine:
 
     def _fit(self, total: Floats, along: Floats, squares: Floats) -> tuple[Floats, Floats]:
         """Least squares of given codes; scale 0 where all are equal. A minimum that is too high is lowered, and the scale fitted to it."""
-        spread = self._count * squares - total * total  # a whole number, exact in float32
-        scale = (self._count * along - self._sum * total) / np.maximum(spread, 1)
-        minimum = (self._sum - scale * total) / self._count
+        spread = self._weight * squares - total * total
+        varied = spread > 1e-6 * self._weight * squares  # else it is the rounding of equal codes
+        scale = (self._weight * along - self._sum * total) / np.where(varied, spread, np.float32(1))
+        minimum = (self._sum - scale * total) / self._weight
         above = minimum > self.highest
         minimum = np.minimum(minimum, self.highest)
-        scale = np.where(above, (along - minimum * total) / np.maximum(squares, 1), scale)
-        return scale * (spread > 0), minimum
+        scale = np.where(above, (along - minimum * total) / np.where(squares > 0, squares, np.float32(1)), scale)
+        return scale * varied, minimum
 
 
 def _inverse(scale: Floats) -> Floats:
