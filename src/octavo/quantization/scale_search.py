@@ -19,6 +19,7 @@ Floats = npt.NDArray[np.float32]
 # Scales to try, relative to the one at which the extremes have the outermost codes. 1 is among them, so that no result is worse than it.
 SYMMETRIC_GRID = (0.80, 0.85, 0.90, 0.95, 1.0, 1.05, 1.10, 1.15)
 AFFINE_GRID = (0.60, 0.68, 0.76, 0.84, 0.92, 1.0, 1.08)
+_NO_LIMIT = np.float32(1e30)
 ROUNDS = 2  # of alternating steps after the grid
 
 
@@ -40,7 +41,7 @@ def affine_scales(x: Floats, w: Floats, top: int, below_zero: bool) -> tuple[Flo
     s is 0 for a group of equal values, and m then their value, or 0 where it may not be.
     """
     centre = (x * w).sum(0) / w.sum(0)  # taken off, so that a small spread about a large mean is not lost in the sums of squares
-    highest = -centre if below_zero else np.full_like(centre, np.inf)
+    highest = -centre if below_zero else np.full_like(centre, _NO_LIMIT)
     search = _Affine(x - centre, w, top, highest)
     low, high = x.min(0) - centre, x.max(0) - centre
     low = np.minimum(low, highest)
@@ -124,12 +125,10 @@ class _Affine:
         """Least squares of given codes; scale 0 where all are equal. A minimum that is too high is lowered, and the scale fitted to it."""
         spread = self._weight * squares - total * total
         varied = spread > 1e-6 * self._weight * squares  # else it is the rounding of equal codes
-        scale = (self._weight * along - self._sum * total) / np.where(varied, spread, np.float32(1))
+        scale = np.where(varied, self._weight * along - self._sum * total, np.float32(0)) / np.where(varied, spread, np.float32(1))
         minimum = (self._sum - scale * total) / self._weight
-        above = minimum > self.highest
-        minimum = np.minimum(minimum, self.highest)
-        scale = np.where(above, (along - minimum * total) / np.where(squares > 0, squares, np.float32(1)), scale)
-        return scale * varied, minimum
+        lowered = (along - self.highest * total) / np.where(squares > 0, squares, np.float32(1))
+        return np.where(minimum > self.highest, lowered, scale), np.minimum(minimum, self.highest)
 
 
 def _inverse(scale: Floats) -> Floats:
