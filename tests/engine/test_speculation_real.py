@@ -10,6 +10,7 @@ import pytest
 
 from octavo import LLM, SamplingParams
 from octavo.bench.spec_prompts import WORKS
+from tests.packed_drafts import packed_draft
 
 GREEDY = SamplingParams(temperature=0, ignore_eos=True)
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, repetition_penalty=1.05, ignore_eos=True)
@@ -18,7 +19,12 @@ METHODS: dict[str, dict[str, object]] = {
     "ngram": {"spec": 4, "spec_method": "ngram"},
     "suffix": {"spec": 8, "spec_method": "suffix"},
     "self": {"spec": 3, "spec_method": "self", "self_draft_layers": 4},
+    "packed": {"spec": 3, "spec_method": "draft"},  # the model itself, packed anew in about 3 bits
 }
+
+
+def options_of(method: str, path: Path) -> dict[str, object]:
+    return METHODS[method] | ({"draft_model": str(packed_draft(path))} if method == "packed" else {})
 
 
 def paragraphs() -> list[str]:
@@ -48,6 +54,8 @@ def check(path: Path, prompts: list[str], num_tokens: int, params: SamplingParam
     assert [i for i in range(len(prompts)) if got[i] != want[i]] == []
     stats = llm.engine.speculator.stats
     assert stats.num_proposed > 0 or llm.engine.config.speculative.spec == "auto"  # which may find nothing worth it
+    if "draft_model" in options:  # one that is neither never nor always right
+        assert 0.2 < stats.num_accepted / stats.num_proposed < 0.99
     print(f"{len(prompts)} prompts, {options}: {stats.num_accepted} of {stats.num_proposed} drafts came true")
 
 
@@ -55,7 +63,7 @@ def check(path: Path, prompts: list[str], num_tokens: int, params: SamplingParam
 @pytest.mark.parametrize("method", METHODS)
 def test_some_prompts(smollm2_path: Path, method: str) -> None:
     for params in (GREEDY, SAMPLED):
-        check(smollm2_path, real_prompts(8), 24, params, **METHODS[method])
+        check(smollm2_path, real_prompts(8), 24, params, **options_of(method, smollm2_path))
 
 
 @pytest.fixture(params=["smollm2", "gemma3"])
@@ -68,17 +76,17 @@ def path(request: pytest.FixtureRequest) -> Path:
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("method", METHODS)
 def test_200_prompts(path: Path, method: str, params: SamplingParams) -> None:
-    check(path, real_prompts(200), 128, params, **METHODS[method])
+    check(path, real_prompts(200), 128, params, **options_of(method, path))
 
 
 @pytest.mark.soak
 @pytest.mark.model
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("method", ["suffix", "self"])
+@pytest.mark.parametrize("method", ["suffix", "self", "packed"])
 def test_200_prompts_with_preemption(path: Path, method: str, params: SamplingParams) -> None:
     prompts = real_prompts(200)
     want, _ = tokens(path, prompts, params, 128, max_num_seqs=16, num_kv_blocks=1400)
-    got, llm = tokens(path, prompts, params, 128, max_num_seqs=16, num_kv_blocks=110, admission_lookahead=1, **METHODS[method])
+    got, llm = tokens(path, prompts, params, 128, max_num_seqs=16, num_kv_blocks=110, admission_lookahead=1, **options_of(method, path))
     assert got == want and llm.engine.scheduler.stats.num_preemptions > 0
 
 

@@ -197,11 +197,12 @@ def test_targets_that_must_not_be_written(tmp_path: Path) -> None:
         (tmp_path / "link.gguf", True, "is the file that is read"),
         (tmp_path, True, "is there and no regular file"),
         (tmp_path / "there.gguf", False, "is there already, and is not overwritten unasked"),
+        (tmp_path / "no" / "folder.gguf", False, "its folder is not there"),
     ):
         with pytest.raises(QuantizeError, match=message):
             quantize(source, target, recipe, overwrite=overwrite)
     with pytest.raises(OSError):
-        quantize(source, tmp_path / "no" / "folder.gguf", recipe)
+        quantize(source, tmp_path / ("n" * 300), recipe)
     assert source.read_bytes() == before and (tmp_path / "there.gguf").read_bytes() == b"mine"
     quantize(source, tmp_path / "there.gguf", recipe, overwrite=True)
     assert load_model(tmp_path / "there.gguf").weight_bytes < load_model(source).weight_bytes

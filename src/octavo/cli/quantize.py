@@ -15,10 +15,9 @@ if TYPE_CHECKING:
 
 TYPES = ("q2_k", "q3_k", "q4_0", "q4_1")
 _AS_IT_IS = "same"
-_TYPE_HELP = "Of the layers' matrices: 2.6, 3.4, 4.5 or 5 bits a weight. Rows that blocks of 256 do not divide become q4_0."
+_TYPE_HELP = "Of the layers' matrices: 2.6, 3.4, 4.5 or 5 bits a weight. Rows that blocks of 256 do not divide become q4_0 at least."
 _OUTPUT_HELP = "Of the output matrix; same: as it is."
 _FEW_HELP = "Those rows become as coarse as the type instead: 4 or 8 of the levels of q4_1, in its 5 bits. For experiments."
-
 _TEXT_HELP = "Text that the model reads first, to see which of its weights matter (default: one of the package's)."
 _TOKENS_HELP = "Tokens of it, at most; 0: read nothing, all weights count alike."
 
@@ -26,7 +25,7 @@ _TOKENS_HELP = "Tokens of it, at most; 0: read nothing, all weights count alike.
 @click.command()
 @click.argument("source")
 @click.argument("target", type=click.Path(path_type=Path))
-@click.option("--type", "layers", type=click.Choice(TYPES), default="q3_k", show_default=True, help=_TYPE_HELP)
+@click.option("--type", "layers", type=click.Choice(TYPES), default="q4_0", show_default=True, help=_TYPE_HELP)
 @click.option("--output-type", "output", type=click.Choice((*TYPES, _AS_IT_IS)), default="q4_1", show_default=True, help=_OUTPUT_HELP)
 @click.option("--few-levels", is_flag=True, help=_FEW_HELP)
 @click.option("--text", "text_file", type=click.File(encoding="utf-8"), help=_TEXT_HELP)
@@ -54,7 +53,8 @@ def quantize(
 
     recipe = requantize.Recipe(layers, None if output == _AS_IT_IS else output, few_levels)
     recipe.check()
-
+    if text_file is not None and not text_tokens:
+        raise click.UsageError("--text is not read with --text-tokens 0; leave out one of them")
     text = _package_text() if text_file is None else text_file.read()
     calibration = requantize.Calibration(text, text_tokens) if text_tokens else None
 

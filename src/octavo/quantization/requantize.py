@@ -219,6 +219,8 @@ def _types(packed: Iterable[Packed]) -> str:
 
 
 def _check_target(file: GGUFFile, target: Path, overwrite: bool) -> None:
+    if not target.parent.is_dir():
+        raise QuantizeError(f"{target}: its folder is not there")
     if not target.exists():
         return
     if any(os.path.samefile(path, target) for path in file.paths):
