@@ -76,7 +76,7 @@ class SpeculativeConfig:
     max_drafts: int = MAX_DRAFTS  # most that "auto" takes
     ngram_min: int = 2  # tokens
     ngram_max: int = 4
-    suffix_min: int = 2  # tokens that have to match
+    suffix_min: int | None = None  # tokens that have to match; None: 1 where "auto" chooses, 2 where a number of drafts is asked for
 
     def validate(self) -> None:
         """Raise ConfigError for the first field outside its limits."""
@@ -93,7 +93,7 @@ class SpeculativeConfig:
         _check(1 <= self.max_drafts <= MAX_DRAFTS, "max_drafts", self.max_drafts, f"from 1 to {MAX_DRAFTS}")
         _check(1 <= self.ngram_min <= 32, "ngram_min", self.ngram_min, "from 1 to 32 tokens")
         _check(self.ngram_min <= self.ngram_max <= 32, "ngram_max", self.ngram_max, f"from ngram_min ({self.ngram_min}) to 32 tokens")
-        _check(1 <= self.suffix_min <= 64, "suffix_min", self.suffix_min, "from 1 to 64 tokens")
+        _check(self.suffix_min is None or 1 <= self.suffix_min <= 64, "suffix_min", self.suffix_min, "from 1 to 64 tokens")
 
 
 @dataclass(frozen=True, slots=True)

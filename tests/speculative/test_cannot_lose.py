@@ -26,7 +26,7 @@ def novel(rng: random.Random, num_tokens: int) -> list[int]:
 
 
 def phrases(rng: random.Random, num_tokens: int, length: int) -> list[int]:
-    """The same phrase over and over, each time followed by something new. Of 2 tokens: every match of 2 goes wrong at its first draft."""
+    """The same phrase over and over, each time followed by something new. Of 1 token: every match goes wrong at its first draft."""
     out: list[int] = []
     while len(out) < num_tokens:
         out += [*range(length), rng.randrange(100, 1 << 20)]
@@ -52,7 +52,8 @@ def copied(rng: random.Random, num_tokens: int, every: int = 40) -> Text:
 LAWS = {"flat": flat_then_linear(8), "measured": measured, "linear": linear(), "steep": lambda rows: 1e-3 * rows**1.5}
 KINDS = {
     "novel": lambda rng: Text(novel(rng, 40), novel(rng, 300)),
-    "deceptive": lambda rng: Text(novel(rng, 40), phrases(rng, 300, 2)),
+    "deceptive": lambda rng: Text(novel(rng, 40), phrases(rng, 300, 1)),
+    "half right": lambda rng: Text(novel(rng, 40), phrases(rng, 300, 2)),
     "phrases": lambda rng: Text(novel(rng, 40), phrases(rng, 300, 24)),
     "teasing": lambda rng: Text(novel(rng, 40), teasing(rng, 300)),
     "copied": lambda rng: copied(rng, 300),
@@ -133,7 +134,7 @@ def test_a_machine_that_changes_pace() -> None:
 def test_sequences_are_judged_apart() -> None:
     """One text is a copy, the others deceive: the copy is drafted for at length, the others hardly ever."""
     rng = random.Random(2)
-    texts = [copied(rng, 400), *(Text(novel(rng, 40), phrases(rng, 400, 2)) for _ in range(3))]
+    texts = [copied(rng, 400), *(Text(novel(rng, 40), phrases(rng, 400, 1)) for _ in range(3))]
     counts = dict.fromkeys(range(4), 0)
 
     class Counting(Speculator):

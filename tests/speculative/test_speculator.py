@@ -121,6 +121,8 @@ def test_each_method_and_each_flag_counts() -> None:
     assert first(create(ngram_min=5, ngram_max=6), "ngram") is None
     assert first(create(suffix_min=4)) == 3 and first(create(suffix_min=5)) is None
     assert first(create(spec_method="ngram", ngram_max=2), "suffix") == 3
+    text = [4, 9, 7, 8, 1, 8]  # one token matches
+    assert first(create()) is None and first(create(suffix_min=1)) == 1
     assert create(spec_method="ngram", spec=1).drafts([decoding()], 512) != {}
 
 

@@ -1,9 +1,9 @@
 """Speculative decoding beside plain decoding, on the same engine and prompts, in turn: what it gains where answers repeat what was read,
 and what it costs where they do not.
 
-Each case is one kind of work at one batch size. Runs alternate (plain, speculative, plain, ...); decode_tok_s counts the tokens behind each
-sequence's first, over the time in which they came; medians over the runs. Token ids of all runs are compared: they must be equal, but for
-texts that are sampled and verified by the accept/resample rule.
+Each case is one kind of work at one batch size: all its prompts, so many at a time, where one ends the next begins. Runs alternate (plain,
+speculative, plain, ...); decode_tok_s counts what steps gave that decoded a full batch and computed no prompt; medians over the runs.
+Token ids of all runs are compared: they must be equal, but for texts that are sampled and verified by the accept/resample rule.
 
 The table of lengths holds the drafts at K = 1 .. 8. Predicted is (1 - a^(K+1)) / ((1 - a) (K c + v)) (Leviathan et al., 2023, Theorem 3.8,
 with the time v of a step that verifies, in plain steps, measured instead of taken as 1), a and v from the same runs. For proposals that
@@ -30,8 +30,10 @@ from octavo.engine.engine import Engine
 
 if TYPE_CHECKING:
     from octavo.config import EngineConfig
+    from octavo.engine.params import PreparedRequest
 
 PLAIN = SpeculativeParams("off")
+_ROUNDS = 2  # of a batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +50,24 @@ class SpecCase:
 
 @dataclass(frozen=True, slots=True)
 class SpecRun:
-    decode_tok_s: float
+    num_decoded: int  # tokens of the steps that are timed
+    seconds: float
     num_steps: int
     tokens: tuple[tuple[int, ...], ...]  # by prompt
     num_tested: int
     num_accepted: int
     num_drafted: int
     propose_s: float
-    step_s: float  # mean of the steps that decode, less the time of proposing
     overlap: float | None  # sum min(p, q), summed over the tested drafts; None: the rule that verifies does not know it
+
+    @property
+    def decode_tok_s(self) -> float:
+        return self.num_decoded / self.seconds
+
+    @property
+    def step_s(self) -> float:
+        """Mean, less the time of proposing."""
+        return (self.seconds - self.propose_s) / self.num_steps
 
 
 def run_spec(config: EngineConfig, case: SpecCase, echo: Callable[[str], None], as_json: bool) -> None:
@@ -87,11 +98,11 @@ def run_spec(config: EngineConfig, case: SpecCase, echo: Callable[[str], None], 
 
 def _compare(engine: Engine, work: Work, batch: int, case: SpecCase, wanted: SpeculativeParams) -> dict[str, Any]:
     """Plain and speculative in turn, after one run of each to warm up."""
-    prompts = [work.prompts[i % len(work.prompts)] for i in range(batch)]
+    prompts = [work.prompts[i % len(work.prompts)] for i in range(max(_ROUNDS * batch, len(work.prompts)))]
     runs: dict[SpeculativeParams, list[SpecRun]] = {PLAIN: [], wanted: []}
     for i in range(case.repeat + 1):
         for how in (PLAIN, wanted):
-            run = measure(engine, prompts, case, how)
+            run = measure(engine, prompts, batch, case, how)
             if i:
                 runs[how].append(run)
     plain, spec = runs[PLAIN], runs[wanted]
@@ -104,42 +115,52 @@ def _compare(engine: Engine, work: Work, batch: int, case: SpecCase, wanted: Spe
         "work": work.name, "batch": batch, "plain_tok_s": round(_median(plain), 1), "spec_tok_s": round(_median(spec), 1),
         "ratio": round(statistics.median(ratios), 3), "lowest_ratio": round(min(ratios), 3),
         "alpha": round(accepted / tested, 3) if tested else None, "overlap": _mean_overlap(spec),
-        "tokens_per_step": round(statistics.median(sum(map(len, run.tokens)) / batch / run.num_steps for run in spec), 2),
+        "tokens_per_step": round(statistics.median(run.num_decoded / batch / run.num_steps for run in spec), 2),
         "drafted": sum(run.num_drafted for run in spec), "accepted": accepted,
     }  # fmt: skip
 
 
-def measure(engine: Engine, prompts: Sequence[str], case: SpecCase, how: SpeculativeParams) -> SpecRun:
-    """All prompts at once, ``num_output`` tokens each. Prompts are computed first, apart from what is measured."""
-    params = SamplingParams(temperature=case.temperature, seed=1, max_tokens=case.num_output, ignore_eos=True)
-    ids = []
-    for i, prompt in enumerate(prompts):
-        tokens = engine.model.tokenizer.encode(prompt)
-        prepared = engine.prepare(tokens, replace(params, seed=1 + i), cache_salt=str(i), speculative=how)
-        ids.append(prepared.request.request_id)
-        engine.add(prepared)
-    texts: dict[str, list[int]] = {request_id: [] for request_id in ids}
-    before = replace(engine.speculator.stats, tested=list(engine.speculator.stats.tested))
-    overlap = _overlap(engine)
-    started = last = time.perf_counter()
-    num_steps = num_first = 0
+def measure(engine: Engine, prompts: Sequence[str], batch: int, case: SpecCase, how: SpeculativeParams) -> SpecRun:
+    """``prompts``, ``batch`` at a time: where one ends the next begins. Timed are steps that decode ``batch`` sequences and no prompt."""
+    waiting = [_prepare(engine, prompt, i, case, how) for i, prompt in enumerate(prompts)][::-1]
+    texts: dict[str, list[int]] = {}  # by request, in their order
+
+    def begin_next() -> None:
+        if waiting:
+            prepared = waiting.pop()
+            texts[prepared.request.request_id] = []
+            running.add(prepared.request.request_id)
+            engine.add(prepared)
+
+    running: set[str] = set()
+    for _ in range(batch):
+        begin_next()
+    stats = engine.speculator.stats
+    before, overlap = replace(stats, tested=list(stats.tested)), _overlap(engine)
+    num_decoded, num_steps, seconds, propose_s = 0, 0, 0.0, 0.0
+    started, proposed_s = time.perf_counter(), stats.propose_s
     for events in steps_to_end(engine):
-        last = time.perf_counter()
+        elapsed = time.perf_counter() - started
+        if len(running) == batch and all(texts[request_id] for request_id in running):
+            num_decoded += sum(len(event.token_ids) for event in events)
+            num_steps, seconds, propose_s = num_steps + 1, seconds + elapsed, propose_s + stats.propose_s - proposed_s
         for event in events:
             texts[event.request_id] += event.token_ids
-        if all(texts.values()) and num_first == 0:
-            num_first, started = sum(map(len, texts.values())), last
-        elif num_first:
-            num_steps += 1
-    after = engine.speculator.stats
-    num_tokens = sum(map(len, texts.values())) - num_first
-    tested, seconds, propose_s = sum(after.tested) - sum(before.tested), last - started, after.propose_s - before.propose_s
+            if event.finish_reason is not None:
+                running.remove(event.request_id)
+                begin_next()
+        started, proposed_s = time.perf_counter(), stats.propose_s
     total = _overlap(engine)
     return SpecRun(
-        num_tokens / seconds, num_steps, tuple(tuple(texts[i]) for i in ids), tested, after.num_accepted - before.num_accepted,
-        after.num_proposed - before.num_proposed, propose_s, (seconds - propose_s) / num_steps,
+        num_decoded, seconds, num_steps, tuple(map(tuple, texts.values())), sum(stats.tested) - sum(before.tested),
+        stats.num_accepted - before.num_accepted, stats.num_proposed - before.num_proposed, propose_s,
         None if total is None or overlap is None else total - overlap,
     )  # fmt: skip
+
+
+def _prepare(engine: Engine, prompt: str, index: int, case: SpecCase, how: SpeculativeParams) -> PreparedRequest:
+    params = SamplingParams(temperature=case.temperature, seed=1 + index, max_tokens=case.num_output, ignore_eos=True)
+    return engine.prepare(engine.model.tokenizer.encode(prompt), params, cache_salt=str(index), speculative=how)
 
 
 def _by_length(engine: Engine, case: SpecCase) -> list[dict[str, Any]]:
@@ -150,8 +171,8 @@ def _by_length(engine: Engine, case: SpecCase) -> list[dict[str, Any]]:
         how = SpeculativeParams(k, case.method)
         plain, spec = [], []
         for _ in range(case.repeat):
-            plain.append(measure(engine, prompts, case, PLAIN))
-            spec.append(measure(engine, prompts, case, how))
+            plain.append(measure(engine, prompts, 1, case, PLAIN))
+            spec.append(measure(engine, prompts, 1, case, how))
         plain_s = statistics.median(run.step_s for run in plain)
         tested, accepted = sum(r.num_tested for r in spec), sum(r.num_accepted for r in spec)
         a = _mean_overlap(spec) or (accepted / tested if tested else 0.0)

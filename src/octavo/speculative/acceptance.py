@@ -22,7 +22,7 @@ CLASS_OF = tuple(next((c for c, bound in enumerate(_BOUNDS) if evidence <= bound
 """[evidence] -> class; more evidence than the last index counts as that."""
 
 _SHARED_MEMORY = 0.99  # weight that a trial keeps when another of its class comes: about the last 100 count
-_OWN_MEMORY = 0.9  # the last 10 of a sequence
+_OWN_MEMORY = 0.95  # the last 20 of a sequence
 _SHARED_PRIOR_TRIALS = 6.0  # that the built-in rate is worth
 _OWN_PRIOR_TRIALS = 3.0  # that the rate of all sequences is worth
 _NEGLIGIBLE = 0.05

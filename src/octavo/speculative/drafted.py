@@ -77,7 +77,7 @@ class DraftedSequence:
         if first_hit:
             self.num_misses = self.wait = 0
             self.trial_after = _FIRST_TRIAL
-        elif was_drafted:
+        elif was_drafted and not self.proposer.looks_up:  # what looks up learns from every token, drafted or not
             self.num_misses += 1
             self.wait = min(_MAX_WAIT, (1 << self.num_misses) - 2)  # none after one failure, then 2, 6, 14, ...
             self.trial_after = min(_MAX_TRIAL, 2 * self.trial_after)

@@ -29,6 +29,7 @@ from octavo.speculative.suffix import SuffixProposer
 
 _MAX_INDEXED = 512  # tokens per step: 1 ms or less; a prompt that was found in the cache takes several steps
 _PROMPT_SHARE = 4  # beside prompts, drafts take at most this part of a step's room
+_SUFFIX_MIN_FIXED = 2  # tokens that have to match where a number of drafts was asked for: of what followed a single one little comes true
 _DRAFT_RATE = 0.1
 _DRAFT_CUT = 3.0
 
@@ -69,6 +70,7 @@ class Speculator:
 
     ``max_total_tokens``: most tokens that a sequence can reach (``LengthLimits.max_total_tokens``). ``clock`` times the proposing.
     ``max_drafts``: most drafts of a sequence where "auto" chooses. ``auto_method``: the proposer that "auto" means.
+    ``least_evidence``: by method, what a proposal has to rest on where a number of drafts was asked for (1, where nothing is said).
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class Speculator:
         clock: Clock,
         max_drafts: int = MAX_DRAFTS,
         auto_method: str = "suffix",
+        least_evidence: Mapping[str, int] | None = None,
     ) -> None:
         self.stats = SpeculationStats()
         self.control = DraftControl()
@@ -88,6 +91,7 @@ class Speculator:
         self._clock = clock
         self._max_drafts = max_drafts
         self._auto_method = auto_method
+        self._least_evidence = dict(least_evidence or {})
         self._shared = {name: SharedRates(LOOKUP_PRIOR if p.looks_up else MODEL_PRIOR) for name, p in self._proposers.items()}
         self._draft_s = dict.fromkeys(self._proposers, 0.0)  # host seconds per draft
         self._sequences: dict[int, DraftedSequence] = {}
@@ -163,6 +167,8 @@ class Speculator:
             if most < 1:
                 continue
             if isinstance(fixed, int):
+                if drafted.evidence < self._least_evidence.get(drafted.method, 1):
+                    continue
                 chosen.append((drafted, min(fixed, most)))
                 room -= chosen[-1][1]
                 continue
@@ -338,10 +344,12 @@ def create_speculator(
     """
     lookups: dict[str, Proposer] = {
         "ngram": NgramProposer(config.ngram_min, config.ngram_max),
-        "suffix": SuffixProposer(config.suffix_min),
+        "suffix": SuffixProposer(config.suffix_min or 1),
     }
     proposers = lookups | dict(others or {})
     if config.spec_method != "auto" and config.spec_method not in proposers:
         raise ConfigError(f"spec_method: {config.spec_method!r} is not allowed; one of {', '.join(['auto', *sorted(proposers)])}")
     default = SpeculativeParams(config.spec, config.spec_method)
-    return Speculator(proposers, default, max_total_tokens, clock, config.max_drafts, "draft" if "draft" in proposers else "suffix")
+    auto_method = "draft" if "draft" in proposers else "suffix"
+    least_evidence = {"suffix": config.suffix_min or _SUFFIX_MIN_FIXED}
+    return Speculator(proposers, default, max_total_tokens, clock, config.max_drafts, auto_method, least_evidence)

@@ -137,7 +137,7 @@ class SuffixProposer:
     name = "suffix"
     looks_up = True
 
-    def __init__(self, min_match: int = 2, max_links: int = MAX_LINKS) -> None:
+    def __init__(self, min_match: int = 1, max_links: int = MAX_LINKS) -> None:
         self._min_match = min_match
         self._max_links = max_links
         self._texts: dict[int, SuffixAutomaton] = {}
