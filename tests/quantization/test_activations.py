@@ -41,7 +41,10 @@ def by_reference(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> dict[st
     return {name: seen[i :: len(names)] for i, name in enumerate(names)}
 
 
-@pytest.mark.parametrize("arch,tied", [("llama", False), ("llama", True), ("qwen2", False), ("qwen3", True), ("gemma2", True), ("gemma3", True)])
+CASES = [("llama", False), ("llama", True), ("qwen2", False), ("qwen3", True), ("gemma2", True), ("gemma3", True)]
+
+
+@pytest.mark.parametrize("arch,tied", CASES)
 def test_the_inputs_are_the_reference_backend_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arch: str, tied: bool) -> None:
     model = load_model(write_tiny_gguf(tmp_path / "m.gguf", arch, tied=tied))
     expected = by_reference(model, monkeypatch)

@@ -24,7 +24,10 @@ CHANGED = {"general.file_type", "general.quantization_version", "general.quantiz
 FILE_TYPES = {"q4_0": 2, "q4_1": 3, "q2_k": 10, "q3_k": 11}
 
 
-def packed(tmp_path: Path, recipe: Recipe, calibration: Calibration | None = None, **sizes: object) -> tuple[GGUFFile, GGUFFile, list[Packed]]:
+def packed(
+    tmp_path: Path, recipe: Recipe, calibration: Calibration | None = None, **sizes: object
+) -> tuple[GGUFFile, GGUFFile, list[Packed]]:
+    """A tiny model as it was, as it is now, and what was told of it."""
     source = write_tiny_gguf(tmp_path / "in.gguf", **sizes)
     done = quantize(source, tmp_path / "out.gguf", recipe, calibration, overwrite=True)
     assert not list(tmp_path.glob(".*"))
@@ -179,7 +182,8 @@ def test_sources_that_cannot_be(tmp_path: Path) -> None:
     refused(tmp_path / "nothing.gguf", "is not there")
     (tmp_path / "text.gguf").write_bytes(b"hello" * 100)
     refused(tmp_path / "text.gguf", "a GGUF file starts with")
-    refused(write_tiny_gguf(tmp_path / "q4.gguf", tensor_type="Q4_0"), "nothing would get smaller as layers q3_k, output q4_0; its matrices are q4_0")
+    small = write_tiny_gguf(tmp_path / "q4.gguf", tensor_type="Q4_0")
+    refused(small, "nothing would get smaller as layers q3_k, output q4_0; its matrices are q4_0")
     whole = write_tiny_gguf(tmp_path / "in.gguf").read_bytes()
     (tmp_path / "cut.gguf").write_bytes(whole[:-2000])
     refused(tmp_path / "cut.gguf", "past the file's")
