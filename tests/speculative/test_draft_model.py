@@ -105,6 +105,18 @@ def test_many_sequences_in_a_small_pool(path: Path, llm: LLM) -> None:
     assert draft._pool.num_free == 7 and len(draft._slots) == draft._backend.max_num_slots
 
 
+def test_sequences_that_do_not_fit_one_step_take_turns(path: Path, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three texts to catch up with, and steps that hold one of them."""
+    monkeypatch.setattr("octavo.speculative.draft_model.MAX_ROWS", len(PROMPT) + 4)
+    params = SamplingParams(temperature=0, ignore_eos=True)
+    prompts = [[token + i for token in PROMPT[i:]] for i in range(3)]
+    draft = make_draft(path)
+    for i, prompt in enumerate(prompts):
+        draft.begin(i, prompt, request_of(prompt, params), 0)
+    wanted = [(0, 4), (1, 2), (2, 3)]
+    assert draft.propose(wanted) == [coming(llm, prompts[i], params, most) for i, most in wanted]
+
+
 def test_no_drafts_past_the_draft_s_context(path: Path, llm: LLM) -> None:
     params = SamplingParams(temperature=0, ignore_eos=True)
     draft = make_draft(path, max_len=len(PROMPT) + 2)

@@ -201,6 +201,8 @@ class DraftModel:
             self._sequences[seq_id].drafts.append(outcome.token_ids[0] if outcome.error is None else self._vocab_size)
 
     def _goes_on(self, drafted: _Drafted) -> bool:
+        if not drafted.drafts:  # its turn has not come: others filled the step
+            return True
         token, request = drafted.drafts[-1], drafted.request
         if token >= self._vocab_size:
             return False
