@@ -326,12 +326,19 @@ void bind_running(nb::class_<Model>& c) {
             m.runner_.kv()->copy_block(src, dst);
           },
           "src"_a, "dst"_a)
-      .def("allocate_host_kv", [](Model& m, int num_blocks) { m.host_kv_.allocate(m.runner_.kv(), num_blocks); }, "num_blocks"_a)
-      .def("move_blocks", [](Model& m, HostKV::Pairs saves, HostKV::Pairs loads) { m.host_kv_.move(m.runner_.kv(), saves, loads); },
+      .def("allocate_host_kv", [](Model& m, int num_blocks, int num_packed) { m.host_kv_.allocate(m.runner_.kv(), num_blocks, num_packed); },
+           "num_blocks"_a, "num_packed"_a, "Blocks that are kept as they are, and behind them blocks that are packed to int8.")
+      .def("move_blocks", [](Model& m, HostKV::Pairs saves, HostKV::Pairs loads) { m.host_kv_.move(m.runner_.kernels(), m.runner_.kv(), saves, loads); },
            "saves"_a.noconvert(), "loads"_a.noconvert(), "int32 pairs (pool block, host block), flat: all saves (pool to host), then all loads; without the interpreter lock.")
       .def("read_host_block", [](Model& m, int block) { return m.host_kv_.read(block); }, "host_block"_a)
       .def("write_host_block", [](Model& m, int block, Bytes data) { m.host_kv_.write(block, data); }, "host_block"_a, "data"_a.noconvert())
       .def("packed_bytes", [](Model& m) { return m.runner_.packed_bytes(); })
+      .def("walk_together", [](Model& m, bool on) { m.runner_.walk_together(on); }, "on"_a, "Whether sequences that begin in the same blocks walk those once for all.")
+      .def("count_kv_reads", [](Model& m, bool on) { m.runner_.count_kv_reads(on); }, "on"_a, "Count from zero from the next step on, or no more.")
+      .def("kv_reads", [](Model& m) {
+        const KVReads reads = m.runner_.kv_reads();
+        return std::pair(reads.together, reads.alone);
+      }, "(bytes walked for several sequences at once, for one) by attention since counting began.")
       .def("step", &Model::step, "slots"_a, "tokens"_a.noconvert(), "seq_start"_a.noconvert(), "seq_rows"_a.noconvert(), "table_offset"_a.noconvert(), "tables"_a.noconvert(), "logit_rows"_a.noconvert(), "requests"_a.noconvert(),
            "masks"_a.noconvert(), "mask_offset"_a.noconvert(), "out_token"_a.noconvert(), "out_status"_a.noconvert(), "out_rank"_a.noconvert(), "out_logprob"_a.noconvert(), "max_top"_a, "out_top_ids"_a.noconvert(),
            "out_top_logprobs"_a.noconvert(), "logits"_a.noconvert().none());

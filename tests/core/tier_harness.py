@@ -79,12 +79,14 @@ class TierHarness(Harness):
     Every plan and every look at the disk is a tick of a millisecond.
     """
 
-    def __init__(self, num_tier_blocks: int = 8, disk: ToyDisk | None = None, min_tokens: int = 1, **sizes: Any) -> None:
+    def __init__(
+        self, num_tier_blocks: int = 8, disk: ToyDisk | None = None, min_tokens: int = 1, rounds: bool = False, **sizes: Any
+    ) -> None:
         super().__init__(**sizes)
         size, num_blocks, num_swap = self.backend.block_size, len(self.backend.memory), len(self.backend.host)
         self.backend = TierBackend(num_blocks, size, num_swap + num_tier_blocks)
         self.backend.first_tier_block = num_swap
-        self.tiers = KVTiers(num_tier_blocks, size, TokenCost(min_tokens), disk, num_swap)
+        self.tiers = KVTiers(num_tier_blocks, size, TokenCost(min_tokens), disk, num_swap, rounds)
         self.scheduler._state.kv.attach_tiers(self.tiers)
         self.disk = disk
         self.now_s = 0.0

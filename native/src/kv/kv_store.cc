@@ -5,17 +5,10 @@
 #include <string>
 
 namespace octavo {
-namespace {
-
-size_t layer_bytes(int block_size, KVType type, const KVLayerShape& s) {
-  return kv_tile_layout(type, s.head_dim).bytes * (size_t)s.kv_heads * (size_t)(block_size / 16);
-}
-
-}  // namespace
 
 size_t KVStore::bytes_per_block(int block_size, KVType type, const std::vector<KVLayerShape>& layers) {
   size_t total = 0;
-  for (const auto& s : layers) total += (layer_bytes(block_size, type, s) + 63) / 64 * 64;
+  for (const auto& s : layers) total += kv_layer_bytes(type, s.kv_heads, s.head_dim, block_size);
   return total;
 }
 
@@ -31,7 +24,7 @@ KVStore::KVStore(int num_blocks, int block_size, KVType type, const std::vector<
   size_t offset = 0;
   for (const auto& s : layers) {
     views_.push_back(KVLayerView{memory_->data() + offset, block_bytes_, s.kv_heads, s.head_dim, block_size, type});
-    offset += (layer_bytes(block_size, type, s) + 63) / 64 * 64;
+    offset += kv_layer_bytes(type, s.kv_heads, s.head_dim, block_size);
   }
 }
 

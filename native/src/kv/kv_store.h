@@ -18,6 +18,11 @@ struct KVLayerShape {
   int kv_heads, head_dim;
 };
 
+// Bytes that a layer takes in a block.
+inline size_t kv_layer_bytes(KVType type, int kv_heads, int head_dim, int block_size) {
+  return (kv_tile_layout(type, head_dim).bytes * (size_t)kv_heads * (size_t)(block_size / 16) + 63) / 64 * 64;
+}
+
 class KVStore {
  public:
   // Throws std::invalid_argument for shapes it cannot hold, std::bad_alloc when the memory is not to be had.

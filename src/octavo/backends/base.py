@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     LogitsHook = Callable[[int, int, np.ndarray], None]
 
 
+ROUNDED_TIERS = "+host-int8"  # in a fingerprint: KV that comes back from other tiers may be rounded, so that equal ones promise less
+
+
 class BackendError(RuntimeError):
     """The backend cannot run this model or configuration; the message names what and why."""
 
@@ -47,11 +50,18 @@ class Backend(Protocol):
         """Allocate the pool. Raises BackendError when the memory is not to be had."""
         ...
 
-    def allocate_host_kv(self, num_blocks: int) -> None:
-        """Allocate a second pool in host memory, of blocks as large as those of the first, once and after ``allocate_kv``.
+    def allocate_host_kv(self, num_blocks: int, num_packed: int = 0) -> None:
+        """Allocate a second pool in host memory, once and after ``allocate_kv``: ``num_blocks`` blocks as large as those of the first, and
+        behind them ``num_packed`` blocks of ``packed_block_bytes``.
 
-        ``plan.block_saves`` and ``plan.block_loads`` need it. Raises BackendError when the memory is not to be had.
+        ``plan.block_saves`` and ``plan.block_loads`` need it. A packed block keeps keys and values as integers of 8 bits with a scale for
+        each token and kv head: what is loaded from it is near to what was saved, and saved again to the same bytes. Raises BackendError
+        when the memory is not to be had.
         """
+        ...
+
+    def packed_block_bytes(self) -> int:
+        """Bytes of a packed host block."""
         ...
 
     def read_host_block(self, host_block: int) -> bytes:

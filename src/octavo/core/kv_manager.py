@@ -393,6 +393,11 @@ class KVManager:
         nodes = self.index.blocks()
         return [(ref_of(nodes[block]), block) for block in self.pool.eviction_order() if self.index.is_full(nodes[block])]
 
+    def offered_block(self, block: int) -> BlockRef | None:
+        """What ``block`` holds, if it is full and offered."""
+        node = None if self.index is None else self.index.blocks().get(block)
+        return None if node is None or self.index is None or not self.index.is_full(node) else ref_of(node)
+
     def _chain(self, seq: Sequence) -> _Chain | None:
         if self.index is None:
             return None

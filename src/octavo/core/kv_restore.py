@@ -55,8 +55,11 @@ class Restorer:
             return TierMatch(waits=True)
         return self.tiers.match(seq.seq_id, refs, depth * self._kv.block_size)
 
-    def begin(self, seq: Sequence, match: TierMatch) -> bool:
-        """Have the plan load what was matched, or the disk read it. True: ``seq`` sits this plan out."""
+    def begin(self, seq: Sequence, match: TierMatch, num_kept: int = 0) -> bool:
+        """Have the plan load what was matched, or the disk read it. True: ``seq`` sits this plan out.
+
+        ``num_kept``: blocks that are to stay available, since others need them in this plan. Who finds none beyond them computes.
+        """
         if match.waits:
             return True
         if match.refs:
@@ -65,7 +68,7 @@ class Restorer:
             return True
         if match.entries and self._num_loads_left == 0:  # others have all of this plan's: the next will do
             return True
-        entries = match.entries[: self._kv.pool.num_available][: self._num_loads_left]
+        entries = match.entries[: max(0, self._kv.pool.num_available - num_kept)][: self._num_loads_left]
         if not entries:
             self.tiers.end_wait(seq.seq_id)
             return False

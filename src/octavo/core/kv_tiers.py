@@ -84,15 +84,19 @@ class TierMatch:
 
 
 class KVTiers:
-    """``num_host_blocks`` from ``first_host_block`` on are its own; those below are others'. ``disk`` None: there is no tier below."""
+    """``num_host_blocks`` from ``first_host_block`` on are its own; those below are others'. ``disk`` None: there is no tier below.
+
+    ``rounds``: what comes back is not, to the bit, what went.
+    """
 
     def __init__(
-        self, num_host_blocks: int, block_size: int, cost: RestoreCost, disk: DiskIndex | None = None, first_host_block: int = 0
-    ) -> None:
+        self, num_host_blocks: int, block_size: int, cost: RestoreCost, disk: DiskIndex | None = None, first_host_block: int = 0,
+        rounds: bool = False,
+    ) -> None:  # fmt: skip
         if num_host_blocks < 1:
             raise ValueError(f"num_host_blocks: {num_host_blocks} is not allowed; at least 1")
         self.stats = TierStats()
-        self.block_size = block_size
+        self.block_size, self.rounds = block_size, rounds
         self.first_host_block, self.num_host_blocks = first_host_block, num_host_blocks
         self._disk, self.cost = disk, cost
         self._free = list(range(first_host_block + num_host_blocks - 1, first_host_block - 1, -1))
@@ -296,6 +300,10 @@ class KVTiers:
                 self._free.append(self._entries.pop(key).host_block)
         self._saving.clear()
         self._busy = set(self._saves)
+
+    def holds(self, entry: HostEntry) -> bool:
+        """Whether host memory still has ``entry``, and has it already: one that the next plan saves is not there yet."""
+        return self._entries.get(entry.ref.key) is entry and entry.host_block not in self._busy
 
     # --- the end ------------------------------------------------------------------------------------------------------------------------
 

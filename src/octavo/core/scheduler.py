@@ -207,6 +207,14 @@ class Scheduler:
         """The blocks that ``num_cached_blocks`` counts, the next to be evicted first."""
         return self._state.kv.evictable_blocks()
 
+    def cached_blocks(self) -> list[int]:
+        """All blocks that ``num_cached_blocks`` counts, as ``evictable_blocks`` but part-filled ones too."""
+        return self._state.kv.pool.eviction_order()
+
+    def offered_block(self, block: int) -> BlockRef | None:
+        """What ``block`` holds, if it is full and offered by the prefix cache: then nobody writes to it before the next plan."""
+        return self._state.kv.offered_block(block)
+
     @property
     def num_swapped(self) -> int:
         """Waiting sequences whose blocks are in host memory."""

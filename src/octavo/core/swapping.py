@@ -79,6 +79,8 @@ class SwapSpace:
                     saves.append(BlockMove(block, host_of[block]))
                 host_blocks.append(host_of[block])
             self._saved[seq.seq_id] = SavedSequence(host_blocks, seq.num_computed)
+            if self._kv.restorer is not None and self._kv.restorer.tiers.rounds:  # it shares no block from now on: another's may be rounded
+                self._kv.withhold(seq)
 
     def load(self, seq: Sequence, loads: list[BlockMove], num_copies: int) -> None:
         """Give ``seq``, which has adopted what the prefix cache offers, the rest of its saved blocks. The caller has seen to the room.

@@ -89,13 +89,11 @@ class Engine:
             if num_swap_blocks:
                 backend.allocate_host_kv(num_swap_blocks)
             return None
-        from octavo.engine.kv_tiering import StoreNames, num_tier_blocks, open_tiering
+        from octavo.engine.kv_tiering import StoreNames, open_tiering
 
-        num_tiers = num_tier_blocks(cache, backend, self.num_kv_blocks)
-        backend.allocate_host_kv(num_swap_blocks + num_tiers)
         teller = self.gap_model or self.preemption_model
         cost = RestoreModel(None if teller is None else teller.device)
-        return open_tiering(cache, backend, StoreNames(fingerprint, self.model.name), num_swap_blocks, num_tiers, cost)
+        return open_tiering(cache, backend, StoreNames(fingerprint, self.model.name), num_swap_blocks, self.num_kv_blocks, cost)
 
     def _make_preemption_model(self, num_host_blocks: int) -> PreemptionModel | None:
         """What prices preemptions where there is a choice."""
@@ -177,13 +175,12 @@ class Engine:
     def step(self) -> list[OutputEvent]:
         """Plan, execute and apply one step. When the backend fails, every request ends with an error event and the engine goes on."""
         started_s = self.clock.now()
-        if self.tiering is not None:
-            self.tiering.before_plan()
+        failed = None if self.tiering is None else self._try(self.tiering.before_plan)
+        if failed is not None:
+            return failed
         plan = self.loop.begin_step(started_s)
         if plan is None:
-            if self.tiering is not None:
-                self.tiering.wait()
-            return []
+            return (None if self.tiering is None else self._try(self.tiering.wait)) or []
         try:
             if self.tiering is not None:
                 self.tiering.before_execute()
@@ -204,6 +201,11 @@ class Engine:
             self._itl_warnings.broken(plan, result.seconds, worst_gap_s, ended_s)
         return events
 
+    def idle(self) -> float | None:
+        """Nothing is to be computed now: do a small piece of what can wait, a millisecond or so. Seconds until it is worth calling again;
+        None: not before the next step."""
+        return None if self.tiering is None else self.tiering.idle(self.scheduler)
+
     def close(self) -> None:
         """Keep what a restart can use, if there is a disk for it, and release threads and memory. Idempotent."""
         if self.tiering is not None:
@@ -217,10 +219,21 @@ class Engine:
             self.metrics.events_made(events, self.clock.now())
         return events
 
-    def _failed(self, plan: StepPlan, error: Exception) -> list[OutputEvent]:
+    def _try(self, move: Callable[[], None]) -> list[OutputEvent] | None:
+        """Move blocks of the tiers while no plan is in flight. The events of all requests, with errors, if that fails."""
+        try:
+            move()
+        except Exception as error:
+            return self._failed(None, error)
+        return None
+
+    def _failed(self, plan: StepPlan | None, error: Exception) -> list[OutputEvent]:
         self.num_failures_in_a_row += 1
         self.metrics.num_failed_steps += 1
-        logger.error("step %d with %d tokens failed", plan.step_index, plan.num_tokens, exc_info=error)
+        if plan is None:
+            logger.error("blocks could not be moved before a step", exc_info=error)
+        else:
+            logger.error("step %d with %d tokens failed", plan.step_index, plan.num_tokens, exc_info=error)
         return self.fail_all(f"the step could not be computed: {type(error).__name__}: {error}")
 
 

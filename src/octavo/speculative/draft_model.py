@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from octavo.backends.base import Backend
 from octavo.core.block_pool import BlockPool
-from octavo.core.request import Request
+from octavo.core.request import Request, SamplingParams
 from octavo.core.step import SequenceSlice, SlotOpen, StepPlan
 from octavo.models.tokenizer import Tokenizer
 from octavo.sampling.structured import mask_from_ids
@@ -40,32 +41,44 @@ class VocabularyMismatch(ValueError):
 
 def check_vocabularies(target: Tokenizer, draft: Tokenizer, target_eos: frozenset[int], draft_eos: frozenset[int]) -> None:
     """Raise VocabularyMismatch unless a token id means the same to both. Rows of padding at the end of either do not matter."""
-    target_size, draft_size = _used_size(target), _used_size(draft)
-    for token in range(min(target_size, draft_size)):
+    target_size, draft_size, shared = _used_size(target), _used_size(draft), min(target.vocab_size, draft.vocab_size)
+    sizes = f"its vocabulary has {draft_size} tokens and the target's {target_size}"
+    for token in range(min(max(target_size, draft_size), shared)):
         if target.token_bytes(token) != draft.token_bytes(token) or target.is_special(token) != draft.is_special(token):
+            if token >= min(target_size, draft_size):
+                raise VocabularyMismatch(sizes)
             ours, theirs = target.token_text(token), draft.token_text(token)
             raise VocabularyMismatch(f"token {token} is {theirs!r} in the draft and {ours!r} in the target")
-    if target_size != draft_size:
-        raise VocabularyMismatch(f"its vocabulary has {draft_size} tokens and the target's {target_size}")
+    if target_size != draft_size and max(target_size, draft_size) > shared:
+        raise VocabularyMismatch(sizes)
     if target_eos != draft_eos:
         raise VocabularyMismatch(f"it ends with tokens {sorted(draft_eos)} and the target with {sorted(target_eos)}")
 
 
 def _used_size(tokenizer: Tokenizer) -> int:
-    """Tokens without the padding at the end."""
+    """Tokens without the padding at the end, which some files give names to."""
     size = tokenizer.vocab_size
-    while size > 0 and not tokenizer.token_bytes(size - 1) and not tokenizer.is_special(size - 1):
+    while size > 0 and tokenizer.is_unused(size - 1):
         size -= 1
     return size
 
 
+def _named_tokens(params: SamplingParams) -> list[Iterable[int]]:
+    """The token ids in each field that has some."""
+    return [params.logit_bias, params.allowed_token_ids or (), params.stop_token_ids, *params.bad_words_token_ids]
+
+
 @dataclass(slots=True)
 class _Drafted:
-    """One sequence. ``computed``: the tokens whose KV is in the blocks of ``table``; what does not lead ``known`` is overwritten."""
+    """One sequence. ``computed``: the tokens whose KV is in the blocks of ``table``; what does not lead ``known`` is overwritten.
+
+    ``has_strangers``: it names tokens that the draft has no row for, so nothing can be drafted for it.
+    """
 
     request: Request
     choice: int
     known: list[int]
+    has_strangers: bool = False
     computed: list[int] = field(default_factory=list)
     table: array[int] = field(default_factory=lambda: array("i"))
     slot: int = -1
@@ -101,21 +114,27 @@ class DraftModel:
             self._distributions = DraftDistributions(backend, vocab_size)
         # Padding behind the target's vocabulary is nothing that the target could draw.
         self._mask = mask_from_ids(range(vocab_size), backend.vocab_size) if backend.vocab_size > vocab_size else None
+        self._lacks_rows = backend.vocab_size < vocab_size  # padding of the target, which requests may name all the same
 
     # --- Proposer ---------------------------------------------------------------------------------------------------------------------
 
     def begin(self, seq_id: int, token_ids: Seq[int], request: Request, choice: int) -> None:
-        self._sequences[seq_id] = _Drafted(request, choice, list(token_ids))
+        self._sequences[seq_id] = _Drafted(request, choice, list(token_ids), self._are_strange(token_ids, *_named_tokens(request.params)))
 
     def extend(self, seq_id: int, token_ids: Seq[int]) -> None:
-        self._sequences[seq_id].known.extend(token_ids)
+        drafted = self._sequences[seq_id]
+        drafted.known.extend(token_ids)
+        drafted.has_strangers = drafted.has_strangers or self._are_strange(token_ids)
+
+    def _are_strange(self, *token_ids: Iterable[int]) -> bool:
+        return self._lacks_rows and max(max(ids, default=0) for ids in token_ids) >= self._backend.vocab_size
 
     def peek(self, seq_id: int) -> tuple[int, int]:
         """A model always has something to say; how far it can be trusted shows only by what comes true."""
-        return (1 if len(self._sequences[seq_id].known) < self._max_len else 0), NO_TOKEN
+        return (1 if self._max_drafts(self._sequences[seq_id]) > 0 else 0), NO_TOKEN
 
     def propose(self, requests: Seq[tuple[int, int]]) -> list[list[int]]:
-        wanted = {seq_id: min(most, self._max_len - len(self._sequences[seq_id].known)) for seq_id, most in requests}
+        wanted = {seq_id: min(most, self._max_drafts(self._sequences[seq_id])) for seq_id, most in requests}
         for seq_id in wanted:
             self._sequences[seq_id].drafts = []
         drafting = [seq_id for seq_id, most in wanted.items() if most > 0 and self._prepare(seq_id, most, wanted)]
@@ -138,6 +157,9 @@ class DraftModel:
         if drafted is not None:
             self._release(drafted)
             self.take_distributions(seq_id)
+
+    def _max_drafts(self, drafted: _Drafted) -> int:
+        return 0 if drafted.has_strangers else self._max_len - len(drafted.known)
 
     # --- drafting ---------------------------------------------------------------------------------------------------------------------
 
@@ -201,7 +223,7 @@ class DraftModel:
             self._sequences[seq_id].drafts.append(outcome.token_ids[0] if outcome.error is None else self._vocab_size)
 
     def _goes_on(self, drafted: _Drafted) -> bool:
-        if not drafted.drafts:  # its turn has not come: others filled the step
+        if not drafted.drafts:  # its text did not fit the step beside the others
             return True
         token, request = drafted.drafts[-1], drafted.request
         if token >= self._vocab_size:

@@ -10,9 +10,9 @@ import mmap
 import time
 from array import array
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from octavo.backends.base import BackendError, KVCapacity
+from octavo.backends.base import ROUNDED_TIERS, BackendError, KVCapacity
 from octavo.backends.block_moves import run_block_moves
 from octavo.backends.cpu.kernel_path import kernel_path
 from octavo.backends.cpu.lowering import Handles, lower
@@ -34,6 +34,13 @@ LAYOUT_VERSION = 2
 PACKABLE = frozenset({"f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k"})
 MAX_KV_BLOCKS = 2**31 - 1  # block ids are int32
 ROPE_CHUNK = 1024  # positions a rotary table grows by
+
+
+class KVReads(NamedTuple):
+    """Bytes of keys and values that attention walked, over all layers: a tile counts once each time that a pass of queries takes it up."""
+
+    together: int  # for several sequences that share them
+    alone: int
 
 
 class CpuBackend:
@@ -69,7 +76,8 @@ class CpuBackend:
         self._ropes: dict[Rope, int] = {}  # positions each rotary table covers
         self._num_pool_tokens = 0
         self._num_host_blocks = 0
-        self._fingerprint = f"{model.fingerprint}:{config.backend.compute}:kv-{self._kv_dtype}:layout-{LAYOUT_VERSION}:{self.isa}"
+        kv = f"kv-{self._kv_dtype}{ROUNDED_TIERS if config.cache.packs_kv_tiers(self._kv_dtype) else ''}"
+        self._fingerprint = f"{model.fingerprint}:{config.backend.compute}:{kv}:layout-{LAYOUT_VERSION}:{self.isa}"
         self._load()
 
     # ---- loading ----
@@ -171,18 +179,22 @@ class CpuBackend:
         self._num_pool_tokens = num_blocks * self.block_size
         self._release_leavings()
 
-    def allocate_host_kv(self, num_blocks: int) -> None:
+    def packed_block_bytes(self) -> int:
+        return self._open_native().bytes_per_block(self.block_size, "int8", self._kv_layers())
+
+    def allocate_host_kv(self, num_blocks: int, num_packed: int = 0) -> None:
         """See ``Backend``. Address space now, memory as blocks are first saved."""
         native = self._open_native()
         if not self._num_pool_tokens or self._num_host_blocks:
             raise BackendError("the host pool is allocated once, after the KV pool")
-        if not 1 <= num_blocks <= MAX_KV_BLOCKS:
-            raise BackendError(f"host KV blocks: {num_blocks} is not allowed; from 1 to {MAX_KV_BLOCKS}")
+        num_all = num_blocks + num_packed
+        if not 1 <= num_all <= MAX_KV_BLOCKS:
+            raise BackendError(f"host KV blocks: {num_all} is not allowed; from 1 to {MAX_KV_BLOCKS}")
         try:
-            native.allocate_host_kv(num_blocks)
+            native.allocate_host_kv(num_blocks, num_packed)
         except MemoryError as e:
-            raise BackendError(f"host KV blocks: {num_blocks} blocks of {self.block_size} tokens cannot be allocated ({e})") from e
-        self._num_host_blocks = num_blocks
+            raise BackendError(f"host KV blocks: {num_all} blocks of {self.block_size} tokens cannot be allocated ({e})") from e
+        self._num_host_blocks = num_all
 
     def read_host_block(self, host_block: int) -> bytes:
         return self._open_native().read_host_block(host_block)
@@ -277,6 +289,19 @@ class CpuBackend:
     def weight_bytes(self) -> int:
         """Bytes of packed weights."""
         return self._open_native().packed_bytes()
+
+    def walk_together(self, on: bool) -> None:
+        """Whether sequences that begin in the same blocks have those walked once a step for all of them, as they do from the start; off
+        for benches alone. No bit of any result depends on it."""
+        self._open_native().walk_together(on)
+
+    def count_kv_reads(self, on: bool) -> None:
+        """Count, from zero, the KV that attention walks; or count no more, as from the start."""
+        self._open_native().count_kv_reads(on)
+
+    def kv_reads(self) -> KVReads:
+        """Since counting began."""
+        return KVReads(*self._open_native().kv_reads())
 
     def close(self) -> None:
         self._native = None  # ends its threads

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 import octavo.backends.reference.ops as ops
-from octavo.backends.base import BackendError, KVCapacity
+from octavo.backends.base import ROUNDED_TIERS, BackendError, KVCapacity
 from octavo.backends.block_moves import run_block_moves
-from octavo.backends.reference.host_pool import HostPool
+from octavo.backends.reference.host_pool import HostPool, packed_block_bytes
 from octavo.config import EngineConfig
 from octavo.core.request import MAX_N
 from octavo.core.step import BlockMove, SequenceSlice, SliceResult, StepPlan, StepResult
@@ -100,13 +100,16 @@ class ReferenceBackend:
         except (MemoryError, ValueError) as exc:
             raise BackendError(f"num_blocks: no memory for {num_blocks} KV blocks: {exc}") from exc
 
-    def allocate_host_kv(self, num_blocks: int) -> None:
+    def packed_block_bytes(self) -> int:
+        return packed_block_bytes(self._pool().layers)
+
+    def allocate_host_kv(self, num_blocks: int, num_packed: int = 0) -> None:
         if self._host is not None:
             raise BackendError("the host pool is already allocated")
         try:
-            self._host = HostPool(self._pool().layers, num_blocks)
+            self._host = HostPool(self._pool().layers, num_blocks, num_packed)
         except (MemoryError, ValueError) as exc:
-            raise BackendError(f"host KV blocks: no memory for {num_blocks}: {exc}") from exc
+            raise BackendError(f"host KV blocks: no memory for {num_blocks + num_packed}: {exc}") from exc
 
     def read_host_block(self, host_block: int) -> bytes:
         return self._host_pool().read(host_block)
@@ -143,7 +146,8 @@ class ReferenceBackend:
         return StepResult(plan.step_index, results, time.perf_counter() - started, move_seconds)
 
     def fingerprint(self) -> str:
-        return f"{self._fingerprint}/reference/f32/kv-f32/layout-1/numpy-{np.__version__}"
+        kv = f"kv-f32{ROUNDED_TIERS if self._config.cache.packs_kv_tiers('f32') else ''}"
+        return f"{self._fingerprint}/reference/f32/{kv}/layout-1/numpy-{np.__version__}"
 
     def close(self) -> None:
         self._kv = self._host = None
