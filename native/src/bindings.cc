@@ -363,7 +363,8 @@ void bind_running(nb::class_<Model>& c) {
       .def("read_host_block", [](Model& m, int block) { return m.host_kv_.read(block); }, "host_block"_a)
       .def("write_host_block", [](Model& m, int block, Bytes data) { m.host_kv_.write(block, data); }, "host_block"_a, "data"_a.noconvert())
       .def("packed_bytes", [](Model& m) { return m.runner_.packed_bytes(); })
-      .def("walk_together", [](Model& m, bool on) { m.runner_.walk_together(on); }, "on"_a, "Whether sequences that begin in the same blocks walk those once for all.")
+      .def("walk_together", [](Model& m, bool on, int least_tiles) { m.runner_.walk_together(on, least_tiles); }, "on"_a,
+           "least_tiles"_a = kLeastSharedTiles, "Whether sequences that begin in the same blocks, so many tiles at least, walk those once for all.")
       .def("count_kv_reads", [](Model& m, bool on) { m.runner_.count_kv_reads(on); }, "on"_a, "Count from zero from the next step on, or no more.")
       .def("kv_reads", [](Model& m) {
         const KVReads reads = m.runner_.kv_reads();

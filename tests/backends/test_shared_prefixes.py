@@ -22,6 +22,7 @@ BLOCK, TILE, UNIT = 16, 64, 16  # tokens: of a block; that are walked together; 
 LAYERS, HEADS, KV_HEADS, HEAD_DIM = 2, 2, 1, 16
 TILE_BYTES = 2 * UNIT * HEAD_DIM * 2  # keys and values of UNIT tokens and a KV head, bf16
 NUM_BLOCKS = 4096
+LEAST = 8  # tiles that two streams share, or they are not walked together; most tests here set it to 1
 WORTH, WORTH_MEETING = 4, 16  # tiles that must be saved, on one thread and for several to meet
 
 
@@ -64,9 +65,9 @@ def behind(prefix: Sequence[int], num_shared: int, own: int, blocks: Blocks, blo
     return Stream(num_tokens - 1, [*prefix[:whole], *blocks.take(num_tokens - whole * block_size, block_size)])
 
 
-def reads(steps: AttentionSteps, streams: Sequence[Stream], together: bool = True) -> tuple[int, int]:
+def reads(steps: AttentionSteps, streams: Sequence[Stream], together: bool = True, least: int = 1) -> tuple[int, int]:
     """(units walked for several streams, for one) in a step of one layer and KV head."""
-    steps.native.walk_together(together)
+    steps.native.walk_together(together, least)
     steps.native.count_kv_reads(True)
     steps.step(streams)
     counted = steps.native.kv_reads()
@@ -77,9 +78,9 @@ def reads(steps: AttentionSteps, streams: Sequence[Stream], together: bool = Tru
     return int(per_layer[0]), int(per_layer[1])
 
 
-def results(steps: AttentionSteps, streams: Sequence[Stream], together: bool) -> bytes:
+def results(steps: AttentionSteps, streams: Sequence[Stream], together: bool, least: int = 1) -> bytes:
     logits = np.empty((len(streams), 16), np.float32)
-    steps.native.walk_together(together)
+    steps.native.walk_together(together, least)
     steps.step(streams, logits)
     steps.native.walk_together(True)
     assert np.isfinite(logits).all()
@@ -119,6 +120,19 @@ def test_shared_tiles_are_walked_once(steps: AttentionSteps, num_shared: int) ->
     assert reads(steps, streams) == (shared_tokens // UNIT, own) == twin(streams)
     assert reads(steps, streams, together=False) == (0, sum(units(num_shared + 5 + i) for i in range(16)))
     assert results(steps, streams, True) == results(steps, streams, False)
+
+
+@pytest.mark.parametrize("tiles", [1, LEAST - 1, LEAST, LEAST + 1])
+def test_what_two_streams_share_is_worth_a_state(steps: AttentionSteps, tiles: int) -> None:
+    """Three streams share ``tiles``; a fourth shares one tile less than is worth it with each of them, and is walked alone."""
+    blocks = Blocks()
+    prefix = blocks.take(tiles * TILE)
+    streams = [behind(prefix, tiles * TILE, 40, blocks) for _ in range(3)]
+    streams.append(behind(prefix, min(tiles, LEAST - 1) * TILE, 40, blocks))
+    together, alone = reads(steps, streams, least=LEAST)
+    assert together == (units(tiles * TILE) if tiles >= LEAST else 0)
+    assert together + alone == sum(units(s.position + 1) for s in streams) - (2 * units(tiles * TILE) if tiles >= LEAST else 0)
+    assert results(steps, streams, True, LEAST) == results(steps, streams, False)
 
 
 @pytest.mark.parametrize("num_streams", [2, 11, 12, 16, 32, 48])

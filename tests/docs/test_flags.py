@@ -12,6 +12,7 @@ from octavo.cli.chat import chat
 from octavo.cli.doctor import doctor
 from octavo.cli.kv import kv
 from octavo.cli.options import engine_options, model_options
+from octavo.cli.quantize import quantize
 from octavo.cli.run import run
 from octavo.cli.serve import serve
 from tests.docs.pages import ROOT, own_part, page, rows_by_name, section
@@ -46,6 +47,7 @@ SECTIONS = {
     "kv ls": (kv.commands["ls"], set(options_of(kv.commands["ls"]))),
     "kv clear": (kv.commands["clear"], set(options_of(kv.commands["clear"]))),
     "bench waste": (bench.commands["waste"], set(options_of(bench.commands["waste"]))),
+    "quantize": (quantize, set(options_of(quantize))),
     "doctor": (doctor, set(options_of(doctor))),
     "Model and engine": (serve, SHARED),
 }

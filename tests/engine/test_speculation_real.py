@@ -11,6 +11,7 @@ import pytest
 
 from octavo import LLM, SamplingParams
 from tests.engine.real_prompts import real_prompts
+from tests.packed_drafts import packed_draft
 
 PARAMS = {
     "greedy": SamplingParams(temperature=0, ignore_eos=True),
@@ -21,10 +22,15 @@ METHODS: dict[str, dict[str, object]] = {
     "ngram": {"spec": 4, "spec_method": "ngram"},
     "suffix": {"spec": 8, "spec_method": "suffix"},
     "self": {"spec": 3, "spec_method": "self", "self_draft_layers": 4},
+    "packed": {"spec": 3, "spec_method": "draft"},  # the model itself, packed anew in about 3 bits
 }
 ROOM = {"max_num_seqs": 16, "num_kv_blocks": 1400}
 TIGHT = {"num_kv_blocks": 110, "admission_lookahead": 1}
 Plain = Callable[[Path, int, str, int], list[list[int]]]
+
+
+def options_of(method: str, path: Path) -> dict[str, object]:
+    return METHODS[method] | ({"draft_model": str(packed_draft(path))} if method == "packed" else {})
 
 
 def tokens(path: Path, prompts: list[str], params: SamplingParams, num_tokens: int, **options: object) -> tuple[list[list[int]], LLM]:
@@ -61,7 +67,9 @@ def check(plain: Plain, path: Path, count: int, num_tokens: int, name: str, **op
 @pytest.mark.parametrize("method", METHODS)
 def test_some_prompts(plain: Plain, smollm2_path: Path, method: str) -> None:
     for name in PARAMS:
-        check(plain, smollm2_path, 8, 24, name, **METHODS[method])
+        stats = check(plain, smollm2_path, 8, 24, name, **options_of(method, smollm2_path)).engine.speculator.stats
+        if method == "packed":  # often right and often wrong, which is what it is for
+            assert 0.2 < stats.num_accepted / stats.num_proposed < 0.9
 
 
 @pytest.fixture(params=["smollm2", "gemma3"])
@@ -74,7 +82,7 @@ def path(request: pytest.FixtureRequest) -> Path:
 @pytest.mark.parametrize("name", PARAMS)
 @pytest.mark.parametrize("method", METHODS)
 def test_200_prompts(plain: Plain, path: Path, method: str, name: str) -> None:
-    check(plain, path, 200, 128, name, **METHODS[method])
+    check(plain, path, 200, 128, name, **options_of(method, path))
 
 
 @pytest.mark.soak
@@ -85,7 +93,7 @@ def test_200_prompts_with_preemption(plain: Plain, path: Path, method: str, name
     """16 at once in a pool for a third of them; greedy ones are swapped out, sampled ones computed again."""
     swaps = name == "greedy"
     ways = {"preemption": "swap", "swap_space": 1 << 29} if swaps else {"preemption": "recompute"}
-    stats = check(plain, path, 200, 128, name, **METHODS[method], **TIGHT, **ways).engine.scheduler.stats
+    stats = check(plain, path, 200, 128, name, **options_of(method, path), **TIGHT, **ways).engine.scheduler.stats
     assert stats.num_preemptions > 0 and stats.num_swap_preemptions == (stats.num_preemptions if swaps else 0)
 
 

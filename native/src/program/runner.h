@@ -131,7 +131,10 @@ class Runner {
   void step(const StepInput& in, LogitsConsumer& consumer);
 
   // Whether sequences that begin in the same blocks walk those together; for benches. Not a bit depends on it.
-  void walk_together(bool on) { walk_together_ = on; }
+  void walk_together(bool on, int least_tiles) {
+    walk_together_ = on;
+    least_shared_tiles_ = least_tiles;
+  }
   // Counts from zero from here on, or not at all.
   void count_kv_reads(bool on);
   KVReads kv_reads() const;
@@ -287,6 +290,7 @@ class Runner {
   Shared shared_;                      // by all sequences of the step, walked by all threads
   std::vector<Shared> panel_shared_;   // or by those of a panel, walked by its thread
   bool walk_together_ = true;
+  int least_shared_tiles_ = kLeastSharedTiles;
   struct alignas(64) ThreadReads { KVReads bytes; };
   std::vector<ThreadReads> kv_reads_;  // per thread; empty: not counted
   std::vector<size_t> partial_base_;  // per sequence, in floats

@@ -125,7 +125,7 @@ void Runner::attend_panel(const AttentionOp& op, Rows rows, size_t panel, const 
 // ---- what sequences share ------------------------------------------------------------------------------------------------
 
 SharedPrefixes::Machine Runner::sharing_machine() const {
-  SharedPrefixes::Machine machine{pool_.size(), 0, kv_->block_size(), 0, pool_.size() > 1 ? kWorthMeeting : kWorthWalking};
+  SharedPrefixes::Machine machine{pool_.size(), 0, kv_->block_size(), 0, pool_.size() > 1 ? kWorthMeeting : kWorthWalking, least_shared_tiles_};
   for (const auto& p : phases_)
     if (p.kind == PhaseKind::kAttention && p.attention.params.window == 0) {
       machine.kv_heads = p.attention.params.kv_heads;

@@ -31,6 +31,8 @@ void SharedPrefixes::find(const StepInput& in, const Machine& machine, int row_b
   list_sequences(in, row_begin, row_end);
   if (order_.size() < 2) return;
   sort_by_table(in, machine.block_size);
+  for (int& tiles : alike_)
+    if (tiles < machine.least_tiles) tiles = 0;
   int saved = 0, most = 0;
   for (int tiles : alike_) saved += tiles, most = std::max(most, tiles);
   if (saved < machine.worth) return;

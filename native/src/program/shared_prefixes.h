@@ -15,6 +15,9 @@
 
 namespace octavo {
 
+// Sequences that share fewer tiles are not walked together: each row then stores a state and goes on from it, which costs what it saves.
+constexpr int kLeastSharedTiles = 8;
+
 // Rows [begin, end) of SharedPrefixes::rows walk tiles [tile_begin, tile_end) of one split together.
 struct SharedRun {
   int begin, end, tile_begin, tile_end;
@@ -25,7 +28,8 @@ class SharedPrefixes {
   struct Machine {
     int threads, kv_heads, block_size;
     size_t state_floats;  // of a row, KV head and split
-    int worth;            // fewer tiles saved than this are not worth it
+    int worth;            // fewer tiles saved in all than this are not worth it
+    int least_tiles;      // that two sequences have to share
   };
 
   // Among the sequences of few rows that lie in [row_begin, row_end). Nothing when too little is saved.

@@ -17,6 +17,7 @@ _COMMANDS = {
     "pull": ("octavo.cli.models", "pull", "Download a model into the cache."),
     "models": ("octavo.cli.models", "models", "List the models of the catalogue and the cache."),
     "kv": ("octavo.cli.kv", "kv", "List and clear the KV cache on disk."),
+    "quantize": ("octavo.cli.quantize", "quantize", "Pack a model anew in fewer bits, as a draft for itself."),
     "doctor": ("octavo.cli.doctor", "doctor", "Measure this machine and check every kernel on it."),
     "bench": ("octavo.cli.bench", "bench", "Measure this engine on this machine."),
 }
