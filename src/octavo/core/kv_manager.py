@@ -28,10 +28,10 @@ from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 
 from octavo.core.block_pool import BlockPool
+from octavo.core.block_tables import BlockTables
 from octavo.core.kv_restore import Restorer
 from octavo.core.kv_tiers import BlockRef, HostEntry, KVTiers
 from octavo.core.match_report import MatchEnd, MatchReport
-from octavo.core.occupancy import KVOccupancy, count_paged
 from octavo.core.prefix_index import Namespace, PrefixIndex
 from octavo.core.prefix_match import Chain, PrefixMatch, ref_of
 from octavo.core.request import Sequence
@@ -39,14 +39,13 @@ from octavo.core.step import BlockCopy
 from octavo.core.tails import PartialMatch, Tails
 
 
-class KVManager:
+class KVManager(BlockTables):
     """``num_blocks`` blocks of ``block_size`` tokens. ``fingerprint`` names what else the KV depends on (model, formats, layout).
 
     ``token_granular``: a block that matches a prompt in part is used as well, by copying it.
     """
 
     restorer: Restorer | None = None  # there when the cache has tiers
-    pages: array[int] | None = None  # page of each column of each block; None: a block is one page, of the same number
 
     def __init__(
         self,
@@ -58,29 +57,13 @@ class KVManager:
         pool: BlockPool | None = None,
     ) -> None:
         """``pool``: of ``num_blocks`` blocks, when it is not just any."""
-        if block_size < 1:
-            raise ValueError(f"block_size: {block_size} is not allowed; at least 1")
-        self.block_size = block_size
-        self.pool = pool or BlockPool(num_blocks)
+        super().__init__(pool or BlockPool(num_blocks), block_size)
         num_remembered = max(num_blocks, 1024)
         self.index = PrefixIndex(block_size, fingerprint, num_remembered, token_granular) if enable_prefix_caching else None
         self._tails = Tails(self.pool, self.index) if token_granular and self.index is not None else None
-        self._unfilled: set[int] = set()  # blocks that a plan not yet applied fills, by copying: what they hold is not sure
         self._chains: dict[int, Chain] = {}  # by seq_id
         self._claims: dict[bytes, int] = {}  # key of a block being computed -> seq_id
         self.loading: set[int] = set()  # seq_ids whose blocks the plan in flight brings in: not offered before it is done
-
-    @property
-    def num_pages(self) -> int:
-        """Pages of the pool."""
-        return self.pool.num_blocks
-
-    def blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.block_size)
-
-    def num_missing(self, seq: Sequence) -> int:
-        """Blocks that ``seq`` lacks to compute all its known tokens; 0 when it holds more, for drafts."""
-        return max(0, self.blocks_for(len(seq.token_ids)) - len(seq.block_table))
 
     # --- prefix cache -------------------------------------------------------------------------------------------------------------------
 
@@ -199,10 +182,6 @@ class KVManager:
         seq.num_computed += num_gained
         return num_gained
 
-    def plan_applied(self) -> None:
-        """The copies of the plan have taken effect."""
-        self._unfilled.clear()
-
     def claim(self, seq: Sequence) -> None:
         """``seq`` is about to compute its known tokens: others that need the same full blocks wait for them. The first claim stands."""
         chain = self._chain(seq)
@@ -273,73 +252,6 @@ class KVManager:
 
     # --- blocks -------------------------------------------------------------------------------------------------------------------------
 
-    def reserve(self, seq: Sequence) -> None:
-        """``seq`` leaves the queue. Here its blocks come one by one; ``reservation.ReservedKV`` takes them all now."""
-
-    def take_copies(self) -> list[BlockCopy]:
-        """Copies that the next plan begins with. Here none: shared blocks are copied when they are written."""
-        return []
-
-    def grow(self, seq: Sequence, num_tokens: int, copies: list[BlockCopy]) -> bool:
-        """Make the next ``num_tokens`` positions of ``seq`` writable by it alone. False, and nothing changed, when blocks are short.
-
-        A copy-on-write is added to ``copies``, which take effect in order before anything is computed.
-        """
-        table, size, start = seq.block_table, self.block_size, seq.num_computed
-        num_missing = -(-(start + num_tokens) // size) - len(table)
-        shared = start % size != 0 and self.pool.ref_counts[table[start // size]] > 1
-        if num_missing <= 0 and not shared:
-            return True
-        if num_missing + shared > self.pool.num_available:
-            return False
-        if shared:
-            src, dst = table[start // size], self._allocate()
-            self._copy(src, dst, copies)
-            table[start // size] = dst
-            self.pool.release(src, keep=False)
-        for _ in range(num_missing):
-            table.append(self._allocate())
-        return True
-
-    def truncate(self, seq: Sequence) -> None:
-        """Give back the blocks behind the computed tokens: they were for drafts that did not come true."""
-        table = seq.block_table
-        for block in reversed(table[self.blocks_for(seq.num_computed) :]):
-            self.pool.release(block, keep=False)
-        del table[self.blocks_for(seq.num_computed) :]
-
-    def append_block(self, seq: Sequence, shared: int | None, windowed: bool = True) -> int:
-        """Lengthen the table of ``seq`` by a block that is filled from outside: a new one, or ``shared``, which has an owner already.
-
-        ``windowed``: it is to have a part for window layers.
-        """
-        if shared is None:
-            block = self._allocate(windowed)
-            self._unfilled.add(block)
-        else:
-            block = shared
-            self.pool.acquire(block)
-        seq.block_table.append(block)
-        return block
-
-    def add_window(self, block: int) -> Seq[int]:
-        """Give ``block``, appended without it, a part for window layers. Returns where that lies, by column. Here every block has all."""
-        raise AssertionError(f"block {block} has all parts")
-
-    def is_being_filled(self, seq: Sequence) -> bool:
-        """Whether the plan not yet applied is to copy into a block of ``seq``."""
-        return bool(self._unfilled) and any(block in self._unfilled for block in seq.block_table)
-
-    def num_to_grow(self, group: Seq[Sequence]) -> int:
-        """Blocks that a group needs to make all its known tokens writable, each by its sequence alone, copies on write included."""
-        num_blocks, writers = 0, dict[int, int]()
-        for seq in group:
-            num_blocks += self.num_missing(seq)
-            if seq.num_computed % self.block_size:
-                block = seq.block_table[seq.num_computed // self.block_size]
-                writers[block] = writers.get(block, 0) + 1
-        return num_blocks + sum(min(count, self.pool.ref_counts[block] - 1) for block, count in writers.items())
-
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """``child``, a new continuation with equal tokens, shares all blocks of ``parent``."""
         child.block_table = parent.block_table[:]
@@ -347,10 +259,6 @@ class KVManager:
         chain = self._chains.get(parent.seq_id)
         if chain is not None:
             self._chains[child.seq_id] = Chain(chain.namespace, chain.keys[:], chain.tokens[:], chain.depth, chain.publishable)
-
-    def _acquire_all(self, parent: Sequence, child: Sequence) -> None:
-        for block in child.block_table:
-            self.pool.acquire(block)
 
     def release(self, seq: Sequence, forget: bool) -> None:
         """Give back all blocks, the end of the table first, and all claims. ``forget`` when the sequence never runs again."""
@@ -371,10 +279,6 @@ class KVManager:
         elif chain is not None:
             chain.depth = 0
 
-    def num_passed(self, seq: Sequence) -> int:
-        """Leading blocks of ``seq`` of which it needs no part for window layers any more. Here it needs all of each."""
-        return 0
-
     def _allocate(self, windowed: bool = True) -> int:
         block, evicted = self.pool.allocate()
         if evicted:
@@ -387,34 +291,6 @@ class KVManager:
         node = self.index.forget(block)
         if self.restorer is not None and self.index.is_full(node):
             self.restorer.tiers.save(ref_of(node), block, pages)
-
-    def lend(self, num_pages: int) -> list[int] | None:
-        """So many pages for somebody who gives them back when the pool asks for them (``BlockPool.reclaim``). None: there is no room.
-
-        What is evicted for them goes nowhere: not for a pool with tiers.
-        """
-        if not self.pool.may_lend(num_pages):
-            return None
-        blocks = [self._allocate() for _ in range(num_pages)]
-        self.pool.lent.update(blocks)
-        return blocks
-
-    def take_back(self, pages: Iterable[int]) -> None:
-        for block in pages:
-            self.pool.lent.remove(block)
-            self.pool.release(block, keep=False)
-
-    def _has_room_beside(self, src: int) -> bool:
-        """Whether there is a block to copy ``src``, which is offered, into; it may be ``src`` itself."""
-        return self.pool.num_available > 0
-
-    def _allocate_beside(self, src: int) -> int:
-        self.pool.touch(src)
-        return self._allocate()
-
-    def _copy(self, src: int, dst: int, copies: list[BlockCopy]) -> None:
-        copies.append(BlockCopy(src, dst, self.pool.pages_of(src), self.pool.pages_of(dst)))
-        self._unfilled.add(dst)
 
     def attach_tiers(self, tiers: KVTiers) -> None:
         """What the pool evicts goes to ``tiers`` from now on, and is looked up there."""
@@ -452,15 +328,6 @@ class KVManager:
         for key in chain.keys[chain.depth + 1 :]:
             if self._claims.get(key) == seq.seq_id:
                 del self._claims[key]
-
-    def num_table_blocks(self, holders: Iterable[Sequence]) -> int:
-        """Blocks that ``holders`` would take if they shared none."""
-        return sum(len(seq.block_table) for seq in holders)
-
-    def occupancy(self, holders: Iterable[tuple[Sequence, int]]) -> KVOccupancy:
-        """What the pool's slots are used for. ``holders``: as for ``count_paged``."""
-        pool = self.pool
-        return count_paged(self.block_size, pool.num_used, pool.num_cached, pool.num_free, holders)
 
     def check_invariants(self, holders: Iterable[Sequence]) -> None:
         """AssertionError unless the books balance. ``holders``: every sequence that may hold blocks."""
