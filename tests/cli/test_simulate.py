@@ -73,7 +73,7 @@ def test_roles_hand_over(octavo: Octavo, fitted: Path) -> None:
 
 def test_a_recording_is_told_again_and_gives_costs_and_load(octavo: Octavo, tiny: Path, tmp_path: Path) -> None:
     recording = tmp_path / "run.jsonl"
-    assert octavo("run", "-m", tiny, "--record", recording, "--threads", "1", "--max-tokens", "12", "hello there").code == 0
+    assert octavo("run", "-m", tiny, "--record", recording, "--threads", "1", "--max-tokens", "12", "--temperature", "0", "hello there").code == 0
     record = last_record(octavo("simulate", "--replay", recording, "--json"))
     assert (record["num_completed"], record["output_tokens"]) == (1, 12)
     assert last_record(octavo("simulate", "--fitted", recording, "--num-kv-blocks", "64", *LOAD, "--json"))["num_completed"] == 30
@@ -121,6 +121,7 @@ def test_drafts_and_prefixes(octavo: Octavo, fitted: Path) -> None:
         (("--fitted", "FITTED", "--num-kv-blocks", "9", "--rate", "1", "--duration", "-1"), "--duration"),
         (("--fitted", "FITTED", "--num-kv-blocks", "9", "--rate", "1", "--max-num-seqs", "0"), "--max-num-seqs"),
         (("--fitted", "FITTED", "--num-kv-blocks", "9", "--rate", "1", "--prompt-len", "x"), "--prompt-len"),
+        (("--fitted", "FITTED", "--num-kv-blocks", "9", "--rate", "1", "--spec", "99"), "--spec"),
         (("-m", "TINY", "--machine", "nothing", "--rate", "1"), "--machine"),
         (("-m", "TINY", "--machine", "l4", "--kv-bytes", "3", "--rate", "1"), "--kv-bytes"),
     ],

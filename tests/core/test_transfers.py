@@ -16,7 +16,8 @@ class Side:
     """A scheduler whose sequences say their position: the token at position p is p."""
 
     def __init__(self, num_blocks: int = 20, caching: bool = True, **config: int) -> None:
-        settings = SchedulerConfig(**{"max_num_seqs": 3, "max_num_batched_tokens": 8, "admission_lookahead": 2, **config})  # type: ignore[arg-type]
+        fields = {"max_num_seqs": 3, "max_num_batched_tokens": 8, "admission_lookahead": 2, **config}
+        settings = SchedulerConfig(**fields)  # type: ignore[arg-type]
         self.scheduler = Scheduler(settings, CacheConfig(block_size=4, enable_prefix_caching=caching), num_blocks, 60)
         self.plan: StepPlan | None = None
 

@@ -15,6 +15,7 @@ from octavo.cli.options import engine_options, model_options
 from octavo.cli.quantize import quantize
 from octavo.cli.run import run
 from octavo.cli.serve import serve
+from octavo.cli.simulate import simulate
 from tests.docs.pages import ROOT, own_part, page, rows_by_name, section
 
 PAGE = page("docs/flags.md")
@@ -48,6 +49,7 @@ SECTIONS = {
     "kv clear": (kv.commands["clear"], set(options_of(kv.commands["clear"]))),
     "bench waste": (bench.commands["waste"], set(options_of(bench.commands["waste"]))),
     "quantize": (quantize, set(options_of(quantize))),
+    "simulate": (simulate, set(options_of(simulate))),
     "doctor": (doctor, set(options_of(doctor))),
     "Model and engine": (serve, SHARED),
 }
