@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from octavo.cli.options import ByteSize, SpecLength, add_options, bad_flag
-from octavo.config import SCHEDULING_POLICIES, CacheConfig, ConfigError, EngineConfig, SchedulerConfig
+from octavo.config import SCHEDULING_POLICIES, CacheConfig, ConfigError, EngineConfig, SchedulerConfig, SpeculativeConfig
 from octavo.distributed.router import ROUTERS
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def _configs(options: dict[str, Any]) -> tuple[CacheConfig, SchedulerConfig]:
         enable_chunked_prefill=not options["no_enable_chunked_prefill"], **{name: options[name] for name in names}
     )
     try:
-        EngineConfig(cache=CacheConfig(), scheduler=scheduler).validate()
+        EngineConfig(scheduler=scheduler, speculative=SpeculativeConfig(spec=options["spec"])).validate()
     except ConfigError as error:
         raise bad_flag(error) from None
     return cache, scheduler

@@ -21,6 +21,7 @@ from types import MappingProxyType
 from typing import Any
 
 from octavo.config import CacheConfig, SchedulerConfig
+from octavo.core.kv_pages import PageLayout
 from octavo.core.request import BeamParams, Request, SamplingParams
 from octavo.core.result_checks import TextStops
 from octavo.core.speculative_params import SpeculativeParams
@@ -42,13 +43,20 @@ def header(
     fingerprint: str,
     num_host_blocks: int,
     prices_preemption: bool,
+    layout: PageLayout | None = None,
     about: str = "",
 ) -> dict[str, Any]:
     """The first line, from what a scheduler is made of."""
     settings = {name: value for name, value in asdict(scheduler).items() if name != "record"}
     sizes = {"num_blocks": num_blocks, "max_model_len": max_model_len, "num_host_blocks": num_host_blocks}
-    other = {"fingerprint": fingerprint, "prices_preemption": prices_preemption, "about": about}
+    pages = None if layout is None else asdict(layout)
+    other = {"fingerprint": fingerprint, "prices_preemption": prices_preemption, "layout": pages, "about": about}
     return {"format": FORMAT, "version": VERSION, "scheduler": settings, "cache": asdict(cache), **sizes, **other}
+
+
+def layout_of(data: Mapping[str, Any] | None) -> PageLayout | None:
+    """The page layout that ``header`` wrote down."""
+    return None if data is None else PageLayout(**{**data, "layers": tuple((column, offset) for column, offset in data["layers"])})
 
 
 def dump(line: object) -> str:
@@ -132,7 +140,8 @@ def _slice_of(piece: Any) -> SliceResult:
 
 
 def plan_digest(plan: StepPlan, block_size: int) -> str:
-    """A name for all that a backend sees of a plan but token masks, which the scheduler does not make: 16 hexadecimal digits."""
+    """A name for what a backend sees of a plan, in 16 hexadecimal digits: token masks, which the scheduler does not make, left out, and
+    the pages of blocks, which follow from which blocks were taken when."""
     digest = blake2b(digest_size=8)
     numbers = array("q", (plan.step_index, len(plan.slices), len(plan.block_copies), len(plan.slot_opens), len(plan.slot_forks)))
     for piece in plan.slices:

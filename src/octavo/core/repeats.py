@@ -30,10 +30,13 @@ _GROWS, _OFFERS = 0, 1  # what happens to a sequence in a step, in the order of 
 def num_repeats(state: SchedulerState) -> int:
     """How many of the coming steps only decode all running sequences, finish none and admit none; 0 when the next step may do more.
 
-    Between steps only. Changes nothing. Careful rather than complete: paced steps, tiers, several choices of a request, stop tokens and
-    orders whose ranks change are never repeated.
+    Between steps only. Changes nothing. Careful rather than complete: paced steps, tiers, blocks in pages, lent pages, several choices of
+    a request, stop tokens and orders whose ranks change are never repeated.
     """
-    if not state.running or state.gap_cost is not None or state.kv.restorer is not None or state.order.dynamic or state.slots.has_closes:
+    kv = state.kv
+    if not state.running or state.gap_cost is not None or state.order.dynamic or state.slots.has_closes:
+        return 0
+    if kv.restorer is not None or kv.pages is not None or kv.pool.lent:
         return 0
     num_steps = min(map(state.num_tokens_left, state.running)) - 1
     if num_steps < 1 or not all(_only_decodes(state, seq) for seq in state.running):

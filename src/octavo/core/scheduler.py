@@ -17,6 +17,8 @@ from octavo.core import repeats
 from octavo.core.beam import BeamSearch
 from octavo.core.beam_group import BeamGroup
 from octavo.core.cost import GapCost, PreemptionCost
+from octavo.core.kv_manager import KVManager
+from octavo.core.kv_pages import PageLayout
 from octavo.core.kv_tiers import BlockRef, KVTiers
 from octavo.core.limits import LengthLimits, StopEnd, StopRule
 from octavo.core.occupancy import KVOccupancy
@@ -24,7 +26,7 @@ from octavo.core.planner import Planner
 from octavo.core.request import FinishReason, ParameterError, Request, Sequence, SequenceStatus, num_places
 from octavo.core.result_checks import StepProtocolError, TextStops, check_result
 from octavo.core.state import NO_GUESSES, Draft, Guesses, RequestState, SchedulerState, SchedulerStats
-from octavo.core.step import NO_TOKEN_ALLOWED, SequenceSlice, SliceResult, StepPlan, StepResult, TokenEvent, TokenLogprobs
+from octavo.core.step import NO_TOKEN_ALLOWED, BlockMove, SequenceSlice, SliceResult, StepPlan, StepResult, TokenEvent, TokenLogprobs
 from octavo.core.swapping import SwapSpace
 from octavo.core.transfers import Transfers
 
@@ -35,7 +37,7 @@ class Scheduler:
     """``num_blocks``: the KV pool. ``max_model_len``: most tokens of a sequence. ``fingerprint``: what KV depends on besides tokens.
     ``gap_cost``: prices steps for ``config.max_itl_ms``, and is needed with it. ``num_host_blocks``: blocks in host memory for preempted
     sequences; ``preemption_cost`` lets ``config.preemption`` auto choose between these and recomputing, else it takes them while there are.
-    ``tiers``: where evicted blocks of the prefix cache go.
+    ``tiers``: where evicted blocks of the prefix cache go. ``layout``: the pages of a block, where the backend keeps blocks in pages.
 
     A sequence may reach min(max_model_len, pool tokens + 1) tokens: the last one needs no KV. An explicit max_tokens above what is
     left is clamped to it; ``clamped_max_tokens`` tells, so that the response can say so.
@@ -52,12 +54,15 @@ class Scheduler:
         num_host_blocks: int = 0,
         preemption_cost: PreemptionCost | None = None,
         tiers: KVTiers | None = None,
+        layout: PageLayout | None = None,
     ) -> None:
         if config.scheduling_policy not in SCHEDULING_POLICIES:
             raise ValueError(f"scheduling_policy: {config.scheduling_policy!r} is not allowed; one of {', '.join(SCHEDULING_POLICIES)}")
         if (config.max_itl_ms is None) != (gap_cost is None):
             raise ValueError(f"gap_cost: {gap_cost!r} is not allowed with max_itl_ms {config.max_itl_ms}; both are needed, or neither")
-        self._state = SchedulerState(config, cache, num_blocks, max_model_len, fingerprint)
+        max_chunk = max(config.max_num_batched_tokens, 0 if config.enable_chunked_prefill else max_model_len)
+        needs = None if layout is None else layout.needs(cache.block_size, max_chunk)
+        self._state = SchedulerState(config, cache, num_blocks, max_model_len, fingerprint, needs)
         self._state.gap_cost = gap_cost
         self._state.swaps = SwapSpace(num_host_blocks, self._state.kv)
         self._state.preemption_cost = preemption_cost
@@ -167,6 +172,11 @@ class Scheduler:
         return self._state.stats
 
     @property
+    def kv(self) -> KVManager:
+        """The books of the KV pool, for who borrows pages of it."""
+        return self._state.kv
+
+    @property
     def num_running(self) -> int:
         """Choices that hold a place: a sequence that will split into n choices counts n times."""
         return self._state.num_running
@@ -188,7 +198,7 @@ class Scheduler:
     @property
     def num_table_blocks(self) -> int:
         """Blocks in the tables of running sequences, a shared one once for each table: what these would take without sharing."""
-        return sum(len(seq.block_table) for seq in self._state.running)
+        return self._state.kv.num_table_blocks(self._state.running)
 
     @property
     def num_cached_blocks(self) -> int:
@@ -212,6 +222,17 @@ class Scheduler:
     def evictable_blocks(self) -> list[tuple[BlockRef, int]]:
         """The blocks that ``num_cached_blocks`` counts, the next to be evicted first."""
         return self._state.kv.evictable_blocks()
+
+    def block_save(self, block: int, host_block: int) -> BlockMove:
+        """A move of one of these blocks to host memory."""
+        return BlockMove(block, host_block, pages=self._state.kv.pool.pages_of(block))
+    def cached_blocks(self) -> list[int]:
+        """All blocks that ``num_cached_blocks`` counts, as ``evictable_blocks`` but part-filled ones too."""
+        return self._state.kv.pool.eviction_order()
+
+    def offered_block(self, block: int) -> BlockRef | None:
+        """What ``block`` holds, if it is full and offered by the prefix cache: then nobody writes to it before the next plan."""
+        return self._state.kv.offered_block(block)
 
     @property
     def num_swapped(self) -> int:

@@ -18,6 +18,7 @@ from types import MappingProxyType
 from octavo.config import CacheConfig, SchedulerConfig
 from octavo.core.beam_group import BeamGroup
 from octavo.core.cost import GapCost, PreemptionCost
+from octavo.core.kv_pages import PageNeeds
 from octavo.core.limits import StopRule
 from octavo.core.policies.order import Rank, queue_order
 from octavo.core.request import Request, Sequence, SequenceStatus
@@ -101,12 +102,20 @@ class SchedulerState:
     The order is that of the requests' ranks, then arrival, then choice: so choices of a request are neighbours.
     """
 
-    def __init__(self, config: SchedulerConfig, cache: CacheConfig, num_blocks: int, max_model_len: int, fingerprint: str) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        cache: CacheConfig,
+        num_blocks: int,
+        max_model_len: int,
+        fingerprint: str,
+        needs: PageNeeds | None = None,
+    ) -> None:
         self.config = config
         self.order = queue_order(config.scheduling_policy)
         self.preemption_cost: PreemptionCost | None = None
         self.gap_cost: GapCost | None = None  # there when config.max_itl_ms is
-        self.limits, self.kv = kv_of(cache, num_blocks, max_model_len, fingerprint)
+        self.limits, self.kv = kv_of(cache, num_blocks, max_model_len, fingerprint, needs)
         self.swaps = SwapSpace(0, self.kv)
         self.slots = SlotTable(config.max_num_seqs)
         self.stats = SchedulerStats()

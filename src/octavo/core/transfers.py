@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 
 from octavo.core import admission
-from octavo.core.kv_manager import PrefixMatch
 from octavo.core.limits import StopRule
+from octavo.core.prefix_match import PrefixMatch
 from octavo.core.request import ParameterError, Request, Sequence, SequenceStatus
 from octavo.core.state import Draft, RequestState, SchedulerState
 from octavo.core.step import StepPlan
@@ -101,8 +101,10 @@ class Transfers:
             return None
         state.kv.reserve(seq)
         seq.num_scheduled = len(seq.token_ids) - 1  # computed elsewhere, and on its way
-        grown = state.kv.grow(seq, seq.num_scheduled, [])
-        assert grown, f"request {request.request_id!r} was reserved blocks that are not there"
+        if not state.kv.grow(seq, seq.num_scheduled, []):  # admission counts on window layers giving back what they pass, chunk by chunk
+            seq.num_scheduled = 0
+            state.kv.release(seq, forget=True)
+            return None
         self._reserved[request.request_id] = owner
         state.num_reserved += 1
         return list(seq.block_table)

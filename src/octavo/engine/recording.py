@@ -10,6 +10,7 @@ from typing import Any, TextIO
 from octavo.config import CacheConfig, SchedulerConfig
 from octavo.core import recording
 from octavo.core.cost import GapCost, PreemptionCost
+from octavo.core.kv_pages import PageLayout
 from octavo.core.kv_tiers import KVTiers
 from octavo.core.request import Request
 from octavo.core.result_checks import TextStops
@@ -36,13 +37,14 @@ class RecordedScheduler(Scheduler):
         num_host_blocks: int = 0,
         preemption_cost: PreemptionCost | None = None,
         tiers: KVTiers | None = None,
+        layout: PageLayout | None = None,
     ) -> None:
         super().__init__(
-            config, cache, num_blocks, max_model_len, fingerprint, gap_cost, num_host_blocks, preemption_cost, tiers
+            config, cache, num_blocks, max_model_len, fingerprint, gap_cost, num_host_blocks, preemption_cost, tiers, layout
         )
         self._file = file
         prices = isinstance(preemption_cost, PreemptionModel)
-        head = recording.header(config, cache, num_blocks, max_model_len, fingerprint, num_host_blocks, prices, about)
+        head = recording.header(config, cache, num_blocks, max_model_len, fingerprint, num_host_blocks, prices, layout, about)
         file.write(recording.dump(head))
 
     def add(self, request: Request) -> None:

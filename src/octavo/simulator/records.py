@@ -36,7 +36,8 @@ class Slo:
 
 
 class RequestRecord(NamedTuple):
-    """A completed request. Times in seconds; ``itl_s`` (mean time between tokens) and ``worst_gap_s`` are None with a single token."""
+    """A completed request. Times in seconds; ``itl_s`` (mean time between tokens) and ``worst_gap_s`` are None with a single token, and
+    ``ttft_s`` with none."""
 
     request_id: str
     engine: int  # index of the engine that finished it
@@ -44,7 +45,7 @@ class RequestRecord(NamedTuple):
     num_prompt: int
     num_output: int
     num_cached: int
-    ttft_s: float
+    ttft_s: float | None
     e2e_s: float
     itl_s: float | None
     worst_gap_s: float | None
@@ -65,11 +66,11 @@ class LiveRequest:
     gaps: array[float] | None = None  # all of them, where asked for
 
     def record(self, engine: int) -> RequestRecord:
-        """It has just ended, with at least one token."""
-        num_gaps = self.num_output - 1
+        """It has just ended, at ``last_s``."""
+        num_gaps = max(0, self.num_output - 1)
         itl_s = (self.last_s - self.first_s) / num_gaps if num_gaps else None
-        ttft_s, e2e_s = self.first_s - self.arrival_s, self.last_s - self.arrival_s
-        worst_gap_s = self.worst_gap_s if num_gaps else None
+        ttft_s = self.first_s - self.arrival_s if self.num_output else None
+        e2e_s, worst_gap_s = self.last_s - self.arrival_s, self.worst_gap_s if num_gaps else None
         return RequestRecord(
             self.request_id, engine, self.arrival_s, self.num_prompt, self.num_output, self.num_cached, ttft_s, e2e_s, itl_s, worst_gap_s
         )
@@ -150,15 +151,17 @@ class RequestLog:
         if live.gaps is not None:
             live.gaps.append(gap_s)
 
-    def completed(self, request_id: str, engine: int) -> RequestRecord:
-        """It has all its tokens."""
+    def completed(self, request_id: str, engine: int, now: float) -> RequestRecord:
+        """It has all its tokens, which may be none."""
         live = self.live.pop(request_id)
+        live.last_s = now
         record = live.record(engine)
         self.num_completed += 1
         self.num_prompt_tokens += record.num_prompt
         self.num_output_tokens += record.num_output
         self.num_cached_tokens += record.num_cached
-        self.ttft.add(record.ttft_s)
+        if record.ttft_s is not None:
+            self.ttft.add(record.ttft_s)
         self.e2e.add(record.e2e_s)
         if record.itl_s is not None:
             self.itl.add(record.itl_s)

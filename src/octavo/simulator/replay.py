@@ -105,7 +105,7 @@ class Replayer:
         self._preemption = ReplayedPreemptionCost() if head["prices_preemption"] else None
         self.scheduler = Scheduler(
             SchedulerConfig(**head["scheduler"]), CacheConfig(**head["cache"]), head["num_blocks"], head["max_model_len"],
-            head["fingerprint"], self._gap, head["num_host_blocks"], self._preemption,
+            head["fingerprint"], self._gap, head["num_host_blocks"], self._preemption, layout=recording.layout_of(head["layout"]),
         )  # fmt: skip
         self._on_step = on_step
         self._plan: StepPlan | None = None

@@ -86,7 +86,7 @@ class SimEngine:
     scheduler: Scheduler = field(init=False)
     backend: SimBackend = field(init=False)
     loop: EngineLoop = field(init=False)
-    _pending: int | None = None  # tokens, until something changes
+    _known_load: tuple[int, int] | None = None  # until something changes
 
     def __post_init__(self) -> None:
         spec, config = self.spec, self.spec.scheduler
@@ -115,15 +115,20 @@ class SimEngine:
     @property
     def pending_tokens(self) -> int:
         """See ``EngineView``. Tokens of the step in flight count until it has ended."""
-        if self._pending is None:
-            scheduler = self.scheduler
-            self._pending = sum(len(seq.token_ids) - seq.num_computed for seq in scheduler.running_sequences)
-            self._pending += sum(len(seq.token_ids) for seq in scheduler.waiting_sequences)
-        return self._pending
+        return self._load()[0]
 
     @property
     def num_sequences(self) -> int:
-        return self.scheduler.num_running + self.scheduler.num_waiting
+        return self._load()[1]
+
+    def _load(self) -> tuple[int, int]:
+        """Pending tokens and number of sequences; steps that only repeat change neither."""
+        if self._known_load is None:
+            scheduler = self.scheduler
+            pending = sum(len(seq.token_ids) - seq.num_computed for seq in scheduler.running_sequences)
+            pending += sum(len(seq.token_ids) for seq in scheduler.waiting_sequences)
+            self._known_load = pending, scheduler.num_running + scheduler.num_waiting
+        return self._known_load
 
     @property
     def num_available_blocks(self) -> int:
@@ -144,7 +149,7 @@ class SimEngine:
         """Queue a request. Raises ParameterError when it can never run."""
         self.interrupt()
         self.loop.add(request)
-        self._pending = None
+        self._known_load = None
         self.stats.num_requests += 1
 
     # --- hand-offs ----------------------------------------------------------------------------------------------------------------------
@@ -188,7 +193,7 @@ class SimEngine:
     def _touch(self) -> None:
         """Something changes between two steps of a run, and for routers."""
         self.interrupt()
-        self._pending = None
+        self._known_load = None
 
     # --- steps --------------------------------------------------------------------------------------------------------------------------
 
@@ -206,7 +211,7 @@ class SimEngine:
         plan = self.loop.begin_step(now)
         if plan is not None:
             result = self.backend.execute(plan)
-            self.in_flight, self._pending = InFlight(plan, result, now + result.seconds), None
+            self.in_flight, self._known_load = InFlight(plan, result, now + result.seconds), None
             self._schedule(self.in_flight.end_s)
 
     def _begin_run(self, now: float, num_steps: int) -> None:
@@ -260,7 +265,7 @@ class SimEngine:
         step = self.in_flight
         if step is None:  # interrupted between two steps
             return []
-        self.in_flight, self._pending = None, None
+        self.in_flight, self._known_load = None, None
         self.last_step_s = step.result.seconds
         self._count(step)
         events = self.loop.finish_step(step.plan, step.result)

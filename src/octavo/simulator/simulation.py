@@ -170,5 +170,5 @@ class Simulation:
         if event.error is not None:
             self.log.failed(event.request_id)
         else:
-            self.log.completed(event.request_id, engine.index)
+            self.log.completed(event.request_id, engine.index, now)
         return 1

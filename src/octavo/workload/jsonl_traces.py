@@ -2,7 +2,8 @@
 
 Fields, by their first name that a line has: ``arrival_s`` or ``timestamp`` (milliseconds, as in the Mooncake traces), ``num_prompt`` or
 ``input_length``, ``num_output`` or ``output_length``. Optional: ``hash_ids`` (one for each ``block_tokens`` tokens of the prompt, the last
-block perhaps short; equal ids are equal tokens) and ``session``. Owns the checks of every field.
+block perhaps short; equal ids are equal tokens) and ``session``. A request may have no output: then its prompt is all that is computed.
+Owns the checks of every field.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ class JsonlTrace:
                 if arrival_s < last_s:
                     raise TraceError(f"{where}: it comes at {arrival_s:g} s, before the line above it at {last_s:g} s")
                 last_s, first_s = arrival_s, arrival_s if first_s is None else first_s
-                num_prompt = _tokens(where, line, "num_prompt", "input_length")
-                num_output = _tokens(where, line, "num_output", "output_length")
+                num_prompt = _tokens(where, line, 1, "num_prompt", "input_length")
+                num_output = _tokens(where, line, 0, "num_output", "output_length")
                 prompt, session = self._prompt(where, line, num_prompt, rng), line.get("session")
                 due_s = (arrival_s - first_s) / self.speed
                 yield WorkloadRequest(due_s, prompt, num_output, None if session is None else str(session))
@@ -85,9 +86,9 @@ def _arrival_s(where: str, line: dict[str, Any]) -> float:
     return value * unit
 
 
-def _tokens(where: str, line: dict[str, Any], *names: str) -> int:
+def _tokens(where: str, line: dict[str, Any], least: int, *names: str) -> int:
     name = next((name for name in names if name in line), names[0])
     value = line.get(name)
-    if type(value) is not int or not 1 <= value <= MAX_TOKENS:
-        raise TraceError(f"{where}: {name}: {value!r} is not allowed; an integer from 1 to {MAX_TOKENS}")
+    if type(value) is not int or not least <= value <= MAX_TOKENS:
+        raise TraceError(f"{where}: {name}: {value!r} is not allowed; an integer from {least} to {MAX_TOKENS}")
     return value
