@@ -273,6 +273,7 @@ class SplitwiseScheduler:
             seq.token_ids += [token_id] * num_steps
             seq.num_computed += num_steps
         num_tokens = num_steps * self.machine.num_decoding
+        self._num_plans += num_steps
         self.stats.num_steps += num_steps
         self.stats.num_computed_tokens += num_tokens
         self.stats.num_output_tokens += num_tokens
