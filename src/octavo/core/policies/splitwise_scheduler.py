@@ -5,6 +5,7 @@
 One iteration of a block is a step, so these rules run in the same loop, against the same cost models and arrivals as ours; ``num_repeats``
 lets a simulation take a block at once. Both phases of a request run here. Memory is counted in tokens: a "block" of the gauges is one.
 There are no block tables, so only a backend that computes nothing can run the plans. Never speculates, caches prefixes or splits choices.
+Prompts can take all the memory that their answers would need to start; then nothing runs until a request is aborted, as there.
 """
 
 from __future__ import annotations
@@ -235,6 +236,9 @@ class SplitwiseScheduler:
 
     def _count_iterations(self, num_iterations: int) -> None:
         ended = self.machine.finish(num_iterations)
+        for task in ended:
+            if task.owner.seq.status is SequenceStatus.RUNNING:
+                task.owner.seq.status = SequenceStatus.WAITING  # for its decoding to start, if it was a prompt
         self._left -= num_iterations
         self._is_due |= bool(ended) or self._left <= 0
 
