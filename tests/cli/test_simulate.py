@@ -73,7 +73,8 @@ def test_roles_hand_over(octavo: Octavo, fitted: Path) -> None:
 
 def test_a_recording_is_told_again_and_gives_costs_and_load(octavo: Octavo, tiny: Path, tmp_path: Path) -> None:
     recording = tmp_path / "run.jsonl"
-    assert octavo("run", "-m", tiny, "--record", recording, "--threads", "1", "--max-tokens", "12", "--temperature", "0", "hello there").code == 0
+    flags = ("--record", recording, "--threads", "1", "--max-tokens", "12", "--temperature", "0")
+    assert octavo("run", "-m", tiny, *flags, "hello there").code == 0
     record = last_record(octavo("simulate", "--replay", recording, "--json"))
     assert (record["num_completed"], record["output_tokens"]) == (1, 12)
     assert last_record(octavo("simulate", "--fitted", recording, "--num-kv-blocks", "64", *LOAD, "--json"))["num_completed"] == 30
@@ -88,7 +89,8 @@ def test_traces_and_closed_loops(octavo: Octavo, fitted: Path, tmp_path: Path) -
     trace.write_text("arrival_s,num_prompt,num_output\n0,10,3\n4,20,5\n")
     flags = ("simulate", "--fitted", fitted, "--num-kv-blocks", "64", "--json")
     slow, fast = (last_record(octavo(*flags, "--trace", trace, "--trace-speed", speed)) for speed in ("1", "4"))
-    assert (slow["prompt_tokens"], slow["output_tokens"]) == (30, 8) and slow["duration_s"] - fast["duration_s"] == pytest.approx(3.0)
+    assert (slow["prompt_tokens"], slow["output_tokens"]) == (30, 8)
+    assert slow["duration_s"] - fast["duration_s"] == pytest.approx(3.0)
     resampled = last_record(octavo(*flags, "--trace", trace, "--rate", "5", "--num-requests", "40"))
     assert resampled["num_completed"] == 40 and resampled["prompt_tokens"] % 10 == 0
     assert last_record(octavo(*flags, "--concurrency", "3", "--num-requests", "9", "--duration", "100"))["num_completed"] == 9

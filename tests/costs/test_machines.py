@@ -24,7 +24,8 @@ def test_the_machines_that_come_along_say_where_their_figures_come_from() -> Non
 
 
 def test_figures_by_formula(tmp_path: Path) -> None:
-    text = '[cpu]\nbasis = "datasheet"\ncores = 4\nghz = 2.5\nops_per_cycle = 64\nchannels = 2\nmega_transfers_per_s = 4800\nmemory_bytes = 1e9\n'
+    text = '[cpu]\nbasis = "datasheet"\ncores = 4\nghz = 2.5\nops_per_cycle = 64\n'
+    text += "channels = 2\nmega_transfers_per_s = 4800\nmemory_bytes = 1e9\n"
     machine = read_machines(written(tmp_path, text))["cpu"]
     assert machine.ops_per_s == 4 * 2.5e9 * 64 and machine.bytes_per_s == 2 * 4800e6 * 8
 

@@ -24,7 +24,13 @@ EDGES = {
     ("offered", "fail"): ("failed", [Action.RESUME]),
     ("reserved", "fail"): ("failed", [Action.CANCEL, Action.RESUME]),
 }
-WAYS = {"offered": [], "reserved": ["reserved"], "copied": ["reserved", "copied"], "released": ["reserved", "copied", "released"], "failed": ["fail"]}
+WAYS = {
+    "offered": [],
+    "reserved": ["reserved"],
+    "copied": ["reserved", "copied"],
+    "released": ["reserved", "copied", "released"],
+    "failed": ["fail"],
+}
 
 
 def handoff_in(state: str) -> Handoff:

@@ -17,11 +17,11 @@ def written(folder: Path, *lines: dict[str, Any] | str) -> Path:
 
 
 def test_lines_become_requests_from_the_first_arrival_on(tmp_path: Path) -> None:
-    path = written(
-        tmp_path, {"timestamp": 5000, "input_length": 7, "output_length": 3}, "\n", {"timestamp": 6500, "input_length": 1, "output_length": 1}
-    )
+    first, second = ({"timestamp": t, "input_length": p, "output_length": o} for t, p, o in ((5000, 7, 3), (6500, 1, 1)))
+    path = written(tmp_path, first, "\n", second)
     requests = list(JsonlTrace(path, speed=2.0).requests())
-    assert [(one.arrival_s, len(one.prompt_token_ids), one.num_output, one.session) for one in requests] == [(0.0, 7, 3, None), (0.75, 1, 1, None)]
+    shown = [(one.arrival_s, len(one.prompt_token_ids), one.num_output, one.session) for one in requests]
+    assert shown == [(0.0, 7, 3, None), (0.75, 1, 1, None)]
     assert requests == list(JsonlTrace(path, speed=2.0).requests())
 
 
