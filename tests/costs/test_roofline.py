@@ -88,9 +88,10 @@ def test_a_plan_costs_what_its_shape_costs() -> None:
 
 def test_bottlenecks_have_names() -> None:
     cost = RooflineCost(ProgramWork.of(program(), 2.0), Machine("m", "measured", 1e6, 1e5, 1e6, 0.5, 0.5, host_s=0.0))
+    slow = RooflineCost(ProgramWork.of(program(), 2.0), Machine("m", "measured", 1e4, 1e5, 1e6, 0.5, 0.5, host_s=0.0))
     assert cost.terms(plan_of((10, 1, 1))).bottleneck == "weights"
     assert cost.terms(plan_of((2000, 1, 1))).bottleneck == "kv"
-    assert cost.terms(plan_of((0, 60, 0))).bottleneck == "arithmetic"
+    assert slow.terms(plan_of((0, 8, 0))).bottleneck == "arithmetic"
     assert cost.terms(plan_of((0, 3000, 0))).bottleneck == "attention"
     slow_host = RooflineCost(ProgramWork.of(program(), 2.0), MACHINE)
     assert slow_host.terms(plan_of((0, 1, 0))).bottleneck == "host"
