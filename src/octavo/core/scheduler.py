@@ -115,14 +115,14 @@ class Scheduler:
     def fail_all(self, message: str) -> list[TokenEvent]:
         """End everything after an engine error; an event with ERROR and ``message`` for each unfinished choice.
 
-        A step in flight is forgotten: nothing of it is counted or offered for reuse.
+        A step in flight, or half planned, is forgotten: nothing of it is counted or offered for reuse.
         """
         draft, self._in_flight = self._in_flight, None
         if draft is not None:
             self._state.slots.close_again(draft.plan.slot_closes)
             for seq in draft.sequences:
-                seq.num_scheduled = seq.num_drafts = 0
                 if seq.status is SequenceStatus.FINISHED:
+                    seq.num_scheduled = seq.num_drafts = 0
                     self._state.release(seq)
         self._state.swaps.end_loads(succeeded=False)
         self._state.end_restores(failed=True)
@@ -130,8 +130,12 @@ class Scheduler:
         owners = list(self._state.requests.values())
         for owner in owners:
             self._state.forget(owner)
+            for seq in owner.sequences:  # of the step in flight, or of a plan that was never finished
+                seq.num_scheduled = seq.num_drafts = 0
         self._state.stats.num_failed += len(owners)
-        return [event for owner in owners for event in self._drop(owner, FinishReason.ERROR, message)]
+        events = [event for owner in owners for event in self._drop(owner, FinishReason.ERROR, message)]
+        self._state.kv.plan_ended()
+        return events
 
     def _fail(self, owner: RequestState, outcome: SliceResult) -> list[TokenEvent]:
         """End one request, all its choices, because a row of it allowed no answer."""
@@ -324,7 +328,7 @@ class Scheduler:
         check_result(draft, result, text_stops)
         self._in_flight = None
         state, events = self._state, list[TokenEvent]()
-        state.kv.plan_applied()
+        state.kv.plan_ended()
         state.swaps.end_loads(succeeded=True)
         state.count_moves(draft.plan, result.move_seconds)
         state.end_restores()
