@@ -1,0 +1,96 @@
+"""Charging one step to the records of its slices: what each request's own part was, and which gaps between tokens have ended.
+
+The others' part needs no charge here: the timeline has added the whole step to its sums, and what is a request's own is taken out of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+from octavo.core.step import SequenceSlice, SliceResult, StepPlan, StepResult
+from octavo.engine.causes import Bottleneck, Cause
+from octavo.engine.request_record import RecordState, RequestRecord
+from octavo.engine.step_split import StepSplit
+from octavo.engine.step_window import StepParts
+
+Records = Seq[RequestRecord | None]  # by slice; None: of a request that the timeline does not know
+
+
+class StepCharges:
+    """``last_end_s``: the end of the step before. After ``decoding`` or ``mixed``: ``num_whole_gaps`` gaps that are this step, from the end
+    of the last one on, and ``other_gaps`` with the moments that they began."""
+
+    def __init__(self, plan: StepPlan, result: StepResult, split: StepSplit, step: StepParts, last_end_s: float) -> None:
+        self._plan, self._result, self._split, self._step = plan, result, split, step
+        self._last_end_s = last_end_s
+        self.num_whole_gaps = 0
+        self.other_gaps: list[tuple[RequestRecord, float]] = []
+
+    def decoding(self, records: Records) -> None:
+        """Every slice is one token of a request of its own."""
+        fixed_s, now_s, last_end_s, num_whole = self._split.fixed_s, self._step.end_s, self._last_end_s, 0
+        for record, share_s in zip(records, self._split.shares, strict=True):
+            if record is None or record.state is RecordState.ENDED:
+                continue
+            record.decode_s += fixed_s + share_s
+            record.num_output_tokens += 1
+            if record.token_s == last_end_s:
+                num_whole += 1
+            elif record.token_s:
+                self.other_gaps.append((record, record.token_s))
+            record.token_s = now_s
+        self.num_whole_gaps += num_whole
+
+    def mixed(self, records: Records, prompts: Seq[tuple[int, int, int]]) -> None:
+        """Any slices. ``prompts``: (place, rows computed before, rows that might have been cached)."""
+        rows = {place: (num_recomputed, num_missed) for place, num_recomputed, num_missed in prompts}
+        seen = set[str]()
+        before = {record.request_id: record.token_s for record in records if record is not None}
+        for place, record in enumerate(records):
+            if record is None or record.state is RecordState.ENDED:
+                continue
+            piece, share_s = self._plan.slices[place], self._split.shares[place]
+            fixed_s = 0.0 if record.request_id in seen else self._split.fixed_s  # once a request
+            seen.add(record.request_id)
+            outcome = self._result.slices[place]
+            if place in rows:
+                self._prompt(record, piece, share_s, fixed_s, rows[place])
+            elif piece.num_drafts:
+                self._drafts(record, piece, outcome, share_s, fixed_s)
+            else:
+                record.decode_s += fixed_s + share_s
+            if outcome.token_ids:
+                record.num_output_tokens += len(outcome.token_ids)
+                self._gap(record, before[record.request_id])
+
+    def _prompt(self, record: RequestRecord, piece: SequenceSlice, share_s: float, fixed_s: float, rows: tuple[int, int]) -> None:
+        own_s, num_tokens = share_s + fixed_s, len(piece.token_ids)
+        recomputed_s, missed_s = (own_s * num_rows / num_tokens for num_rows in rows)
+        record.charge(Cause.RECOMPUTED, recomputed_s)
+        record.charge(Cause.CACHE_MISS, missed_s)
+        record.charge(Cause.PREFILL, own_s - recomputed_s - missed_s)
+        record.charge(Cause.OTHERS_PREFILL, -share_s)
+        record.charge(Cause.OTHERS_DECODE, -fixed_s)
+        if recomputed_s:
+            record.note_away(Bottleneck.KV, recomputed_s)
+        if num_tokens > rows[0]:
+            record.add_chunk(num_tokens - rows[0], own_s - recomputed_s)
+
+    def _drafts(self, record: RequestRecord, piece: SequenceSlice, outcome: SliceResult, share_s: float, fixed_s: float) -> None:
+        """Rows of drafts cost what they add to one row; a draft that came true saved a step like this one without them."""
+        drafts_s = share_s * piece.num_drafts / len(piece.token_ids)
+        record.decode_s += fixed_s + share_s - drafts_s
+        record.charge(Cause.DRAFTS, drafts_s)
+        record.charge(Cause.OTHERS_DECODE, -drafts_s)
+        num_accepted = max(0, len(outcome.token_ids) - 1)
+        record.num_drafts += piece.num_drafts
+        record.num_accepted += num_accepted
+        record.draft_gain_s += num_accepted * max(0.0, self._step.end_s - self._step.since_s - drafts_s)
+
+    def _gap(self, record: RequestRecord, since_s: float) -> None:
+        if record.token_s != self._step.end_s and since_s:
+            if since_s == self._last_end_s:
+                self.num_whole_gaps += 1
+            else:
+                self.other_gaps.append((record, since_s))
+        record.token_s = self._step.end_s

@@ -1,0 +1,132 @@
+"""The last steps, and the gaps between tokens that they made: what a summary over a window is computed from.
+
+Gaps are counted in classes of 5 % width, second by second, with what they consisted of; so memory is bounded however many tokens are
+made, and a percentile is exact to the width of its class. Knows no request.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from octavo.engine.causes import Bottleneck
+
+MAX_WINDOW_S = 600
+_MAX_STEPS = 4096
+_WIDTH = math.log(1.05)
+_LEAST_S = 1e-6
+_PLACES = {bottleneck: i for i, bottleneck in enumerate(Bottleneck)}
+
+Parts = dict[Bottleneck, float]
+
+
+class StepParts(NamedTuple):
+    """One step: from ``since_s``, the end of the step before if somebody waited for it, over ``begin_s``, where it was planned, to ``end_s``.
+
+    ``prefill_s`` and ``decode_s``: the device's seconds for prompts and for tokens, what is fixed with these; ``kv_s``: for moves of blocks.
+    """
+
+    step_index: int
+    since_s: float
+    begin_s: float
+    end_s: float
+    prefill_s: float
+    decode_s: float
+    kv_s: float
+    num_prompt_tokens: int
+    num_tokens: int
+    num_sequences: int
+
+    @property
+    def seconds(self) -> float:
+        return self.end_s - self.begin_s
+
+    def parts(self) -> Parts:
+        """What a gap that is this step consists of."""
+        host_s = max(0.0, self.end_s - self.since_s - self.prefill_s - self.decode_s - self.kv_s)
+        return {Bottleneck.PREFILL: self.prefill_s, Bottleneck.DECODE: self.decode_s, Bottleneck.KV: self.kv_s, Bottleneck.HOST: host_s}
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A percentile, and the shares of its time by what is short, the largest first."""
+
+    seconds: float
+    shares: tuple[tuple[Bottleneck, float], ...]
+
+    @property
+    def bottleneck(self) -> Bottleneck:
+        return self.shares[0][0]
+
+
+def held_by(seconds: float, sums: list[float]) -> Held:
+    """``sums``: seconds in the order of ``Bottleneck``."""
+    total = sum(sums) or 1.0
+    shares = sorted(((bottleneck, sums[i] / total) for bottleneck, i in _PLACES.items()), key=lambda pair: -pair[1])
+    return Held(seconds, tuple((bottleneck, share) for bottleneck, share in shares if share > 0.0) or ((Bottleneck.HOST, 1.0),))
+
+
+@dataclass(slots=True)
+class _GapClass:
+    count: int = 0
+    sums: list[float] = field(default_factory=lambda: [0.0] * len(_PLACES))
+
+
+class StepWindow:
+    def __init__(self) -> None:
+        self.steps: deque[StepParts] = deque(maxlen=_MAX_STEPS)
+        self._seconds: deque[tuple[int, dict[int, _GapClass]]] = deque(maxlen=MAX_WINDOW_S)  # (second, gaps that ended in it)
+
+    @property
+    def last(self) -> StepParts | None:
+        return self.steps[-1] if self.steps else None
+
+    def since(self, begin_s: float, end_s: float = math.inf) -> list[StepParts]:
+        """Steps that overlap with this time, the oldest first."""
+        found = []
+        for step in reversed(self.steps):
+            if step.end_s <= begin_s:
+                break
+            if step.since_s < end_s:
+                found.append(step)
+        return found[::-1]
+
+    def add_gap(self, now_s: float, gap_s: float, parts: Parts, count: int = 1) -> None:
+        """``count`` gaps of ``gap_s`` that consisted of ``parts`` ended at ``now_s``."""
+        second = int(now_s)
+        if not self._seconds or self._seconds[-1][0] < second:
+            self._seconds.append((second, {}))
+        gaps = self._seconds[-1][1]
+        place = math.ceil(math.log(max(gap_s, _LEAST_S)) / _WIDTH)
+        found = gaps.get(place)
+        if found is None:
+            found = gaps[place] = _GapClass()
+        found.count += count
+        for bottleneck, seconds in parts.items():
+            found.sums[_PLACES[bottleneck]] += count * seconds
+
+    def gaps(self, since_s: float, quantiles: tuple[float, ...]) -> tuple[int, list[Held]]:
+        """(number of gaps that ended since then, each quantile of them). What holds the median is told by the gaps of its class, what
+        holds a higher quantile by all gaps from there on. No gaps: an empty list."""
+        merged: dict[int, _GapClass] = {}
+        for second, gaps in self._seconds:
+            if second + 1 <= since_s:
+                continue
+            for place, found in gaps.items():
+                into = merged.setdefault(place, _GapClass())
+                into.count += found.count
+                into.sums[:] = [a + b for a, b in zip(into.sums, found.sums, strict=True)]
+        total = sum(found.count for found in merged.values())
+        return total, [_quantile(merged, total, q) for q in quantiles] if total else []
+
+
+def _quantile(merged: dict[int, _GapClass], total: int, q: float) -> Held:
+    left = math.ceil(q * total)
+    for place in sorted(merged):
+        left -= merged[place].count
+        if left <= 0:
+            break
+    above = [merged[other].sums for other in merged if other == place or (other > place and q > 0.5)]
+    return held_by(math.exp((place - 0.5) * _WIDTH), [sum(column) for column in zip(*above, strict=True)])
