@@ -72,10 +72,17 @@ def mixed_load(engine: Engine, num_requests: int, seed: int) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("setting", ["tight", "paced", "static", "wide"])
+SETTINGS: dict[str, dict] = {
+    "tight": {"max_num_seqs": 12, "admission_lookahead": 1, "num_kv_blocks": 44},
+    "paced": {"max_itl_ms": 30.0, "num_kv_blocks": 400},
+    "static": {"scheduling_policy": "static", "max_num_seqs": 8, "num_kv_blocks": 400},
+    "wide": {"num_kv_blocks": 400},
+}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
 def test_nothing_is_left_unexplained_on_a_virtual_clock(setting: str) -> None:
-    options: dict = {"tight": {"max_num_seqs": 12, "admission_lookahead": 1}, "paced": {"max_itl_ms": 30.0}, "static": {"scheduling_policy": "static", "max_num_seqs": 8}, "wide": {}}[setting]
-    run = TimedRun(Law(), num_kv_blocks={"tight": 44}.get(setting, 400), **options)
+    run = TimedRun(Law(), **SETTINGS[setting])
     for _ in mixed_load(run.engine, 150, seed=5):
         run.clock.advance(0.0003)
     records = run.engine.timeline.records()
@@ -177,7 +184,7 @@ def test_who_comes_into_a_running_step_waits_for_what_it_computes() -> None:
     def arrive(plan: StepPlan) -> None:
         if not arrived[0]:
             arrived[0] = True
-            late.append(run.engine.prepare(run.engine.model.tokenizer.encode("hello"), SamplingParams(max_tokens=2, temperature=0.0), "late"))
+            late.append(run.engine.prepare([9, 8, 7], SamplingParams(max_tokens=2, temperature=0.0), "late"))
 
     late: list = []
     run.device.before_step = arrive

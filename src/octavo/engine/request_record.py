@@ -71,12 +71,15 @@ class RequestRecord:
     num_accepted: int = 0
     draft_gain_s: float = 0.0  # steps that accepted drafts made needless, at what those steps took without their drafts
     blocked_s: float = 0.0  # all the time that its writes were held up by the client, overlapping with everything else
+    tail_blocked_s: float = 0.0  # of this, what came after its last token
 
     @classmethod
     def of(cls, request: Request) -> RequestRecord:
         arrival_s = request.arrival_s
-        record = cls(request.request_id, arrival_s, arrival_s, len(request.prompt_token_ids), request.cache_salt, request.priority)
+        received_s = arrival_s if request.received_s is None else min(request.received_s, arrival_s)
+        record = cls(request.request_id, arrival_s, received_s, len(request.prompt_token_ids), request.cache_salt, request.priority)
         record.num_open = request.params.n
+        record.charge(Cause.PREPARATION, arrival_s - received_s)
         return record
 
     @property

@@ -6,6 +6,7 @@ The others' part needs no charge here: the timeline has added the whole step to 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from typing import TYPE_CHECKING
 
 from octavo.core.step import SequenceSlice, SliceResult, StepPlan, StepResult
 from octavo.engine.causes import Bottleneck, Cause
@@ -13,7 +14,24 @@ from octavo.engine.request_record import RecordState, RequestRecord
 from octavo.engine.step_split import StepSplit
 from octavo.engine.step_window import StepParts
 
+if TYPE_CHECKING:
+    from octavo.core.kv_tiers import KVTiers
+
 Records = Seq[RequestRecord | None]  # by slice; None: of a request that the timeline does not know
+
+
+def charge_call(marks: list[float], call_s: float, plan: StepPlan, result: StepResult, tiers: KVTiers | None) -> float:
+    """Divide the time of the backend's call among ``marks``, by cause, but for the model's pass, whose seconds are returned."""
+    call_s = max(0.0, call_s)
+    device_s = min(result.seconds, call_s) if result.seconds > 0.0 else call_s
+    moves_s = min(result.move_seconds, device_s)
+    sampling_s = min(result.sampling_seconds, device_s - moves_s)
+    restored_s = moves_s * tiers.num_moves(plan) / plan.num_moves if moves_s and tiers is not None and plan.num_moves else 0.0
+    marks[Cause.SCHEDULING] += call_s - device_s
+    marks[Cause.SWAPPED] += moves_s - restored_s
+    marks[Cause.RESTORED] += restored_s
+    marks[Cause.SAMPLING] += sampling_s
+    return device_s - moves_s - sampling_s
 
 
 class StepCharges:

@@ -23,9 +23,9 @@ Parts = dict[Bottleneck, float]
 
 
 class StepParts(NamedTuple):
-    """One step: from ``since_s``, the end of the step before if somebody waited for it, over ``begin_s``, where it was planned, to ``end_s``.
+    """One step: from ``since_s``, the end of the step before if somebody waited for it, over ``begin_s``, when it was planned, to its end.
 
-    ``prefill_s`` and ``decode_s``: the device's seconds for prompts and for tokens, what is fixed with these; ``kv_s``: for moves of blocks.
+    ``prefill_s`` and ``decode_s``: the device's seconds for prompts and for tokens, what is fixed with these; ``kv_s``: for block moves.
     """
 
     step_index: int

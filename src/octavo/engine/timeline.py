@@ -14,6 +14,7 @@ that the engine does.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -26,7 +27,7 @@ from octavo.core.step import SequenceSlice, StepPlan, StepResult
 from octavo.costs.fitted import FittedCost
 from octavo.engine.causes import BOTTLENECK_OF, NUM_CAUSES, Bottleneck, Cause
 from octavo.engine.request_record import RecordState, RequestRecord
-from octavo.engine.step_charges import StepCharges
+from octavo.engine.step_charges import StepCharges, charge_call
 from octavo.engine.step_split import StepPrice, split_step, weights_of
 from octavo.engine.step_window import StepParts, StepWindow
 
@@ -55,6 +56,7 @@ class Timeline:
             raise ValueError(f"capacity: {capacity!r} is not allowed; at least 1 request")
         self.window = StepWindow()
         self.totals = [0.0] * NUM_CAUSES  # of all ended requests
+        self.forgotten_s = -math.inf  # requests that ended by then are not remembered
         self.lock = threading.RLock()
         self._scheduler = scheduler
         self._clock = clock
@@ -96,14 +98,6 @@ class Timeline:
             self._live[record.request_id] = self._untold[record.request_id] = record
             self._new.append(record)
 
-    def received(self, request_id: str, received_s: float) -> None:
-        """The HTTP request behind ``request_id``, which has been queued, came at ``received_s``."""
-        with self.lock:
-            record = self._live.get(request_id) or self._ended.get(request_id)
-            if record is not None and received_s < record.received_s:
-                record.charge(Cause.PREPARATION, record.received_s - received_s)
-                record.received_s = received_s
-
     def ended(self, events: Iterable[OutputEvent]) -> None:
         """These events end requests, or choices of them, outside a step: aborts and failures."""
         now_s = self._clock.now()
@@ -113,29 +107,31 @@ class Timeline:
                 if record is not None and event.finish_reason is not None:
                     self._end_choice(record, event.finish_reason, now_s)
 
-    def delivered(self, request_id: str, now_s: float, blocked_s: float = 0.0, siblings_s: float = 0.0) -> None:
-        """The answer's last byte was handed over at ``now_s``. Since its last token the client held it up for ``blocked_s``, and it waited
-        ``siblings_s`` for the other prompts of its call."""
+    def blocked(self, request_ids: Iterable[str], begin_s: float, end_s: float) -> None:
+        """A write for these requests was held up by their client from ``begin_s`` to ``end_s``."""
         with self.lock:
-            record = self._ended.get(request_id)
-            if record is None or record.ended_s is None or record.sent_s is not None:
-                return
-            record.sent_s = max(now_s, record.ended_s)
-            left_s = record.sent_s - record.ended_s
-            for cause, seconds in ((Cause.SLOW_READER, blocked_s), (Cause.OTHER_PROMPTS, siblings_s), (Cause.DELIVERY, left_s)):
-                part_s = min(max(seconds, 0.0), left_s)
-                record.charge(cause, part_s)
-                self.totals[cause] += part_s
-                left_s -= part_s
+            for record in filter(None, map(self.find, request_ids)):
+                record.blocked_s += end_s - begin_s
+                if record.ended_s is not None:
+                    record.tail_blocked_s += max(0.0, end_s - max(begin_s, record.ended_s))
+            self.window.add_gap(end_s, end_s - begin_s, {Bottleneck.CLIENT: end_s - begin_s})
 
-    def blocked(self, request_ids: Iterable[str], seconds: float, now_s: float) -> None:
-        """A write of these requests' tokens was held up by their client for ``seconds``, up to ``now_s``."""
+    def delivered(self, request_ids: Iterable[str], now_s: float) -> None:
+        """The last byte of these requests, which are answered together, was handed to the connection at ``now_s``."""
         with self.lock:
-            for request_id in request_ids:
-                record = self._live.get(request_id) or self._ended.get(request_id)
-                if record is not None:
-                    record.blocked_s += seconds
-            self.window.add_gap(now_s, seconds, {Bottleneck.CLIENT: seconds})
+            ended = [r for r in map(self._ended.get, request_ids) if r is not None and r.sent_s is None]
+            ready_s = max((record.ended_s or 0.0 for record in ended), default=0.0)
+            for record in ended:
+                ended_s = record.ended_s or 0.0
+                record.sent_s = max(now_s, ended_s)
+                left_s = record.sent_s - ended_s
+                for cause, seconds in (
+                    (Cause.OTHER_PROMPTS, ready_s - ended_s), (Cause.SLOW_READER, record.tail_blocked_s), (Cause.DELIVERY, left_s),
+                ):  # fmt: skip
+                    part_s = min(seconds, left_s)
+                    record.charge(cause, part_s)
+                    self.totals[cause] += part_s
+                    left_s -= part_s
 
     # --- reading ------------------------------------------------------------------------------------------------------------------------
 
@@ -314,7 +310,7 @@ class Timeline:
         with self.lock:
             marks, sums = self._marks, self._steps_s
             marks[Cause.SCHEDULING] += max(0.0, now_s - self._mark_s)
-            device_s = self._charge_device(plan, result)
+            device_s = charge_call(marks, self._executed_s - self._planned_s, plan, result, self._scheduler.tiers)
             split = split_step(plan, weights_of(self._price), [place for place, _, _ in self._prompts], device_s)
             step = StepParts(
                 plan.step_index, self._since_s, self._begun_s, now_s, split.prefill_s, split.decode_s,
@@ -335,20 +331,6 @@ class Timeline:
             self.window.steps.append(step)
             self._take_events(events, now_s)
             self._teach(plan, device_s)
-
-    def _charge_device(self, plan: StepPlan, result: StepResult) -> float:
-        """Divide the time of the backend's call; return the seconds of the model's pass."""
-        marks, call_s = self._marks, max(0.0, self._executed_s - self._planned_s)
-        device_s = min(result.seconds, call_s) if result.seconds > 0.0 else call_s
-        moves_s = min(result.move_seconds, device_s)
-        sampling_s = min(result.sampling_seconds, device_s - moves_s)
-        tiers = self._scheduler.tiers
-        restored_s = moves_s * tiers.num_moves(plan) / plan.num_moves if moves_s and tiers is not None and plan.num_moves else 0.0
-        marks[Cause.SCHEDULING] += call_s - device_s
-        marks[Cause.SWAPPED] += moves_s - restored_s
-        marks[Cause.RESTORED] += restored_s
-        marks[Cause.SAMPLING] += sampling_s
-        return device_s - moves_s - sampling_s
 
     def _note_gaps(self, charges: StepCharges, step: StepParts) -> None:
         """The gaps between tokens that the step has ended: most are the step itself."""
@@ -394,7 +376,8 @@ class Timeline:
         self._ended[record.request_id] = record
         self._ended.move_to_end(record.request_id)
         if len(self._ended) > self._capacity:
-            self._ended.popitem(last=False)
+            _, oldest = self._ended.popitem(last=False)
+            self.forgotten_s = oldest.ended_s or self.forgotten_s
 
     def _teach(self, plan: StepPlan, device_s: float) -> None:
         """Learn what steps cost from few of them: the first of each size, and then every so many."""

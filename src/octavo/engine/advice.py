@@ -1,0 +1,128 @@
+"""What would help, and by how much: rules that take the answer from the time stamps alone.
+
+``Advisor`` is what the engine's users ask; another one may replay the window instead (a simulator does, and states its error). The rules
+here never promise what was not measured: a gain is a sum of recorded seconds, or what is left of them under a stated bound. Gains are of
+the wall time of the request, or, for a window, of the mean wall time of its requests.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from octavo.config import EngineConfig
+from octavo.core.match_report import MatchEnd
+from octavo.engine.causes import Cause
+from octavo.engine.request_record import RequestRecord
+
+if TYPE_CHECKING:
+    from octavo.engine.step_window import StepParts
+    from octavo.engine.timeline import Timeline
+
+LEAST_SHARE = 0.02  # of the wall time: less is no advice
+_KV = (Cause.QUEUED_KV, Cause.PREEMPTED, Cause.RECOMPUTED, Cause.SWAPPED)
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """``change``: what to do, a flag where it is one. ``gain_s``: seconds of wall time less. ``basis``: what that rests on. ``error``: the
+    advisor's usual error as a share of the gain, where it is known."""
+
+    change: str
+    gain_s: float
+    why: str
+    basis: str = "time stamps"
+    error: float | None = None
+
+    def shown(self) -> dict[str, Any]:
+        shown = {"change": self.change, "gain_s": round(self.gain_s, 7), "why": self.why, "basis": self.basis}
+        return shown if self.error is None else shown | {"error": self.error}
+
+
+class Advisor(Protocol):
+    def of_request(self, timeline: Timeline, record: RequestRecord, seconds: Seq[float], wall_s: float) -> list[Advice]:
+        """What would have helped this request, the best first. ``seconds``: by cause, as it may be told."""
+        ...
+
+    def of_window(self, timeline: Timeline, records: Seq[RequestRecord], window_s: float) -> list[Advice]:
+        """What would have helped the requests that ended in a window, on average, the best first."""
+        ...
+
+
+class RuleAdvisor:
+    """Rules, each from the causes that a switch acts on. ``shows_misses``: whether advice may tell that a prompt is cached for others."""
+
+    def __init__(self, config: EngineConfig, shows_misses: bool = True) -> None:
+        self._config = config
+        self._shows_misses = shows_misses
+
+    def of_request(self, timeline: Timeline, record: RequestRecord, seconds: Seq[float], wall_s: float) -> list[Advice]:
+        """See Advisor."""
+        found = [*self._kv(seconds), *self._queue(seconds), *self._cache(record, seconds), *self._client(seconds)]
+        found += self._drafts(record, seconds)
+        pacing = self._pacing(timeline, record, seconds)
+        return _ranked([*found, *([] if pacing is None else [pacing])], wall_s)
+
+    def of_window(self, timeline: Timeline, records: Seq[RequestRecord], window_s: float) -> list[Advice]:
+        """See Advisor: the mean of what is said to each request, by change."""
+        ended = [record for record in records if record.end_s is not None]
+        if not ended:
+            return []
+        gains, first = dict[str, float](), dict[str, Advice]()
+        wall_s = sum((record.end_s or 0.0) - record.received_s for record in ended)
+        for record in ended:
+            for advice in self.of_request(timeline, record, record.seconds, (record.end_s or 0.0) - record.received_s):
+                gains[advice.change] = gains.get(advice.change, 0.0) + advice.gain_s
+                first.setdefault(advice.change, advice)
+        means = [Advice(change, gain_s / len(ended), first[change].why) for change, gain_s in gains.items()]
+        return _ranked(means, wall_s / len(ended))
+
+    def _kv(self, seconds: Seq[float]) -> list[Advice]:
+        gain_s = sum(seconds[cause] for cause in _KV)
+        cache = self._config.cache
+        smaller = "" if cache.kv_cache_dtype == "int8" else ", or --kv-cache-dtype int8, which halves the bytes of a 16-bit KV"
+        return [Advice("more KV blocks (--kv-cache-memory or --num-kv-blocks" + smaller + ")", gain_s, "it waited for room in the KV pool")]
+
+    def _queue(self, seconds: Seq[float]) -> list[Advice]:
+        config = self._config.scheduler
+        return [
+            Advice(f"--max-num-seqs above {config.max_num_seqs}", seconds[Cause.QUEUED_BATCH], "all places were taken"),
+            Advice("--scheduling-policy fcfs", seconds[Cause.QUEUED_POLICY], "it waited for a whole batch to finish"),
+            Advice("a second worker", seconds[Cause.QUEUED_TOKENS] / 2, "prompts before it kept the engine busy; two halve that queue"),
+        ]
+
+    def _cache(self, record: RequestRecord, seconds: Seq[float]) -> list[Advice]:
+        gain_s = seconds[Cause.CACHE_MISS] if self._shows_misses else 0.0
+        if record.match is not None and record.match.end is MatchEnd.EVICTED:
+            return [Advice("--kv-host-memory, or more KV blocks", gain_s, "its prompt's beginning had been evicted from the prefix cache")]
+        return [Advice("one cache_salt for requests that may share", gain_s, "its prompt's beginning is cached under another salt")]
+
+    def _client(self, seconds: Seq[float]) -> list[Advice]:
+        return [Advice("a client that reads faster", seconds[Cause.SLOW_READER], "the answer was ready before it was taken")]
+
+    def _drafts(self, record: RequestRecord, seconds: Seq[float]) -> list[Advice]:
+        lost_s = seconds[Cause.DRAFTS] - record.draft_gain_s
+        return [Advice("--spec off, or auto", lost_s, "drafting cost more than the drafts that came true saved")]
+
+    def _pacing(self, timeline: Timeline, record: RequestRecord, seconds: Seq[float]) -> Advice | None:
+        """A bound on gaps, of twice the usual step: what its steps took beyond that for others' prompts it would not have waited for."""
+        if self._config.scheduler.max_itl_ms is not None or seconds[Cause.OTHERS_PREFILL] <= 0.0 or record.first_token_s is None:
+            return None
+        steps = timeline.window.since(record.first_token_s, float("inf") if record.ended_s is None else record.ended_s)
+        usual = [step.seconds for step in steps if not step.num_prompt_tokens]
+        if not usual:
+            return None
+        bound_s = 2.0 * statistics.median(usual)
+        gain_s = min(sum(_excess(step, bound_s) for step in steps), seconds[Cause.OTHERS_PREFILL])
+        return Advice(f"--max-itl-ms {1000 * bound_s:.3g}", gain_s, "its tokens waited for long pieces of others' prompts")
+
+
+def _excess(step: StepParts, bound_s: float) -> float:
+    return min(step.prefill_s, max(0.0, step.seconds - bound_s))
+
+
+def _ranked(found: Seq[Advice], wall_s: float) -> list[Advice]:
+    worth = [advice for advice in found if advice.gain_s >= LEAST_SHARE * wall_s and advice.gain_s > 0.0]
+    return sorted(worth, key=lambda advice: -advice.gain_s)
