@@ -108,15 +108,17 @@ class RuleAdvisor:
 
     def _pacing(self, timeline: Timeline, record: RequestRecord, seconds: Seq[float]) -> Advice | None:
         """A bound on gaps, of twice the usual step: what its steps took beyond that for others' prompts it would not have waited for."""
-        if self._config.scheduler.max_itl_ms is not None or seconds[Cause.OTHERS_PREFILL] <= 0.0 or record.first_token_s is None:
+        if self._config.scheduler.max_itl_ms is not None or record.first_token_s is None:
             return None
         steps = timeline.window.since(record.first_token_s, float("inf") if record.ended_s is None else record.ended_s)
-        usual = [step.seconds for step in steps if not step.num_prompt_tokens]
+        usual = [step.seconds for step in timeline.window.steps if not step.num_prompt_tokens]
         if not usual:
             return None
         bound_s = 2.0 * statistics.median(usual)
-        gain_s = min(sum(_excess(step, bound_s) for step in steps), seconds[Cause.OTHERS_PREFILL])
-        return Advice(f"--max-itl-ms {1000 * bound_s:.3g}", gain_s, "its tokens waited for long pieces of others' prompts")
+        gain_s = min(sum(_excess(step, bound_s) for step in steps), max(0.0, seconds[Cause.OTHERS_PREFILL]))
+        queued_s = seconds[Cause.QUEUED_PROMPT] - seconds[Cause.PREFILL]  # a short prompt runs at half speed or better beside a long one
+        why = "it waited for long pieces of another's prompt; the bound is twice a usual step"
+        return Advice(f"--max-itl-ms {1000 * bound_s:.2g}", gain_s + max(0.0, queued_s), why)
 
 
 def _excess(step: StepParts, bound_s: float) -> float:

@@ -48,6 +48,7 @@ class Cause(IntEnum):
     OTHER_PROMPTS = 23
     DELIVERY = 24
     SLOW_READER = 25
+    QUEUED_PROMPT = 26
 
 
 NUM_CAUSES = len(Cause)
@@ -57,11 +58,12 @@ NAMES = tuple(cause.name.lower() for cause in Cause)
 MEANINGS: dict[Cause, tuple[Bottleneck, str]] = {
     Cause.PREPARATION: (Bottleneck.HOST, "reading the body, the chat template, token ids, checks"),
     Cause.QUEUED_TOKENS: (Bottleneck.QUEUE, "queued while the prompts before it used up every step"),
-    Cause.QUEUED_KV: (Bottleneck.KV, "queued because the KV pool was full"),
+    Cause.QUEUED_PROMPT: (Bottleneck.PREFILL, "queued while one long prompt took most of every step, or behind what piled up meanwhile"),
+    Cause.QUEUED_KV: (Bottleneck.KV, "queued because the KV pool was full, or behind what piled up meanwhile"),
     Cause.QUEUED_BATCH: (Bottleneck.QUEUE, "queued because max_num_seqs sequences ran"),
     Cause.QUEUED_POLICY: (Bottleneck.QUEUE, "queued until the running batch had finished (scheduling_policy static)"),
     Cause.PREFILL: (Bottleneck.PREFILL, "its own prompt"),
-    Cause.CACHE_MISS: (Bottleneck.PREFILL, "part of its own prompt that the prefix cache would have had"),
+    Cause.CACHE_MISS: (Bottleneck.PREFILL, "computing, in its steps, prompts that the prefix cache would have had"),
     Cause.DECODE: (Bottleneck.DECODE, "its own tokens, at what they cost alone"),
     Cause.DRAFTS: (Bottleneck.DECODE, "drafting and verifying"),
     Cause.OTHERS_PREFILL: (Bottleneck.PREFILL, "in steps that computed prompts of others"),
@@ -69,7 +71,7 @@ MEANINGS: dict[Cause, tuple[Bottleneck, str]] = {
     Cause.PACED: (Bottleneck.PREFILL, "its prompt was held back to keep max_itl_ms for the others"),
     Cause.PREFIX_WAIT: (Bottleneck.PREFILL, "waiting for another request that computed the same beginning"),
     Cause.PREEMPTED: (Bottleneck.KV, "put out of the KV pool, waiting to come back"),
-    Cause.RECOMPUTED: (Bottleneck.KV, "computing again what was lost when it was put out"),
+    Cause.RECOMPUTED: (Bottleneck.KV, "computing again, in its steps, what was lost when somebody was put out"),
     Cause.SWAPPED: (Bottleneck.KV, "KV blocks moved to and from host memory (swap_space)"),
     Cause.RESTORED: (Bottleneck.KV, "KV blocks coming back from the tiers"),
     Cause.MASKS: (Bottleneck.HOST, "token masks"),

@@ -84,13 +84,19 @@ def explain(timeline: Timeline, record: RequestRecord, now_s: float, shows_misse
     if record.end_s is None:  # the step in flight has not been charged yet: its end will tell
         wall_s, remainder_s = wall_s - remainder_s, 0.0
     if not shows_misses:
-        seconds[Cause.PREFILL] += seconds[Cause.CACHE_MISS]
-        seconds[Cause.CACHE_MISS] = 0.0
+        hide_misses(seconds, record.own_missed_s)
     causes = [CauseTime(cause, seconds[cause], detail_of(cause, record)) for cause in Cause if seconds[cause] > _SHOWN_S]
     causes.sort(key=lambda part: -part.seconds)
     ttft_s = None if record.first_token_s is None else record.first_token_s - record.received_s
     state = "finished" if record.state is RecordState.ENDED else record.state.name.lower()
     return Explanation(record.request_id, wall_s, ttft_s, state, tuple(causes), remainder_s, main_cause(seconds, wall_s), record)
+
+
+def hide_misses(seconds: list[float], own_s: float) -> None:
+    """Have misses, ``own_s`` of them of the request's own prompt, count as prompts like any."""
+    seconds[Cause.PREFILL] += own_s
+    seconds[Cause.OTHERS_PREFILL] += seconds[Cause.CACHE_MISS] - own_s
+    seconds[Cause.CACHE_MISS] = 0.0
 
 
 def main_cause(seconds: Seq[float], wall_s: float) -> Cause:
@@ -120,10 +126,11 @@ def _chunks(record: RequestRecord) -> str:
 
 def _miss(record: RequestRecord) -> str:
     if record.match is None:
-        return ""
+        return "those of others"
     end = record.match.end
     reason = {MatchEnd.EVICTED: "evicted", MatchEnd.OTHER_SALT: "cached under another cache_salt"}.get(end, end.value)
-    return f"{max(0, record.missed_end - record.num_cached)} tokens, {reason}"
+    own = f"{max(0, record.missed_end - record.num_cached)} tokens of its own, {reason}, for {record.own_missed_s:.3g} s"
+    return own if record.own_missed_s else "those of others"
 
 
 def _drafts(record: RequestRecord) -> str:
@@ -132,6 +139,7 @@ def _drafts(record: RequestRecord) -> str:
 
 _COUNTS = {
     Cause.QUEUED_TOKENS: _behind,
+    Cause.QUEUED_PROMPT: _behind,
     Cause.QUEUED_KV: _behind,
     Cause.QUEUED_BATCH: _behind,
     Cause.QUEUED_POLICY: _behind,
@@ -140,7 +148,7 @@ _COUNTS = {
     Cause.DRAFTS: _drafts,
     Cause.DECODE: lambda record: f"{record.num_output_tokens} tokens",
     Cause.PREEMPTED: lambda record: f"{record.num_preemptions} times",
-    Cause.RECOMPUTED: lambda record: f"{record.num_recomputed} tokens",
+    Cause.RECOMPUTED: lambda record: f"{record.num_recomputed} tokens of its own, for {record.own_recomputed_s:.3g} s",
 }
 
 
@@ -189,15 +197,13 @@ def summarise(timeline: Timeline, window_s: float, now_s: float, shows_misses: b
     records = timeline.records()
     ended = [r for r in records if r.ended_s is not None and r.ended_s >= since_s]
     told = [r for r in records if r.first_token_s is not None and r.first_token_s >= since_s]
-    seconds = {cause: sum(r.seconds[cause] for r in ended) for cause in Cause}
+    seconds = [sum(r.seconds[cause] for r in ended) for cause in Cause]
     if not shows_misses:
-        seconds[Cause.PREFILL] += seconds.pop(Cause.CACHE_MISS)
+        hide_misses(seconds, sum(r.own_missed_s for r in ended))
     with timeline.lock:
         num_gaps, gaps = timeline.window.gaps(since_s, tuple(QUANTILES.values()))
-    return Summary(
-        window_s, len(ended), len(told), num_gaps, _ttft(told), dict(zip(QUANTILES, gaps, strict=False)), seconds,
-        timeline.forgotten_s < since_s,
-    )  # fmt: skip
+    itl, causes = dict(zip(QUANTILES, gaps, strict=False)), dict(zip(Cause, seconds, strict=True))
+    return Summary(window_s, len(ended), len(told), num_gaps, _ttft(told), itl, causes, timeline.forgotten_s < since_s)
 
 
 def _ttft(told: Seq[RequestRecord]) -> dict[str, Held]:

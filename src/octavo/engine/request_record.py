@@ -67,6 +67,8 @@ class RequestRecord:
     match: MatchReport | None = None
     num_preemptions: int = 0
     num_recomputed: int = 0  # tokens
+    own_missed_s: float = 0.0  # of CACHE_MISS, for its own prompt; the rest for those of others in its steps
+    own_recomputed_s: float = 0.0  # of RECOMPUTED, likewise
     num_drafts: int = 0
     num_accepted: int = 0
     draft_gain_s: float = 0.0  # steps that accepted drafts made needless, at what those steps took without their drafts

@@ -34,6 +34,16 @@ def charge_call(marks: list[float], call_s: float, plan: StepPlan, result: StepR
     return device_s - moves_s - sampling_s
 
 
+def lost_seconds(plan: StepPlan, split: StepSplit, prompts: Seq[tuple[int, int, int]]) -> tuple[float, float]:
+    """(seconds for rows computed again, seconds for rows that might have been cached) of a step's prompts."""
+    again_s = missed_s = 0.0
+    for place, num_recomputed, num_missed in prompts:
+        row_s = split.shares[place] / len(plan.slices[place].token_ids)
+        again_s += row_s * num_recomputed
+        missed_s += row_s * num_missed
+    return again_s, missed_s
+
+
 class StepCharges:
     """``last_end_s``: the end of the step before. After ``decoding`` or ``mixed``: ``num_whole_gaps`` gaps that are this step, from the end
     of the last one on, and ``other_gaps`` with the moments that they began."""
@@ -83,12 +93,16 @@ class StepCharges:
 
     def _prompt(self, record: RequestRecord, piece: SequenceSlice, share_s: float, fixed_s: float, rows: tuple[int, int]) -> None:
         own_s, num_tokens = share_s + fixed_s, len(piece.token_ids)
-        recomputed_s, missed_s = (own_s * num_rows / num_tokens for num_rows in rows)
-        record.charge(Cause.RECOMPUTED, recomputed_s)
-        record.charge(Cause.CACHE_MISS, missed_s)
-        record.charge(Cause.PREFILL, own_s - recomputed_s - missed_s)
-        record.charge(Cause.OTHERS_PREFILL, -share_s)
+        recomputed, missed = (num_rows / num_tokens for num_rows in rows)
+        needed = 1.0 - recomputed - missed
+        recomputed_s = own_s * recomputed
+        record.charge(Cause.RECOMPUTED, fixed_s * recomputed)  # the timeline's sums have the share itself
+        record.charge(Cause.CACHE_MISS, fixed_s * missed)
+        record.charge(Cause.PREFILL, own_s * needed)
+        record.charge(Cause.OTHERS_PREFILL, -share_s * needed)
         record.charge(Cause.OTHERS_DECODE, -fixed_s)
+        record.own_recomputed_s += recomputed_s
+        record.own_missed_s += own_s * missed
         if recomputed_s:
             record.note_away(Bottleneck.KV, recomputed_s)
         if num_tokens > rows[0]:

@@ -26,8 +26,9 @@ from octavo.core.request import FinishReason, Request, Sequence
 from octavo.core.step import SequenceSlice, StepPlan, StepResult
 from octavo.costs.fitted import FittedCost
 from octavo.engine.causes import BOTTLENECK_OF, NUM_CAUSES, Bottleneck, Cause
+from octavo.engine.queue_sums import QUEUE_CAUSES, QueueSums
 from octavo.engine.request_record import RecordState, RequestRecord
-from octavo.engine.step_charges import StepCharges, charge_call
+from octavo.engine.step_charges import StepCharges, charge_call, lost_seconds
 from octavo.engine.step_split import StepPrice, split_step, weights_of
 from octavo.engine.step_window import StepParts, StepWindow
 
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from octavo.engine.outputs import OutputEvent
 
 CAPACITY = 2048  # ended requests that are remembered
-_QUEUE_CAUSES = (Cause.QUEUED_TOKENS, Cause.QUEUED_KV, Cause.QUEUED_BATCH, Cause.QUEUED_POLICY)
 _CAUSE_OF = {
     None: None, "policy": Cause.QUEUED_POLICY, "places": Cause.QUEUED_BATCH, "blocks": Cause.QUEUED_KV, "tokens": Cause.QUEUED_TOKENS,
 }  # fmt: skip
@@ -56,6 +56,7 @@ class Timeline:
             raise ValueError(f"capacity: {capacity!r} is not allowed; at least 1 request")
         self.window = StepWindow()
         self.totals = [0.0] * NUM_CAUSES  # of all ended requests
+        self.total_own_missed_s = 0.0
         self.forgotten_s = -math.inf  # requests that ended by then are not remembered
         self.lock = threading.RLock()
         self._scheduler = scheduler
@@ -71,9 +72,7 @@ class Timeline:
         self._out: dict[str, RequestRecord] = {}
         self._untold: dict[str, RequestRecord] = {}  # no token yet
         self._num_queued_tokens = 0
-        self._queue_s = [0.0] * NUM_CAUSES  # sums of time in which the queue's head was blocked, by why
-        self._queue_cause: Cause | None = None
-        self._queue_since_s = 0.0
+        self._queue = QueueSums()
         self._steps_s = [0.0] * NUM_CAUSES  # sums of the steps' time, as for a request without an own part
         self._summed_s = 0.0  # up to here
         self._marks = [0.0] * NUM_CAUSES  # of the step being made
@@ -150,16 +149,16 @@ class Timeline:
             seconds = self._taken_over(record)
             if record.state is RecordState.OUT:
                 seconds[record.out_cause] += max(0.0, now_s - record.since_s)
-            elif record.state is RecordState.QUEUED and self._queue_cause is not None:
-                seconds[self._queue_cause] += max(0.0, now_s - self._queue_since_s)
+            elif record.state is RecordState.QUEUED and self._queue.cause is not None:
+                seconds[self._queue.cause] += max(0.0, now_s - self._queue.since_s)
             return seconds
 
     def _taken_over(self, record: RequestRecord) -> list[float]:
         """A copy of the record's seconds, with its part of the sums that go on."""
         seconds = record.seconds[:]
         if record.state is RecordState.QUEUED:
-            for cause in _QUEUE_CAUSES:
-                seconds[cause] += self._queue_s[cause] - record.snapshot[cause]
+            for cause in QUEUE_CAUSES:
+                seconds[cause] += self._queue.seconds[cause] - record.snapshot[cause]
         elif record.state is _IN_STEP:
             for i, (now, then) in enumerate(zip(self._steps_s, record.snapshot, strict=True)):
                 seconds[i] += now - then
@@ -174,9 +173,8 @@ class Timeline:
         with self.lock:
             self._since_s = self._summed_s if self._in_step else now_s
             self._steps_s[Cause.BETWEEN_STEPS] += max(0.0, now_s - self._summed_s)
-            if self._queue_cause is not None:
-                self._queue_s[self._queue_cause] += now_s - self._queue_since_s
-            self._queue_since_s = self._begun_s = self._mark_s = now_s
+            self._queue.advance(now_s)
+            self._begun_s = self._mark_s = now_s
             self._marks[:] = [0.0] * NUM_CAUSES
             for record in self._new:
                 if record.state is RecordState.NEW:
@@ -194,7 +192,7 @@ class Timeline:
             record.charge(Cause.OTHERS_DECODE, in_step_s - prefill_s)
             waited_s -= in_step_s
         record.charge(Cause.BETWEEN_STEPS, waited_s)
-        record.state, record.snapshot = RecordState.QUEUED, self._queue_s[:]
+        record.state, record.snapshot = RecordState.QUEUED, self._queue.seconds[:]
 
     def mark(self, cause: Cause) -> None:
         """What was done since the last mark is charged to ``cause``."""
@@ -212,7 +210,7 @@ class Timeline:
             running = self._scheduler.running_sequences
             if self._num_in_plan != len(self._in_step) or self._out or len(running) != len(sequences):
                 self._sort_out(-1 if plan is None else plan.step_index, running)
-            self._queue_cause = self._why_queued(plan)
+            self._queue.blocked_by(self._why_queued(plan))
             self._num_preemptions = self._scheduler.stats.num_preemptions
         self._planned_s = self._mark_s
 
@@ -299,7 +297,12 @@ class Timeline:
     def _why_queued(self, plan: StepPlan | None) -> Cause | None:
         """What keeps the head of the queue out, and so everybody behind it."""
         has_preempted = self._scheduler.stats.num_preemptions > self._num_preemptions
-        return _CAUSE_OF[self._scheduler.admission_block(0 if plan is None else plan.num_tokens, has_preempted)]
+        cause = _CAUSE_OF[self._scheduler.admission_block(0 if plan is None else plan.num_tokens, has_preempted)]
+        if cause is Cause.QUEUED_TOKENS and plan is not None and self._prompts:
+            longest = max((plan.slices[place] for place, _, _ in self._prompts), key=lambda piece: len(piece.token_ids))
+            if not longest.num_samples and 2 * len(longest.token_ids) >= plan.num_tokens:  # a piece of more than a step holds
+                return Cause.QUEUED_PROMPT
+        return cause
 
     def executed(self) -> None:
         """The backend has returned."""
@@ -319,7 +322,10 @@ class Timeline:
             for cause, seconds in enumerate(marks):
                 if seconds:
                     sums[cause] += seconds
-            sums[Cause.OTHERS_PREFILL] += split.prefill_s
+            again_s, missed_s = lost_seconds(plan, split, self._prompts)
+            sums[Cause.RECOMPUTED] += again_s
+            sums[Cause.CACHE_MISS] += missed_s
+            sums[Cause.OTHERS_PREFILL] += split.prefill_s - again_s - missed_s
             sums[Cause.OTHERS_DECODE] += split.decode_s
             last_end_s, self._summed_s = (0.0 if self.window.last is None else self.window.last.end_s), now_s
             charges = StepCharges(plan, result, split, step, last_end_s)
@@ -363,9 +369,9 @@ class Timeline:
             record.charge(failed, max(0.0, now_s - record.arrival_s))
         else:
             record.seconds = self._taken_over(record)
-            waited = record.state is RecordState.QUEUED and self._queue_cause is not None
-            since_s = self._queue_since_s if waited else self._summed_s
-            record.charge(self._queue_cause if waited and self._queue_cause is not None else failed, max(0.0, now_s - since_s))
+            waited = record.state is RecordState.QUEUED and self._queue.cause is not None
+            since_s = self._queue.since_s if waited else self._summed_s
+            record.charge(self._queue.cause if waited and self._queue.cause is not None else failed, max(0.0, now_s - since_s))
         if record.admitted_s is None:
             self._num_queued_tokens -= record.num_prompt_tokens
         for book in (self._live, self._untold, self._in_step, self._out):
@@ -373,6 +379,7 @@ class Timeline:
         record.state, record.ended_s, record.finish_reason, record.snapshot = _ENDED, now_s, reason, []
         for cause, seconds in enumerate(record.seconds):
             self.totals[cause] += seconds
+        self.total_own_missed_s += record.own_missed_s
         self._ended[record.request_id] = record
         self._ended.move_to_end(record.request_id)
         if len(self._ended) > self._capacity:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.core.kv_tiers import TierStats
 from octavo.core.request import FinishReason
-from octavo.engine.causes import NAMES, Cause
-from octavo.engine.explain import summarise
+from octavo.engine.causes import NAMES
+from octavo.engine.explain import hide_misses, summarise
 from octavo.engine.kv_disk_io import DiskTraffic
 from octavo.engine.metrics import Histogram
 
@@ -147,8 +147,7 @@ def _causes(engine: Engine, shows_misses: bool) -> Iterator[Any]:
     seconds = CounterMetricFamily("octavo_request_cause_seconds", "Time of ended requests by what it went to.", labels=["cause"])
     totals = engine.timeline.totals[:]
     if not shows_misses:
-        totals[Cause.PREFILL] += totals[Cause.CACHE_MISS]
-        totals[Cause.CACHE_MISS] = 0.0
+        hide_misses(totals, engine.timeline.total_own_missed_s)
     for name, total in zip(NAMES, totals, strict=True):
         seconds.add_metric([name], max(0.0, total))
     yield seconds
