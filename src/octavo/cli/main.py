@@ -18,6 +18,8 @@ _COMMANDS = {
     "models": ("octavo.cli.models", "models", "List the models of the catalogue and the cache."),
     "kv": ("octavo.cli.kv", "kv", "List and clear the KV cache on disk."),
     "doctor": ("octavo.cli.doctor", "doctor", "Measure this machine and check every kernel on it."),
+    "explain": ("octavo.cli.explain", "explain", "Say where the time of a running server's requests went."),
+    "top": ("octavo.cli.top", "top", "Watch a running server: queue, steps, what is short, what would help."),
     "bench": ("octavo.cli.bench", "bench", "Measure this engine on this machine."),
 }
 

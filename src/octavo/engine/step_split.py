@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from octavo.core.step import SequenceSlice, StepPlan
 
@@ -60,8 +60,7 @@ def share_of(piece: SequenceSlice, weights: Seq[float]) -> float:
     return row * n + pair * seen + position * (start + n) + sequence + logit_row * num_logit_rows
 
 
-@dataclass(frozen=True, slots=True)
-class StepSplit:
+class StepSplit(NamedTuple):
     """``shares`` [slices]: seconds of each slice's own work; ``fixed_s``: what the step would have taken whatever it held. ``prefill_s``
     (prompts) and ``decode_s`` (tokens, and what is fixed) add up to the step."""
 
