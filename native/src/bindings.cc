@@ -56,6 +56,18 @@ KVType kv_type(const std::string& dtype) {
   return KVType::kF32;
 }
 
+// places: (column, offset in its page) of each layer; none: one page to a block.
+KVPageLayout kv_layout(int columns, size_t page_bytes, const std::vector<std::pair<int, size_t>>& places) {
+  KVPageLayout layout;
+  layout.num_columns = columns;
+  layout.page_bytes = page_bytes;
+  for (const auto& [column, offset] : places) {
+    layout.columns.push_back(column);
+    layout.offsets.push_back(offset);
+  }
+  return layout;
+}
+
 std::vector<KVLayerShape> kv_layers(const std::vector<std::pair<int, int>>& layers) {
   std::vector<KVLayerShape> out;
   for (const auto& [heads, dim] : layers) {
@@ -76,6 +88,7 @@ struct Step {
   In<int32_t> tokens, seq_start, seq_rows, table_offset, tables, logit_rows, requests;
   In<uint32_t> masks;
   In<int32_t> mask_offset;
+  std::optional<In<int32_t>> pages;  // [block ids][columns]
 };
 
 class Model {
@@ -125,7 +138,7 @@ class Model {
   void step(SamplerSlots& slots, In<int32_t> tokens, In<int32_t> seq_start, In<int32_t> seq_rows, In<int32_t> table_offset, In<int32_t> tables,
             In<int32_t> logit_rows, In<int32_t> requests, In<uint32_t> masks, In<int32_t> mask_offset, Out<int32_t> out_token,
             Out<int32_t> out_status, Out<int32_t> out_rank, Out<float> out_logprob, int max_top, Out<int32_t> out_top_ids,
-            Out<float> out_top_logprobs, std::optional<Matrix> logits);
+            Out<float> out_top_logprobs, std::optional<Matrix> logits, std::optional<In<int32_t>> pages);
 
  private:
   void check_sequences(const Step& s) const;
@@ -142,6 +155,8 @@ void Model::check_sequences(const Step& s) const {
   require(runner_.packed(), "step before pack");
   const int block_size = kv->block_size(), rope_positions = runner_.rope_positions();
   require(s.seq_rows.size() == s.seq_start.size() && s.table_offset.size() == s.seq_start.size(), "sequences: arrays of different lengths");
+  const int columns = kv->num_columns();
+  const int64_t num_ids = s.pages ? (int64_t)(s.pages->size() / (size_t)columns) : kv->num_blocks();
   int64_t rows = 0;
   for (size_t i = 0; i < s.seq_start.size(); ++i) {
     const int64_t start = s.seq_start.data()[i], count = s.seq_rows.data()[i], offset = s.table_offset.data()[i];
@@ -151,7 +166,11 @@ void Model::check_sequences(const Step& s) const {
     require(offset >= 0 && offset + blocks <= (int64_t)s.tables.size(), "sequence " + std::to_string(i) + ": block table too short");
     for (int64_t b = 0; b < blocks; ++b) {
       const int32_t id = s.tables.data()[offset + b];
-      require(id >= 0 && id < kv->num_blocks(), "sequence " + std::to_string(i) + ": block " + std::to_string(id) + " is not in the pool");
+      require(id >= 0 && id < num_ids, "sequence " + std::to_string(i) + ": block " + std::to_string(id) + " is not in the pool");
+      for (int c = 0; s.pages && c < columns; ++c) {
+        const int32_t page = s.pages->data()[(size_t)id * (size_t)columns + (size_t)c];
+        require(page >= 0 && page < kv->num_pages(), "sequence " + std::to_string(i) + ": page " + std::to_string(page) + " is not in the pool");
+      }
     }
     rows += count;
   }
@@ -194,8 +213,8 @@ void Model::check_requests(const Step& s, const SamplerSlots& slots, int max_top
 void Model::step(SamplerSlots& slots, In<int32_t> tokens, In<int32_t> seq_start, In<int32_t> seq_rows, In<int32_t> table_offset, In<int32_t> tables,
                  In<int32_t> logit_rows, In<int32_t> requests, In<uint32_t> masks, In<int32_t> mask_offset, Out<int32_t> out_token,
                  Out<int32_t> out_status, Out<int32_t> out_rank, Out<float> out_logprob, int max_top, Out<int32_t> out_top_ids,
-                 Out<float> out_top_logprobs, std::optional<Matrix> logits) {
-  const Step s{tokens, seq_start, seq_rows, table_offset, tables, logit_rows, requests, masks, mask_offset};
+                 Out<float> out_top_logprobs, std::optional<Matrix> logits, std::optional<In<int32_t>> pages) {
+  const Step s{tokens, seq_start, seq_rows, table_offset, tables, logit_rows, requests, masks, mask_offset, pages};
   require(slots.vocab_size() == runner_.vocab(), "slots: of another vocabulary");
   check_sequences(s);
   check_requests(s, slots, max_top);
@@ -212,6 +231,7 @@ void Model::step(SamplerSlots& slots, In<int32_t> tokens, In<int32_t> seq_start,
   in.seq_rows = seq_rows.data();
   in.table_offset = table_offset.data();
   in.tables = tables.data();
+  in.pages = pages ? pages->data() : nullptr;
   in.num_logit_rows = (int)logit_rows.size();
   in.logit_rows = logit_rows.data();
   in.logits_out = logits ? logits->data() : nullptr;
@@ -314,27 +334,45 @@ void bind_running(nb::class_<Model>& c) {
        "block_size"_a, "dtype"_a, "layers"_a)
       .def(
           "allocate_kv",
-          [](Model& m, int num_blocks, int block_size, const std::string& dtype, const std::vector<std::pair<int, int>>& layers) {
-            m.runner_.allocate_kv(num_blocks, block_size, kv_type(dtype), kv_layers(layers));
+          [](Model& m, int num_blocks, int block_size, const std::string& dtype, const std::vector<std::pair<int, int>>& layers, int columns,
+             size_t page_bytes, const std::vector<std::pair<int, size_t>>& places) {
+            require(num_blocks >= 1 && columns >= 1 && num_blocks <= std::numeric_limits<int>::max() / columns, "num_blocks: as many pages as int32 counts");
+            m.runner_.allocate_kv(num_blocks * columns, block_size, kv_type(dtype), kv_layers(layers), kv_layout(columns, page_bytes, places));
           },
-          "num_blocks"_a, "block_size"_a, "dtype"_a, "layers"_a)
+          "num_blocks"_a, "block_size"_a, "dtype"_a, "layers"_a, "columns"_a, "page_bytes"_a, "places"_a,
+          "places: (column, offset in its page) of each layer.")
+      .def(
+          "lodge_kv",
+          [](Model& m, const Model& owner, int block_size, const std::string& dtype, const std::vector<std::pair<int, int>>& layers, int columns,
+             size_t page_bytes, const std::vector<std::pair<int, size_t>>& places) {
+            m.runner_.lodge_kv(owner.runner_, block_size, kv_type(dtype), kv_layers(layers), kv_layout(columns, page_bytes, places));
+          },
+          "owner"_a, "block_size"_a, "dtype"_a, "layers"_a, "columns"_a, "page_bytes"_a, "places"_a, "Layers in the pages of another model's pool.")
       .def("share_kv", [](Model& m, const Model& other, int num_layers) { m.runner_.share_kv(other.runner_, num_layers); }, "other"_a, "num_layers"_a)
       .def(
-          "copy_block",
+          "copy_page",
           [](Model& m, int src, int dst) {
-            require(m.runner_.kv() != nullptr, "copy_block before allocate_kv");
-            m.runner_.kv()->copy_block(src, dst);
+            require(m.runner_.kv() != nullptr, "copy_page before allocate_kv");
+            m.runner_.kv()->copy_page(src, dst);
           },
           "src"_a, "dst"_a)
-      .def("allocate_host_kv", [](Model& m, int num_blocks) { m.host_kv_.allocate(m.runner_.kv(), num_blocks); }, "num_blocks"_a)
-      .def("move_blocks", [](Model& m, HostKV::Pairs saves, HostKV::Pairs loads) { m.host_kv_.move(m.runner_.kv(), saves, loads); },
-           "saves"_a.noconvert(), "loads"_a.noconvert(), "int32 pairs (pool block, host block), flat: all saves (pool to host), then all loads; without the interpreter lock.")
+      .def("allocate_host_kv", [](Model& m, int num_blocks, int num_packed) { m.host_kv_.allocate(m.runner_.kv(), num_blocks, num_packed); },
+           "num_blocks"_a, "num_packed"_a, "Blocks that are kept as they are, and behind them blocks that are packed to int8.")
+      .def("move_blocks", [](Model& m, HostKV::Moves saves, HostKV::Moves loads) { m.host_kv_.move(m.runner_.kernels(), m.runner_.kv(), saves, loads); },
+           "saves"_a.noconvert(), "loads"_a.noconvert(), "int32 (pages by column, host block), flat; page -1: not moved. All saves (pool to host), then all loads; without the interpreter lock.")
       .def("read_host_block", [](Model& m, int block) { return m.host_kv_.read(block); }, "host_block"_a)
       .def("write_host_block", [](Model& m, int block, Bytes data) { m.host_kv_.write(block, data); }, "host_block"_a, "data"_a.noconvert())
       .def("packed_bytes", [](Model& m) { return m.runner_.packed_bytes(); })
+      .def("walk_together", [](Model& m, bool on, int least_tiles) { m.runner_.walk_together(on, least_tiles); }, "on"_a,
+           "least_tiles"_a = kLeastSharedTiles, "Whether sequences that begin in the same blocks, so many tiles at least, walk those once for all.")
+      .def("count_kv_reads", [](Model& m, bool on) { m.runner_.count_kv_reads(on); }, "on"_a, "Count from zero from the next step on, or no more.")
+      .def("kv_reads", [](Model& m) {
+        const KVReads reads = m.runner_.kv_reads();
+        return std::pair(reads.together, reads.alone);
+      }, "(bytes walked for several sequences at once, for one) by attention since counting began.")
       .def("step", &Model::step, "slots"_a, "tokens"_a.noconvert(), "seq_start"_a.noconvert(), "seq_rows"_a.noconvert(), "table_offset"_a.noconvert(), "tables"_a.noconvert(), "logit_rows"_a.noconvert(), "requests"_a.noconvert(),
            "masks"_a.noconvert(), "mask_offset"_a.noconvert(), "out_token"_a.noconvert(), "out_status"_a.noconvert(), "out_rank"_a.noconvert(), "out_logprob"_a.noconvert(), "max_top"_a, "out_top_ids"_a.noconvert(),
-           "out_top_logprobs"_a.noconvert(), "logits"_a.noconvert().none());
+           "out_top_logprobs"_a.noconvert(), "logits"_a.noconvert().none(), "pages"_a.noconvert().none());
 }
 
 // One matrix product on one thread, for tests: x [rows, k] -> out [rows, n].

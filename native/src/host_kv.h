@@ -15,27 +15,28 @@ namespace octavo {
 // Blocks may be read and written while a step runs, as long as that step does not move them.
 class HostKV {
  public:
-  using Pairs = nanobind::ndarray<const int32_t, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
+  using Moves = nanobind::ndarray<const int32_t, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
   using Data = nanobind::ndarray<const uint8_t, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
 
-  void allocate(const KVStore* kv, int num_blocks) {
+  void allocate(const KVStore* kv, int num_blocks, int num_packed) {
     require(kv != nullptr, "allocate_host_kv before allocate_kv");
-    store_ = std::make_unique<HostStore>(num_blocks, kv->block_bytes());
+    store_ = std::make_unique<HostStore>(*kv, num_blocks, num_packed);
   }
 
-  void move(KVStore* kv, const Pairs& saves, const Pairs& loads) {
+  void move(const Kernels& kernels, KVStore* kv, const Moves& saves, const Moves& loads) {
     HostStore& store = open();
-    require(saves.size() % 2 == 0 && loads.size() % 2 == 0, "block moves: pairs of pool block and host block");
+    const size_t entry = (size_t)kv->num_columns() + 1;
+    require(saves.size() % entry == 0 && loads.size() % entry == 0, "block moves: the pages of a pool block, and a host block");
     nanobind::gil_scoped_release release;
-    move_blocks(*kv, store, saves.data(), saves.size() / 2, loads.data(), loads.size() / 2);
+    move_blocks(kernels, *kv, store, saves.data(), saves.size() / entry, loads.data(), loads.size() / entry);
   }
 
-  nanobind::bytes read(int block) { return nanobind::bytes(at(block), store_->block_bytes()); }
+  nanobind::bytes read(int block) { return nanobind::bytes(at(block), store_->block_bytes(block)); }
 
   void write(int block, const Data& data) {
     uint8_t* to = at(block);
-    const std::string size = std::to_string(store_->block_bytes());
-    require(data.size() == store_->block_bytes(), "host block: " + std::to_string(data.size()) + " bytes are given, and a block has " + size);
+    const std::string size = std::to_string(store_->block_bytes(block));
+    require(data.size() == store_->block_bytes(block), "host block: " + std::to_string(data.size()) + " bytes are given, and a block has " + size);
     nanobind::gil_scoped_release release;
     std::memcpy(to, data.data(), data.size());
   }

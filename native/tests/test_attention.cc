@@ -91,6 +91,48 @@ void run_partial(const Kernels& kernels, const Problem& problem, const Cache& ca
   }
 }
 
+// Each row's first tiles together with those of others, in any order of theirs, cut at random into runs and splits; the rest on from there,
+// whole or as partial states that are merged. What is read is counted.
+void run_together(const Kernels& kernels, const Problem& problem, const Cache& cache, int start, int rows, Rng& rng, std::vector<float>& out) {
+  Scratch scratch(kernels, problem.params);
+  const AttentionSequence s = problem.sequence(cache, start, rows, out);
+  const int tiles = 1 + rng.below((start + 1) / kTileTokens), splits = (tiles * kTileTokens + kSplitTokens - 1) / kSplitTokens;
+  std::vector<int> order((size_t)rows);
+  for (int i = 0; i < rows; ++i) order[(size_t)i] = i;
+  for (int i = rows - 1; i > 0; --i) std::swap(order[(size_t)i], order[(size_t)rng.below(i + 1)]);
+  const size_t floats = kernels.attention_partial_floats(problem.params);
+  std::vector<float> states((size_t)rows * problem.shape.kv_heads * splits * floats, NAN);
+  uint64_t bytes = 0;
+  for (int tile = 0, end; tile < tiles; tile = end) {
+    const int split = tile * kTileTokens / kSplitTokens, most = std::min(tiles, (split + 1) * kSplitTokens / kTileTokens) - tile;
+    end = tile + 1 + rng.below(most);
+    AttentionSequence all = s;
+    all.start = end * kTileTokens - 1;
+    all.together = true;
+    all.q_rows = order.data();
+    all.state_splits = splits;
+    all.head = {states.data(), tile * kTileTokens, 0, splits};
+    all.bytes_read = &bytes;
+    for (int h = 0; h < problem.shape.kv_heads; ++h)
+      kernels.attention(cache.view, problem.params, all, h, 0, rows, split, split + 1, states.data(), scratch.at);
+  }
+  const int passes = (rows * problem.shape.heads / problem.shape.kv_heads + 95) / 96;
+  const size_t tile_bytes = kv_tile_layout(problem.shape.type, problem.shape.head_dim).bytes * (kTileTokens / 16);
+  check(bytes == (uint64_t)passes * problem.shape.kv_heads * tiles * tile_bytes, "%s together: %llu bytes read of %d tiles", kernels.name,
+        (unsigned long long)bytes, tiles);
+  for (int i = 0; i < rows; ++i) {
+    AttentionSequence own = problem.sequence(cache, start + order[(size_t)i], 1, out);
+    own.head = {states.data(), tiles * kTileTokens, i, splits};
+    const int first = tiles * kTileTokens / kSplitTokens, num_splits = attention_num_splits(own);
+    std::vector<float> partial((size_t)problem.shape.kv_heads * num_splits * floats, NAN);
+    float* to = rng.below(2) ? partial.data() : nullptr;
+    for (int h = 0; h < problem.shape.kv_heads; ++h) {
+      kernels.attention(cache.view, problem.params, own, h, 0, 1, first, num_splits, to, scratch.at);
+      if (to) kernels.attention_merge(problem.params, own, h, 0, num_splits, to);
+    }
+  }
+}
+
 void check_against_reference(const Kernels& kernels, const Problem& problem, const Cache& cache, int row, const std::vector<float>& got) {
   std::vector<double> want;
   for (int h = 0; h < problem.shape.heads; ++h) {
@@ -216,6 +258,11 @@ void check_long(const Kernels& kernels, const Shape& shape, int start, int rows)
   out = empty;
   run_partial(kernels, problem, cache, start, rows, rng, out);
   check_same(kernels.name, "long, partial and merged", problem, whole, out, start, tokens);
+  for (int i = 0; i < 3 && shape.window == 0; ++i) {
+    out = empty;
+    run_together(kernels, problem, cache, start, rows, rng, out);
+    check_same(kernels.name, "long, together", problem, whole, out, start, tokens);
+  }
 }
 
 void check_level(const Kernels& kernels) {
@@ -243,6 +290,8 @@ void check_level(const Kernels& kernels) {
       for (int window : {0, 20}) check_nan_key(kernels, {2, 1, 32, window, softcap, type}, 150);
     check_long(kernels, {3, 1, 64, 0, 0.0f, type}, 2040, 12);
     check_long(kernels, {4, 1, 64, 512, 30.0f, type}, 2300, 40);
+    for (int start : {63, 64, 127, 255, 256, 300, 1023}) check_long(kernels, {6, 2, 24, 0, start % 2 ? 0.0f : 20.0f, type}, start, 5);
+    check_long(kernels, {3, 1, 16, 0, 0.0f, type}, 4400, 7);
   }
   for (KVType type : {KVType::kBF16, KVType::kI8, KVType::kF16}) {
     check_long(kernels, {4, 1, 256, 512, 0.0f, type}, 1020, 8);

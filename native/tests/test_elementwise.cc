@@ -195,6 +195,35 @@ void test_store_ends(const Kernels& kernels) {
   }
 }
 
+// A token that is not finite comes back as NaN, its keys and its values, and no other token does; zeros and what is tiny come back as zeros.
+void test_pack_ends(const Kernels& kernels) {
+  const int head_dim = 24;
+  for (KVType type : {KVType::kF16, KVType::kBF16, KVType::kF32}) {
+    std::vector<uint8_t> memory(kv_tile_layout(type, head_dim).bytes, 0xff), packed(kv_tile_layout(KVType::kI8, head_dim).bytes, 0x77);
+    const KVLayerView view = {memory.data(), memory.size(), 1, head_dim, 16, type};
+    const int32_t table = 0;
+    for (int t = 0; t < 16; ++t) {
+      std::vector<float> k(head_dim, t == 5 ? 0.0f : t == 6 ? 1e-38f : 1.0f + t), v = k;
+      if (t == 3) k[7] = INFINITY;
+      if (t == 9) v[23] = NAN;
+      kernels.store_kv(view, 0, t, k.data(), v.data());
+    }
+    kernels.pack_kv(type, head_dim, memory.data(), packed.data());
+    std::fill(memory.begin(), memory.end(), (uint8_t)0xff);
+    kernels.unpack_kv(type, head_dim, packed.data(), memory.data());
+    // The greatest value of a head comes back as it was, but for the scale's 16 bits in float32.
+    const auto near = [&](float x, int t) { return std::fabs(x - (t == 5 || t == 6 ? 0.0f : 1.0f + t)) <= (type == KVType::kF32 ? 1e-4f * x : 0.0f); };
+    bool right = true;
+    for (int t = 0; t < 16; ++t)
+      for (int d = 0; d < head_dim; ++d) {
+        const float k = stored_kv(view, &table, t, 0, d, false), v = stored_kv(view, &table, t, 0, d, true);
+        if (t == 3) right = right && std::isnan(k) && std::isnan(v);
+        else right = right && near(k, t) && (t == 9 ? std::isnan(v) : near(v, t));
+      }
+    check(right, "%s packing of special values, type %d", kernels.name, (int)type);
+  }
+}
+
 // Clamps inside must not turn a NaN into a number: a row of them must be seen to be wrong.
 void test_nan_stays(const Kernels& k) {
   std::vector<float> x(33, NAN), ones(33, 1.0f), out(33);
@@ -227,6 +256,7 @@ void test_level(const Kernels& kernels) {
     for (int head_dim : {2, 8, 16, 24, 64, 80, 256})
       for (int block_size : {16, 32, 48}) test_store_kv(kernels, type, 1 + head_dim % 3, head_dim, block_size, rng);
   test_store_ends(kernels);
+  test_pack_ends(kernels);
 }
 
 }  // namespace

@@ -16,7 +16,7 @@ std::vector<KernelCheck> check_faulty(const std::string& entry, const Kernels& r
   if (entry == "sampling") return check_sampling(with_sampling_fault(*sampling_kernels_by_name(right.name)), extent);
   const Kernels& table = with_fault(right, entry);
   if (entry == "matmul") return check_matmul(table, extent);
-  return entry == "attention" || entry == "store_kv" ? check_attention(table, extent) : check_rows(table, extent);
+  return entry == "attention" || entry == "store_kv" || entry == "pack_kv" ? check_attention(table, extent) : check_rows(table, extent);
 }
 
 void test_all_right(const Kernels& table) {

@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass, field
 
 KV_DTYPES = ("f16", "bf16", "f32", "int8")
+KV_HOST_DTYPES = ("auto", "int8")
 KV_RESERVATIONS = ("paged", "max", "pow2", "oracle")
 PREEMPTIONS = ("auto", "recompute", "swap")
 PREFIX_GRANULARITIES = ("block", "token")
@@ -45,12 +46,24 @@ class CacheConfig:
     kv_host_memory: int | None = None  # bytes for blocks that the pool evicts; None: none, or a little on the way to kv_disk_path
     kv_disk_path: str | None = None  # folder for blocks that host memory evicts, and for a restart
     kv_disk_size: int | None = None  # bytes; None: 10 GiB
+    kv_host_dtype: str = "auto"  # of blocks in kv_host_memory and kv_disk_path. auto: as in the pool | int8: half the memory, rounded
+    kv_disk_flush_seconds: float | None = None  # an idle engine writes to kv_disk_path what is not there, so often; 0: never; None: 30
     kv_reservation: str = "paged"  # paged | max | pow2 | oracle: see core/reservation.py
+    enable_kv_groups: bool = True  # whether layers with a window give back what has left it
     prefix_granularity: str = "block"  # block | token: whether a block that matches a prompt in part is used, by copying it
+
+    @property
+    def groups_kv(self) -> bool:
+        """Whether layers with a window keep their KV in pages of their own; reserved chunks hold all layers."""
+        return self.enable_kv_groups and self.kv_reservation == "paged"
 
     @property
     def has_kv_tiers(self) -> bool:
         return self.kv_host_memory is not None or self.kv_disk_path is not None
+
+    def packs_kv_tiers(self, kv_dtype: str) -> bool:
+        """Whether the tiers hold blocks of a cache in ``kv_dtype`` in another form than it does: then what comes back is rounded."""
+        return self.has_kv_tiers and self.kv_host_dtype == "int8" and kv_dtype != "int8"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +75,7 @@ class SchedulerConfig:
     scheduling_policy: str = "fcfs"  # fcfs | priority | fair | srf
     preemption: str = "auto"  # auto | recompute | swap
     admission_lookahead: int = 64  # tokens of each running sequence that admission leaves room for
+    record: str | None = None  # file for every input of the scheduler, to be replayed; prompts are in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +157,10 @@ class EngineConfig:
         _check(s.preemption in PREEMPTIONS, "preemption", s.preemption, f"one of {', '.join(PREEMPTIONS)}")
         lookahead = s.admission_lookahead
         _check(1 <= lookahead <= 1 << 20, "admission_lookahead", lookahead, "from 1 to 1048576 tokens")
+        _check(s.record is None or bool(s.record.strip()), "record", s.record, "a file is needed")
+        _check(s.record is None or not c.has_kv_tiers, "record", s.record, "KV tiers go by their threads, which no recording tells")
+        borrows = s.record is not None and self.speculative.draft_model is not None
+        _check(not borrows, "record", s.record, "a draft model borrows pages of the KV pool, which no recording tells")
         _check(c.swap_space >= 0, "swap_space", c.swap_space, "at least 0 bytes")
         _check(s.preemption != "swap" or c.swap_space > 0, "preemption", s.preemption, "it needs swap_space, the bytes to swap to")
         _check(s.preemption != "recompute" or c.swap_space == 0, "swap_space", c.swap_space, "0 with preemption recompute, which uses none")
@@ -160,6 +178,13 @@ def _check_tiers(c: CacheConfig) -> None:
     _check(c.kv_disk_size is None or c.kv_disk_size >= 1, "kv_disk_size", c.kv_disk_size, "at least 1 byte")
     limits_nothing = c.kv_disk_size is not None and c.kv_disk_path is None
     _check(not limits_nothing, "kv_disk_size", c.kv_disk_size, "it limits kv_disk_path, which is not set")
+    _check(c.kv_host_dtype in KV_HOST_DTYPES, "kv_host_dtype", c.kv_host_dtype, f"one of {', '.join(KV_HOST_DTYPES)}")
+    packs = c.kv_host_dtype == "auto" or c.has_kv_tiers
+    _check(packs, "kv_host_dtype", c.kv_host_dtype, "it is for kv_host_memory and kv_disk_path, and neither is set")
+    flush_s = c.kv_disk_flush_seconds
+    _check(flush_s is None or 0 <= flush_s < math.inf, "kv_disk_flush_seconds", flush_s, "a finite number of seconds, at least 0")
+    flushes = flush_s is None or c.kv_disk_path is not None
+    _check(flushes, "kv_disk_flush_seconds", flush_s, "it is for kv_disk_path, which is not set")
     for name, value in (("kv_host_memory", c.kv_host_memory), ("kv_disk_path", c.kv_disk_path)):
         kept = c.enable_prefix_caching or value is None
         _check(kept, name, value, "it keeps blocks of the prefix cache, and enable_prefix_caching is off")

@@ -18,10 +18,17 @@ MAY_IMPORT = {
     "costs": {"core", "models"},
     "backends": {"core", "models", "sampling", "costs"},
     "speculative": {"core", "models", "sampling", "backends.base"},
+    "quantization": {"core", "models", "backends.reference.ops"},
     "engine": {"core", "models", "sampling", "costs", "backends", "speculative"},
     "workload": {"core"},
     "server": {"engine", "core", "models", "sampling", "distributed"},
     "bench": {"core", "engine", "workload", "models", "backends"},
+    "distributed": {"core", "engine"},
+    "simulator": {
+        "core", "models.program", "costs", "backends.base", "backends.sim", "speculative", "engine.loop", "engine.timeline",
+        "engine.outputs", "distributed.router", "distributed.handoff", "distributed.pools", "workload",
+    },  # never torch, ray or the native module
+    "reproduce": {"bench", "simulator", "engine", "workload"},
     "config": set(),
 }
 # package -> third-party modules it may import.
@@ -32,11 +39,15 @@ LIBRARIES = {
     "costs": set(),
     "backends": {"numpy"},
     "speculative": {"numpy"},
+    "quantization": {"numpy"},
     "engine": set(),
     "server": {"starlette", "uvicorn", "httptools", "msgspec", "prometheus_client", "anyio", "uvloop"},
     "workload": set(),
     "bench": {"numpy", "httptools", "msgspec"},
     "cli": {"click"},
+    "distributed": set(),
+    "simulator": set(),
+    "reproduce": set(),
     "config": set(),
 }
 FILES = sorted(SRC.rglob("*.py"))

@@ -11,6 +11,7 @@ from octavo.backends.cpu.backend import CpuBackend
 from octavo.backends.reference import ops
 from octavo.backends.reference.backend import Floats, KVPool, ReferenceBackend
 from octavo.config import BackendConfig, CacheConfig, EngineConfig
+from octavo.core.kv_pages import PageLayout
 from octavo.core.step import SequenceSlice, StepPlan
 from octavo.models.loaded import LoadedModel
 from octavo.models.program import Attention, Linear, Op, Program
@@ -67,8 +68,8 @@ def quantised_activations(x: Floats) -> Floats:
 class RoundingPool(KVPool):
     """A KV pool that keeps numbers of 16 or 8 bits."""
 
-    def __init__(self, program: Program, num_blocks: int, block_size: int, dtype: str) -> None:
-        super().__init__(program, num_blocks, block_size)
+    def __init__(self, program: Program, num_blocks: int, block_size: int, layout: PageLayout, dtype: str) -> None:
+        super().__init__(program, num_blocks, block_size, layout)
         self._dtype = dtype
 
     def write(self, op: Attention, table: np.ndarray, position: int, k: Floats, v: Floats) -> None:
@@ -89,7 +90,7 @@ class RoundingReference(ReferenceBackend):
     def allocate_kv(self, num_blocks: int) -> None:
         super().allocate_kv(num_blocks)
         if self._kv_dtype != "f32":
-            self._kv = RoundingPool(self.program, num_blocks, 16, self._kv_dtype)
+            self._kv = RoundingPool(self.program, num_blocks, 16, self._layout, self._kv_dtype)
 
     def _elementwise(self, op: Op, values: dict[str, Floats]) -> Floats:
         if isinstance(op, Linear) and op.weight in self._packed:

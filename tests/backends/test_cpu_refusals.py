@@ -90,8 +90,8 @@ BAD_PLANS: dict[str, tuple[Callable[[], StepPlan], str]] = {
     "drafts of a prompt that is scored": (
         lambda: good(num_drafts=1, num_samples=2, prompt_logprobs=1, next_token_ids=[1, 2]), "1 drafts among 3 tokens",
     ),
-    "copy from outside": (lambda: StepPlan(0, [GOOD], [BlockCopy(NUM_BLOCKS, 0)]), f"block copy {NUM_BLOCKS} -> 0"),
-    "copy to outside": (lambda: StepPlan(0, [GOOD], [BlockCopy(0, -1)]), "block copy 0 -> -1"),
+    "copy from outside": (lambda: StepPlan(0, [GOOD], [BlockCopy(NUM_BLOCKS, 0)]), f"copy of page {NUM_BLOCKS} to page 0"),
+    "copy to outside": (lambda: StepPlan(0, [GOOD], [BlockCopy(0, -1)]), "copy of page 0 to page -1"),
     "slot opened twice": (lambda: StepPlan(0, [GOOD], slot_opens=[opened(0)]), "slot: 0 is already open"),
     "opened slot out of range": (lambda: StepPlan(0, [GOOD], slot_opens=[opened(NUM_SLOTS)]), f"slot: {NUM_SLOTS} is not in"),
     "fork of a closed slot": (lambda: StepPlan(0, [GOOD], slot_forks=[(5, 6, 1)]), "slot: 5 is not open"),

@@ -104,6 +104,54 @@ def test_host_blocks_can_be_read_and_written_while_steps_run(backend: Backend) -
     assert np.array_equal(again, expected[16:])
 
 
+@pytest.fixture(params=[("reference", "auto"), ("cpu", "bf16"), ("cpu", "f16"), ("cpu", "f32")], ids=lambda p: "-".join(p))
+def packing(request: pytest.FixtureRequest) -> Backend:
+    """Two host blocks as they are, and two that are packed."""
+    from octavo.backends.registry import backend_class
+
+    name, dtype = request.param
+    config = EngineConfig(cache=CacheConfig(kv_cache_dtype=dtype, block_size=32), backend=BackendConfig(backend=name))
+    backend: Backend = backend_class(name)(fixture_model("llama"), config)
+    backend.allocate_kv(NUM_BLOCKS)
+    backend.allocate_host_kv(2, 2)
+    return backend
+
+
+def test_packed_blocks_are_smaller_and_round_once(packing: Backend) -> None:
+    """What comes back differs in the last bits; saved again, packed or not, it is the same to the bit."""
+    expected = run(packing, [*PROMPT, *PROMPT[:6]], 0, [0, 1])
+    move(packing, saves=[(0, 2), (0, 0)])
+    packed, exact = packing.read_host_block(2), packing.read_host_block(0)
+    assert len(packed) == packing.packed_block_bytes() and len(exact) == packing.kv_capacity(0).bytes_per_block
+    assert 1.4 < len(exact) / len(packed) < 4.0
+    move(packing, loads=[(4, 2), (6, 0)])
+    restored = run(packing, [*PROMPT[32:], *PROMPT[:6]], 32, [4, 5])
+    assert not np.array_equal(restored, expected[32:]), "a test that tells nothing"
+    assert np.abs(restored.view(np.float32) - expected[32:].view(np.float32)).max() < 0.05
+    assert np.array_equal(run(packing, [*PROMPT[32:], *PROMPT[:6]], 32, [6, 7]), expected[32:])
+    move(packing, saves=[(4, 3), (4, 1)])
+    assert packing.read_host_block(3) == packed
+    move(packing, loads=[(8, 1)])
+    assert np.array_equal(run(packing, [*PROMPT[32:], *PROMPT[:6]], 32, [8, 9]), restored)
+
+
+def test_packed_blocks_go_out_as_bytes_and_come_back(packing: Backend) -> None:
+    run(packing, PROMPT[:32], 0, [0])
+    move(packing, saves=[(0, 3)])
+    data = packing.read_host_block(3)
+    move(packing, loads=[(2, 3)])
+    expected = run(packing, PROMPT[32:], 32, [2, 3])
+    packing.write_host_block(2, data)
+    assert packing.read_host_block(2) == data and packing.read_host_block(0) != data
+    move(packing, loads=[(4, 2)])
+    assert np.array_equal(run(packing, PROMPT[32:], 32, [4, 5]), expected)
+    size = packing.packed_block_bytes()
+    with pytest.raises(ValueError, match=f"{size - 1} bytes are given, and a block has {size}"):
+        packing.write_host_block(2, data[1:])
+    with pytest.raises((BackendError, ValueError), match="host block ids 0 to 3"):
+        move(packing, saves=[(0, 4)])
+
+
 @pytest.mark.parametrize("pair", [(-1, 0), (NUM_BLOCKS, 0), (0, -1), (0, NUM_HOST_BLOCKS)])
 def test_ids_that_are_in_neither_pool_move_nothing(backend: Backend, pair: tuple[int, int]) -> None:
     run(backend, PROMPT[:16], 0, [0])

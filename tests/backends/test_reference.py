@@ -188,7 +188,7 @@ def test_a_plan_that_cannot_be_is_refused(model: LoadedModel, s: SequenceSlice, 
 
 
 def test_a_copy_of_a_block_that_is_not_there_is_refused(model: LoadedModel) -> None:
-    with pytest.raises(BackendError, match="block copy 0 -> 4: block ids are 0 to 3"):
+    with pytest.raises(BackendError, match="copy of page 0 to page 8: pages are 0 to 7"):
         make_backend(model, num_blocks=4).execute(StepPlan(0, block_copies=[BlockCopy(0, 4)]))
 
 

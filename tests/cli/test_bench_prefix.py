@@ -25,7 +25,8 @@ def test_counts_follow_from_the_lengths(octavo: Octavo, tiny: Path) -> None:
     assert (system["token"]["num_copied"], system["token"]["num_copies"]) == (4 * 5, 4)
     assert all(load["block"]["num_copied"] == load["block"]["num_copies"] == 0 for load in (chat, system))
     assert all(side["ttft_ms"] > 0 for load in (chat, system) for side in (load["block"], load["token"]))
-    assert len(shown) == 7 and "chat" in shown[2] and "token" in shown[3]
+    assert len(shown) == 9 and shown[1].startswith("chat: 2 users, 3 turns each; system: 5 single requests;")
+    assert "chat" in shown[3] and "token" in shown[4]
 
 
 def test_refused(octavo: Octavo, tiny_base: Path) -> None:

@@ -14,6 +14,7 @@ from octavo.core.scheduler import Scheduler
 from octavo.core.step import StepPlan, StepResult, TokenEvent
 from tests.core.beam_twin import plain_beams
 from tests.core.kv_memory import EOS, VOCAB, KVMemoryBackend, Text, plain_run, text_stop
+from tests.core.page_memory import PageMemoryBackend, toy_layout
 
 Guess = Callable[[Sequence], list[int]]
 
@@ -64,7 +65,9 @@ class Harness:
         preemption: str = "auto",
         policy: str = "fcfs",
         reservation: str = "paged",
+        pages: tuple[int, int, int] | None = None,
     ) -> None:
+        """``pages``: of the full part, of the window part, and the window."""
         config = SchedulerConfig(
             max_num_seqs,
             budget,
@@ -78,8 +81,12 @@ class Harness:
         cache = CacheConfig(
             block_size=block_size, enable_prefix_caching=caching, prefix_granularity=granularity, kv_reservation=reservation
         )
-        self.scheduler = Scheduler(config, cache, num_blocks, max_model_len, "toy", self.cost, num_host_blocks)
+        layout = None if pages is None else toy_layout(*pages)
+        self.scheduler = Scheduler(config, cache, num_blocks, max_model_len, "toy", self.cost, num_host_blocks, layout=layout)
         self.backend = KVMemoryBackend(num_blocks, block_size, num_host_blocks)
+        if layout is not None:
+            num_ids = len(self.scheduler._state.kv.pool.ref_counts)
+            self.backend = PageMemoryBackend(num_blocks, num_ids, block_size, layout, num_host_blocks)
         self.requests: dict[str, Request] = {}
         self.texts: dict[tuple[str, int], Text] = {}
         self.num_cached: dict[tuple[str, int], int] = {}

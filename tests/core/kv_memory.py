@@ -7,9 +7,10 @@ block table. A block that is stale, missing, foreign or written by two gives ano
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from octavo.core.request import FinishReason, Request, derive_seed
-from octavo.core.step import SequenceSlice, SliceResult, SlotOpen, StepPlan, StepResult, TokenLogprobs
+from octavo.core.step import BlockCopy, BlockMove, SequenceSlice, SliceResult, SlotOpen, StepPlan, StepResult, TokenLogprobs
 
 EOS = 3
 VOCAB = 4  # tokens 0, 1, 2 and EOS: prompts of so few tokens share prefixes all the time
@@ -70,21 +71,40 @@ class KVMemoryBackend:
         self._move_slots(plan.slot_closes, plan.slot_opens)
         self.failed = False
         for move in plan.block_saves:
-            self.host[move.host_block] = list(self.memory[move.pool_block])
-        assert len({move.pool_block for move in plan.block_loads}) == len(plan.block_loads), "a block is loaded twice"
+            self._save(move)
+        assert len({(move.pool_block, *move.pages) for move in plan.block_loads}) == len(plan.block_loads), "a block is loaded twice"
         afters = [move.after_copies for move in plan.block_loads]
         assert afters == sorted(afters) and all(0 <= after <= len(plan.block_copies) for after in afters)
         for loads, copies in plan.loads_and_copies():
             for move in loads:
-                self.memory[move.pool_block] = list(self.host[move.host_block])
+                self._load(move)
             for copy in copies:
-                self.memory[copy.dst_block] = list(self.memory[copy.src_block])
+                self._copy(copy)
         # One forward pass: nobody sees what another slice of the same step writes.
         writes: dict[tuple[int, int], int] = {}
         results = [self._run(piece, writes) for piece in plan.slices]
         for (block, offset), entry in writes.items():
-            self.memory[block][offset] = entry
+            self._write(block, offset, entry)
         return StepResult(plan.step_index, results, seconds=0.001)
+
+    def _save(self, move: BlockMove) -> None:
+        self.host[move.host_block] = list(self.memory[move.pool_block])
+
+    def _load(self, move: BlockMove) -> None:
+        self.memory[move.pool_block] = list(self.host[move.host_block])
+
+    def _copy(self, copy: BlockCopy) -> None:
+        self.memory[copy.dst_block] = list(self.memory[copy.src_block])
+
+    def read_host(self, host_block: int) -> Any:
+        assert UNWRITTEN not in self.host[host_block]
+        return list(self.host[host_block])
+
+    def write_host(self, host_block: int, contents: Any) -> None:
+        self.host[host_block] = list(contents)
+
+    def _write(self, block: int, offset: int, entry: int) -> None:
+        self.memory[block][offset] = entry
 
     def _run(self, piece: SequenceSlice, writes: dict[tuple[int, int], int]) -> SliceResult:
         size, table = self.block_size, piece.block_table

@@ -276,6 +276,21 @@ def test_what_was_loaded_is_evicted_from_its_end() -> None:
         assert len(tiers.match(1, iter(refs), 0).entries) == num_left
 
 
+def test_what_a_plan_is_to_save_is_not_in_host_memory_yet() -> None:
+    tiers = KVTiers(num_host_blocks=2, block_size=4, cost=TokenCost())
+    tiers.begin_plan(0.0)
+    tiers.save(BlockRef(b"key", b"parent", b"tokens"), 3)
+    (entry,) = tiers.entries()
+    assert not tiers.holds(entry)
+    tiers.end_plan()  # of a plan before
+    assert not tiers.holds(entry)
+    assert len(tiers.take_saves()) == 1 and not tiers.holds(entry)
+    tiers.end_plan()
+    assert tiers.holds(entry)
+    tiers.vacate(2)
+    assert not tiers.holds(entry)
+
+
 def test_a_second_wait_ends_the_first() -> None:
     disk = ToyDisk(latency=1, failing=0.0, seed=0)
     tiers, refs = KVTiers(8, 4, TokenCost(), disk), chain_of(2)

@@ -34,6 +34,7 @@ class TierMachine(SchedulerMachine):
         lookahead=st.sampled_from([1, 8]),
         policy=st.sampled_from(["fcfs", "fcfs", "static", "priority", "fair", "srf"]),
         granularity=st.sampled_from(["block", "token"]),
+        rounds=st.booleans(),
     )
     def start(self, max_itl_ms: float | None, guessing: tuple[int, float] | None, seed: int, **sizes: Any) -> None:
         self.harness = TierHarness(max_itl_ms=max_itl_ms if sizes["chunked"] else None, **sizes)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from octavo.config import CacheConfig, SchedulerConfig
-from octavo.core import kv_manager
+from octavo.core import prefix_match
 from octavo.core.kv_manager import KVManager
 from octavo.core.prefix_index import PrefixNode
 from octavo.core.request import FinishReason, ParameterError, Request, SamplingParams
@@ -90,8 +90,8 @@ def test_a_block_published_twice_is_kept_once() -> None:
 
 
 def test_key_collisions_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = kv_manager.block_key
-    monkeypatch.setattr(kv_manager, "block_key", lambda parent, tokens: honest(parent, tokens)[:1])
+    honest = prefix_match.block_key
+    monkeypatch.setattr(prefix_match, "block_key", lambda parent, tokens: honest(parent, tokens)[:1])
     harness = Harness(num_blocks=24, block_size=2, max_num_seqs=6, budget=16)
     index, collisions = harness.scheduler._state.kv.index, []
     assert index is not None

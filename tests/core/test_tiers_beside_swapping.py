@@ -31,6 +31,7 @@ def harness_of(rng: random.Random, seed: int) -> TierHarness:
         num_host_blocks=rng.choice([4, 12, 40]),
         policy=rng.choice(["fcfs", "static", "priority", "fair", "srf"]),
         preemption=rng.choice(["auto", "swap"]),
+        rounds=seed % 2 == 1,
     )
     if rng.random() < 0.4:
         harness.guess = Oracle(harness, rng.choice([2, 4]), rng.choice([0.3, 0.8, 1.0]), seed)

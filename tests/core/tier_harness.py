@@ -9,8 +9,9 @@ from octavo.core.kv_tiers import BlockRef, KVTiers
 from octavo.core.step import StepPlan, StepResult
 from tests.core.harness import Harness
 from tests.core.kv_memory import UNWRITTEN, KVMemoryBackend
+from tests.core.page_memory import PageMemoryBackend
 
-Contents = list[int]
+Contents = Any  # of a host block, as the backend reads it
 
 
 class TokenCost:
@@ -73,18 +74,28 @@ class TierBackend(KVMemoryBackend):
     first_tier_block = 0
 
 
+class PageTierBackend(PageMemoryBackend):
+    first_tier_block = 0
+
+
 class TierHarness(Harness):
     """``num_tier_blocks`` of host memory behind ``num_host_blocks`` for swapping. ``disk`` None: they are the last tier.
 
     Every plan and every look at the disk is a tick of a millisecond.
     """
 
-    def __init__(self, num_tier_blocks: int = 8, disk: ToyDisk | None = None, min_tokens: int = 1, **sizes: Any) -> None:
+    def __init__(
+        self, num_tier_blocks: int = 8, disk: ToyDisk | None = None, min_tokens: int = 1, rounds: bool = False, **sizes: Any
+    ) -> None:
         super().__init__(**sizes)
         size, num_blocks, num_swap = self.backend.block_size, len(self.backend.memory), len(self.backend.host)
-        self.backend = TierBackend(num_blocks, size, num_swap + num_tier_blocks)
-        self.backend.first_tier_block = num_swap
-        self.tiers = KVTiers(num_tier_blocks, size, TokenCost(min_tokens), disk, num_swap)
+        backend: TierBackend | PageTierBackend = TierBackend(num_blocks, size, num_swap + num_tier_blocks)
+        if isinstance(self.backend, PageMemoryBackend):
+            layout = self.backend.layout
+            backend = PageTierBackend(len(self.backend.pages) // layout.num_pages, num_blocks, size, layout, num_swap + num_tier_blocks)
+        self.backend = backend
+        backend.first_tier_block = num_swap
+        self.tiers = KVTiers(num_tier_blocks, size, TokenCost(min_tokens), disk, num_swap, rounds)
         self.scheduler._state.kv.attach_tiers(self.tiers)
         self.disk = disk
         self.now_s = 0.0
@@ -102,14 +113,13 @@ class TierHarness(Harness):
             host_block = self.tiers.arrived(ref)
             self.spill()
             if host_block is not None:
-                self.backend.host[host_block] = list(contents)
+                self.backend.write_host(host_block, contents)
         self.check()
 
     def spill(self) -> None:
         for ref, host_block in self.tiers.take_spills():
             assert self.disk is not None
-            assert UNWRITTEN not in self.backend.host[host_block]
-            self.disk.blocks[ref.key] = (ref, list(self.backend.host[host_block]))
+            self.disk.blocks[ref.key] = (ref, self.backend.read_host(host_block))
 
     def begin_once(self) -> StepPlan | None:
         """Plan and execute; None when there is nothing to do now, which may be because of the disk."""
@@ -134,7 +144,7 @@ class TierHarness(Harness):
         assert self.disk is not None
         self.spill()
         for entry in self.tiers.entries():
-            self.disk.blocks[entry.ref.key] = (entry.ref, list(self.backend.host[entry.host_block]))
+            self.disk.blocks[entry.ref.key] = (entry.ref, self.backend.read_host(entry.host_block))
         self.tiers.vacate(self.tiers.num_host_blocks)
         for ref, block in self.scheduler.evictable_blocks():
             self.disk.blocks[ref.key] = (ref, list(self.backend.memory[block]))

@@ -12,8 +12,10 @@ from octavo.cli.chat import chat
 from octavo.cli.doctor import doctor
 from octavo.cli.kv import kv
 from octavo.cli.options import engine_options, model_options
+from octavo.cli.quantize import quantize
 from octavo.cli.run import run
 from octavo.cli.serve import serve
+from octavo.cli.simulate import simulate
 from tests.docs.pages import ROOT, own_part, page, rows_by_name, section
 
 PAGE = page("docs/flags.md")
@@ -35,15 +37,19 @@ SECTIONS = {
     "bench offline": (OFFLINE, set(options_of(OFFLINE)) - SHARED),
     "bench start": (START, set(options_of(START))),
     "bench prefix": (bench.commands["prefix"], set(options_of(bench.commands["prefix"])) - SHARED),
+    "bench cascade": (bench.commands["cascade"], set(options_of(bench.commands["cascade"])) - SHARED),
     "bench serve": (BENCH_SERVE, set(options_of(BENCH_SERVE)) - SHARED),
     "bench kernels": (bench.commands["kernels"], set(options_of(bench.commands["kernels"]))),
     "bench sharing": (SHARING, set(options_of(SHARING)) - SHARED),
     "bench preemption": (bench.commands["preemption"], set(options_of(bench.commands["preemption"])) - SHARED),
     "bench scheduler": (bench.commands["scheduler"], set(options_of(bench.commands["scheduler"]))),
     "bench kv": (bench.commands["kv"], set(options_of(bench.commands["kv"])) - SHARED),
+    "bench kv-rounding": (bench.commands["kv-rounding"], set(options_of(bench.commands["kv-rounding"])) - SHARED),
     "kv ls": (kv.commands["ls"], set(options_of(kv.commands["ls"]))),
     "kv clear": (kv.commands["clear"], set(options_of(kv.commands["clear"]))),
     "bench waste": (bench.commands["waste"], set(options_of(bench.commands["waste"]))),
+    "quantize": (quantize, set(options_of(quantize))),
+    "simulate": (simulate, set(options_of(simulate))),
     "doctor": (doctor, set(options_of(doctor))),
     "Model and engine": (serve, SHARED),
 }

@@ -3,6 +3,7 @@ log-probabilities as computed; and nothing worse than computing when blocks are 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 
 from octavo import LLM, RequestOutput, SamplingParams
 from octavo.config import ConfigError
+from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.engine import Engine
 from octavo.engine.kv_disk import list_stores
 from octavo.engine.kv_tiering import KVTiering
@@ -209,6 +211,60 @@ def test_a_failing_step_loses_its_requests_and_no_block(path: Path, plain: Reque
         engine.backend.execute = execute  # type: ignore[method-assign]
         engine.scheduler.check_invariants()
         ask(llm, plain, 112)
+
+
+@pytest.mark.parametrize("move", ["before_plan", "wait"])
+def test_moves_that_fail_before_a_step_end_its_requests_and_the_loop_goes_on(
+    path: Path, plain: RequestOutput, tmp_path: Path, move: str
+) -> None:
+    with tiered(path, kv_disk_path=str(tmp_path)) as llm:
+        ask(llm, plain, 0)
+
+    async def main() -> None:
+        llm = tiered(path, kv_disk_path=str(tmp_path))
+        restored_always(llm)
+        tiering, engine = tiering_of(llm), AsyncEngine(llm.engine)
+        held, real = _HeldDisk(tiering), getattr(tiering, move)
+
+        def broken() -> None:
+            setattr(tiering, move, real)
+            raise OSError("the memory is gone")
+
+        setattr(tiering, move, broken)
+        engine.start()
+        errors, tokens = [], []
+        for events in (errors, tokens):
+            stream = engine.submit([llm.engine.prepare(PROMPT, PARAMS)])
+            while not stream.finished:
+                events += await stream.read()
+            held.go.set()
+        assert [event.error for event in errors] == ["the step could not be computed: OSError: the memory is gone"]
+        assert [token for event in tokens for token in event.token_ids] == list(plain.outputs[0].token_ids)
+        assert engine.health().ready and llm.engine.metrics.num_failed_steps == 1
+        llm.engine.scheduler.check_invariants()
+        await engine.stop()
+
+    asyncio.run(main())
+
+
+def test_a_block_that_cannot_be_read_on_its_way_to_disk_is_lost_alone(path: Path, plain: RequestOutput, tmp_path: Path) -> None:
+    with tiered(path, kv_host_memory=12 * 4096, kv_disk_path=str(tmp_path)) as llm:
+        restored_always(llm)
+        ask(llm, plain, 0)
+        read, failures = llm.engine.backend.read_host_block, iter([MemoryError("no")])
+
+        def reads(host_block: int) -> bytes:
+            for error in failures:
+                raise error
+            return read(host_block)
+
+        llm.engine.backend.read_host_block = reads  # type: ignore[method-assign]
+        for other in OTHERS:
+            llm.generate(other, PARAMS)
+        assert next(failures, None) is None, "a spill has failed"
+        (output,) = llm.generate(PROMPT, PARAMS)
+        assert output.outputs == plain.outputs
+        llm.engine.scheduler.check_invariants()
 
 
 @pytest.mark.parametrize(

@@ -193,4 +193,4 @@ def test_no_body_gets_a_server_error(server: RunningServer, part: int) -> None:
             route = fuzzer.rng.choice((COMPLETIONS, COMPLETIONS, CHAT, CHAT, "/tokenize", "/detokenize"))
             statuses.append(asker.ask(route, fuzzer.body(route))[0])
     assert_unharmed(server)
-    assert statuses.count(200) > 50 and len(statuses) - statuses.count(200) > 200
+    assert statuses.count(200) > 40 and len(statuses) - statuses.count(200) > 200

@@ -13,7 +13,8 @@ from octavo.backends.reference.backend import ReferenceBackend
 from octavo.config import CacheConfig, EngineConfig, SchedulerConfig
 from octavo.core.request import Request, SamplingParams
 from octavo.models.loading import open_model
-from octavo.speculative.draft_model import DraftModel, VocabularyMismatch, check_vocabularies
+from octavo.speculative import draft_model
+from octavo.speculative.draft_model import DraftModel, OwnBlocks, VocabularyMismatch, check_vocabularies
 from tests.engine.scripted import byte_tokenizer
 from tests.models.tiny import write_tiny_gguf
 
@@ -98,11 +99,24 @@ def test_many_sequences_in_a_small_pool(path: Path, llm: LLM) -> None:
             assert drafts in ([], want[i])
             if drafts:
                 answered.add(i)
-        draft._pool.check_invariants()
+        held = [block for drafted in draft._sequences.values() for block in drafted.table]
+        assert isinstance(draft._blocks, OwnBlocks) and sorted([*held, *draft._blocks._free]) == list(range(7))
     assert answered == {0, 1, 2, 3, 4}
     for i in prompts:
         draft.end(i)
-    assert draft._pool.num_free == 7 and len(draft._slots) == draft._backend.max_num_slots
+    assert len(draft._blocks._free) == 7 and len(draft._slots) == draft._backend.max_num_slots
+
+
+@pytest.mark.parametrize("max_rows", [1, 30, 45, 64])
+def test_texts_that_do_not_fit_one_step_together(path: Path, llm: LLM, max_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are read one after the other, and nobody goes without drafts."""
+    monkeypatch.setattr(draft_model, "MAX_ROWS", max_rows)
+    params = SamplingParams(temperature=0, ignore_eos=True)
+    prompts = {i: [(i + 1) * 3 + j % 50 for j in range(10 + 9 * i)] for i in range(5)}
+    draft = make_draft(path)
+    for i, prompt in prompts.items():
+        draft.begin(i, prompt, request_of(prompt, params), 0)
+    assert draft.propose([(i, 4) for i in prompts]) == [coming(llm, prompt, params, 4) for prompt in prompts.values()]
 
 
 def test_no_drafts_past_the_draft_s_context(path: Path, llm: LLM) -> None:
@@ -134,6 +148,10 @@ def test_vocabularies() -> None:
     padded.pad_to(padded.vocab_size + 7)
     check_vocabularies(target, padded, EOS, EOS)
     check_vocabularies(padded, target, EOS, EOS)
+    kinds = [3] * 3 + [1] * (target.vocab_size - 5) + [5] * 2  # the same texts, the last of which one file calls unused
+    unused = byte_tokenizer(["ab", "cd"], **{"tokenizer.ggml.token_type": kinds})
+    check_vocabularies(target, unused, EOS, EOS)
+    check_vocabularies(unused, padded, EOS, EOS)
     first = target.vocab_size - 2
     with pytest.raises(VocabularyMismatch, match=f"has {first + 1} tokens and the target's {first + 2}"):
         check_vocabularies(target, byte_tokenizer(["ab"]), EOS, EOS)

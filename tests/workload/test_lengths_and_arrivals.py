@@ -14,7 +14,7 @@ from collections import Counter
 import pytest
 
 from octavo.workload.arrivals import ClosedLoop, OpenLoop
-from octavo.workload.lengths import Fixed, LogNormal, Uniform, parse_lengths
+from octavo.workload.lengths import Fixed, LogNormal, Recorded, Uniform, parse_lengths
 
 N = 20_000
 ERRORS = 5.0  # standard errors
@@ -153,3 +153,13 @@ def test_variation_has_limits(cv: float) -> None:
 def test_concurrency_has_limits() -> None:
     with pytest.raises(ValueError, match="^concurrency: 0 "):
         ClosedLoop(0)
+
+
+def test_recorded_lengths_come_as_often_as_they_were_recorded() -> None:
+    rng = random.Random(0)
+    counts = Counter(Recorded((3, 7, 7, 900)).draw(rng) for _ in range(N))
+    assert set(counts) == {3, 7, 900}
+    assert abs(counts[7] - N / 2) < ERRORS * math.sqrt(N / 4)
+    for values, message in (((), "at least one length"), ((3, 0), "length: 0 is not allowed")):
+        with pytest.raises(ValueError, match=message):
+            Recorded(values)

@@ -135,12 +135,48 @@ void check_store(const Kernels& kernels, const TypeName& type, CheckExtent exten
   out.push_back(worst.verdict("store_kv", type.name, extent == CheckExtent::kStart ? "head_dim 24" : "head_dim 2-256"));
 }
 
+// Whole blocks packed and unpacked again: every element within half a step of what was stored (and the rounding of its type), and packing
+// what came back gives the same bytes.
+void check_packing(const Kernels& kernels, const TypeName& type, CheckExtent extent, std::vector<KernelCheck>& out) {
+  Rng rng{9};
+  Worst worst;
+  const std::vector<int> head_dims = extent == CheckExtent::kStart ? std::vector<int>{24} : std::vector<int>{2, 16, 24, 64, 80, 256};
+  for (const int head_dim : head_dims) {
+    const AttentionParams p{2, 2, head_dim, 1.0f, 0.0f, 0};
+    Sequence s(kernels, p, type.type, kBlockSize, rng);
+    const size_t tile = kv_tile_layout(type.type, head_dim).bytes, packed_tile = kv_tile_layout(KVType::kI8, head_dim).bytes;
+    std::vector<float> before;
+    for (const bool value : {false, true})
+      for (int t = 0; t < kBlockSize; ++t)
+        for (int i = 0; i < s.kv_width; ++i) before.push_back(stored_kv(s.view(), s.table.data(), t, i / head_dim, i % head_dim, value));
+    AlignedArray<uint8_t> packed(packed_tile), again(packed_tile);
+    for (int h = 0; h < p.kv_heads; ++h) {
+      uint8_t* at = s.view().base + static_cast<size_t>(h) * tile;
+      kernels.pack_kv(type.type, head_dim, at, packed.data());
+      std::memset(at, 0x55, tile);
+      kernels.unpack_kv(type.type, head_dim, packed.data(), at);
+      kernels.pack_kv(type.type, head_dim, at, again.data());
+      worst.exact(std::memcmp(packed.data(), again.data(), packed_tile) == 0);
+    }
+    for (size_t i = 0; i < before.size(); ++i) {
+      const int value = i >= before.size() / 2, t = static_cast<int>(i % (before.size() / 2)) / s.kv_width, at = static_cast<int>(i % s.kv_width);
+      const size_t head = i - i % static_cast<size_t>(head_dim);
+      const double half = type.type == KVType::kI8 ? 0.0 : half_step(before, static_cast<int>(head), head_dim) * (1.0 + 1.0 / 1024);
+      const double own = type.type == KVType::kBF16 ? 1.0 / 256 : type.type == KVType::kF16 ? 1.0 / 2048 : 0.0;  // unit roundoff
+      const double bound = half + own * (std::fabs(before[i]) + half);
+      worst.value(stored_kv(s.view(), s.table.data(), t, at / head_dim, at % head_dim, value != 0), before[i], bound);
+    }
+  }
+  out.push_back(worst.verdict("pack_kv", type.name, extent == CheckExtent::kStart ? "head_dim 24" : "head_dim 2-256"));
+}
+
 }  // namespace
 
 std::vector<KernelCheck> check_attention(const Kernels& table, CheckExtent extent) {
   std::vector<KernelCheck> out;
   for (const TypeName& type : kTypes) {
     check_store(table, type, extent, out);
+    check_packing(table, type, extent, out);
     check_type(table, type, extent, out);
   }
   return out;

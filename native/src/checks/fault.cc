@@ -40,6 +40,10 @@ void bad_store_kv(const KVLayerView& kv, int block, int offset, const float* k, 
   real.store_kv(kv, block, offset, k, v);
   std::memset(kv.base + static_cast<size_t>(block) * kv.block_bytes, 0, 2);  // of the block's first token
 }
+void bad_pack_kv(KVType type, int head_dim, const uint8_t* tile, uint8_t* packed) {
+  real.pack_kv(type, head_dim, tile, packed);
+  packed[0] = static_cast<uint8_t>(packed[0] + 64);
+}
 void bad_matmul(const PackedMatrix& w, const float* x, const QuantRows& qx, int rows, int block_begin, int block_end, const float* bias,
                 bool accumulate, float* out, int out_stride) {
   real.matmul(w, x, qx, rows, block_begin, block_end, bias, accumulate, out, out_stride);
@@ -89,6 +93,7 @@ const Kernels& with_fault(const Kernels& table, const std::string& entry) {
   else if (entry == "store_kv") faulty.store_kv = bad_store_kv;
   else if (entry == "matmul") faulty.matmul = bad_matmul;
   else if (entry == "attention") faulty.attention = bad_attention;
+  else if (entry == "pack_kv") faulty.pack_kv = bad_pack_kv;
   else throw std::invalid_argument("fault: no kernel entry is called " + entry);
   return faulty;
 }

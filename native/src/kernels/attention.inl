@@ -17,6 +17,7 @@
 
 #include "kernels/attention_tile.inl"
 #include "kernels/attention_pairs.inl"
+#include "kernels/attention_state.inl"
 
 namespace octavo {
 namespace OCTAVO_ISA_NS {
@@ -45,6 +46,10 @@ struct Pass {
   }
   int row(int j) const { return (first + j) / group; }
   int head(int j) const { return kv_head * group + (first + j) % group; }
+  // Where the state of query j's row in a split lies, `splits` a row.
+  size_t state_at(int row, int splits, int split) const {
+    return (((size_t)row * p.kv_heads + kv_head) * splits + split) * partial_floats(group, stride);
+  }
   float* out(int j) const { return s.out + (size_t)row(j) * s.out_stride + (size_t)head(j) * p.head_dim; }
 };
 
@@ -197,45 +202,37 @@ void attend_tile(const Pass& pass, int tile_begin) {
 
 // ---- splits --------------------------------------------------------------------------------------------------------
 
-// Folds a split's (m, l, acc) into the running total, whose accumulator is the query's place in out.
-OCTAVO_INLINE void merge_state(float m, float l, const float* acc, int head_dim, float* total_m, float* total_l, float* out) {
-  const float new_m = *total_m > m ? *total_m : m;
-  float factors[16] = {*total_m - new_m, m - new_m};
-  f32_store(factors, f32_exp(f32_load(factors)));
-  const F32x16 keep = f32_set(factors[0]), take = f32_set(factors[1]);
-  for (int d = 0; d < head_dim; d += 16) {
-    const int n = lanes_left(head_dim, d);
-    store_lanes(out + d, f32_fma(load_lanes(out + d, n), keep, load_lanes(acc + d, n) * take), n);
-  }
-  *total_l = *total_l * factors[0] + l * factors[1];
-  *total_m = new_m;
-}
-
-OCTAVO_INLINE void begin_total(int head_dim, float* total_m, float* total_l, float* out) {
-  *total_m = -__builtin_inff();
-  *total_l = 0.0f;
-  for (int d = 0; d < head_dim; ++d) out[d] = 0.0f;
-}
-
-OCTAVO_INLINE void finish_total(int head_dim, float total_l, float* out) {
-  for (int d = 0; d < head_dim; d += 16) {
-    const int n = lanes_left(head_dim, d);
-    store_lanes(out + d, load_lanes(out + d, n) / f32_set(total_l), n);
+// The state of a split that another pass has begun.
+void resume_split(const Pass& pass, int split) {
+  const AttentionHead& head = pass.s.head;
+  for (int j = 0; j < pass.count; ++j) {
+    const float* at = head.partial + pass.state_at(head.row + pass.row(j), head.splits, split);
+    const StoredState<const float> state(at, pass.group, pass.stride, (pass.first + j) % pass.group);
+    pass.m[j] = *state.m;
+    std::memcpy(pass.l + (size_t)j * 16, state.l, sizeof(float) * 16);
+    std::memcpy(pass.acc + (size_t)j * pass.stride, state.acc, sizeof(float) * (size_t)pass.stride);
   }
 }
 
-// A stored state: m [group], l [group], padding to sixteen floats, acc [group][stride].
-OCTAVO_INLINE size_t partial_acc_offset(int group) { return (size_t)round_up_16(2 * group); }
-OCTAVO_INLINE size_t partial_floats(int group, int stride) { return partial_acc_offset(group) + (size_t)group * stride; }
-
-// Runs one split for the whole pass; afterwards acc, m, l of every query that sees some of it are its state.
-void attend_split(const Pass& pass, int split) {
-  const int begin = int_max(split * kSplitTokens, pass.begin[0] / kTile * kTile);
-  const int end = int_min((split + 1) * kSplitTokens, pass.end[pass.count - 1]);
-  if (begin >= end) return;
+void begin_split(const Pass& pass) {
   for (int j = 0; j < pass.count; ++j) pass.m[j] = -__builtin_inff();
   std::memset(pass.l, 0, sizeof(float) * 16 * (size_t)pass.count);
   std::memset(pass.acc, 0, sizeof(float) * (size_t)pass.stride * pass.count);
+}
+
+// Runs one split for the whole pass; afterwards acc, m, l of every query that sees some of it are its state.
+void attend_split(const Pass& pass, int split) {
+  const int first = int_max(split * kSplitTokens, pass.s.head.tokens), begin = int_max(first, pass.begin[0] / kTile * kTile);
+  const int end = int_min((split + 1) * kSplitTokens, pass.end[pass.count - 1]);
+  const bool begun = first > split * kSplitTokens;
+  if (begin >= end && !begun) return;
+  if (begun) resume_split(pass, split);
+  else begin_split(pass);
+  if (begin >= end) return;
+  if (pass.s.bytes_read) {
+    const int read = int_max(first, pass.begin[0]) / kSubtile;
+    *pass.s.bytes_read += (size_t)((end + kSubtile - 1) / kSubtile - read) * pass.layout.bytes;
+  }
   for (int tile_begin = begin; tile_begin < end; tile_begin += kTile) {
     switch (pass.kv.type) {
       case KVType::kF16: attend_tile<LoadF16>(pass, tile_begin); break;
@@ -248,21 +245,18 @@ void attend_split(const Pass& pass, int split) {
 
 // Merges the split's states into the totals, or stores them when partial states are asked for.
 void finish_split(const Pass& pass, int split, float* partial) {
-  const int num_splits = attention_num_splits(pass.s);
+  const int num_splits = pass.s.state_splits ? pass.s.state_splits : attention_num_splits(pass.s);
   for (int j = 0; j < pass.count; ++j) {
     if (!sees_split(pass.p, pass.end[j] - 1, split)) continue;
-    const float l = f32_sum(f32_load(pass.l + (size_t)j * 16));
-    const float* acc = pass.acc + (size_t)j * pass.stride;
+    const float *l = pass.l + (size_t)j * 16, *acc = pass.acc + (size_t)j * pass.stride;
     if (partial == nullptr) {
-      merge_state(pass.m[j], l, acc, pass.p.head_dim, pass.total_m + j, pass.total_l + j, pass.out(j));
+      merge_state(pass.m[j], f32_sum(f32_load(l)), acc, pass.p.head_dim, pass.total_m + j, pass.total_l + j, pass.out(j));
       continue;
     }
-    const size_t index = ((size_t)pass.row(j) * pass.p.kv_heads + pass.kv_head) * num_splits + split;
-    float* state = partial + index * partial_floats(pass.group, pass.stride);
-    const int g = (pass.first + j) % pass.group;
-    state[g] = pass.m[j];
-    state[pass.group + g] = l;
-    std::memcpy(state + partial_acc_offset(pass.group) + (size_t)g * pass.stride, acc, sizeof(float) * (size_t)pass.stride);
+    const StoredState<float> state(partial + pass.state_at(pass.row(j), num_splits, split), pass.group, pass.stride, (pass.first + j) % pass.group);
+    *state.m = pass.m[j];
+    std::memcpy(state.l, l, sizeof(float) * 16);
+    std::memcpy(state.acc, acc, sizeof(float) * (size_t)pass.stride);
   }
 }
 
@@ -312,28 +306,32 @@ OCTAVO_INLINE void load_query(const Pass& pass, const float* q, int j) {
   for (int d = 0; d < head_dim; d += 16) f32_store(to + d, load_lanes(q + d, lanes_left(head_dim, d)) * f32_set(pass.p.scale));
 }
 
-// The states of the splits that were computed before.
-void merge_head(const Pass& pass, int j) {
-  const AttentionHead& head = pass.s.head;
-  const int g = (pass.first + j) % pass.group;
-  for (int split = 0; split < head.splits; ++split) {
-    const size_t index = ((size_t)(head.row + pass.row(j)) * pass.p.kv_heads + pass.kv_head) * head.splits + split;
-    const float* state = head.partial + index * partial_floats(pass.group, pass.stride);
-    merge_state(state[g], state[pass.group + g], state + partial_acc_offset(pass.group) + (size_t)g * pass.stride, pass.p.head_dim, pass.total_m + j,
-                pass.total_l + j, pass.out(j));
+// Folds stored states of splits [begin, end) into query j's total: merge_state after merge_state, their exponentials a vector at a time.
+void merge_stored(const Pass& pass, int j, const float* partial, int row, int splits, int begin, int end, float* total_m, float* total_l) {
+  while (begin < end) {
+    StoredStates states;
+    for (; begin < end && states.count < StoredStates::kMost; ++begin)
+      if (sees_split(pass.p, pass.s.position(pass.row(j)), begin))
+        states.add({partial + pass.state_at(row, splits, begin), pass.group, pass.stride, (pass.first + j) % pass.group});
+    states.merge(pass.p.head_dim, total_m, total_l, pass.out(j));
   }
+}
+
+// A query's total before the splits of this call: nothing, or the whole splits that were computed before.
+void begin_query(const Pass& pass, int j, float* total_m, float* total_l) {
+  const AttentionHead& head = pass.s.head;
+  begin_total(pass.p.head_dim, total_m, total_l, pass.out(j));
+  if (head.tokens) merge_stored(pass, j, head.partial, head.row + pass.row(j), head.splits, 0, head.tokens / kSplitTokens, total_m, total_l);
 }
 
 // The queries of the pass and what each sees.
 void load_queries(const Pass& pass, bool totals) {
   for (int j = 0; j < pass.count; ++j) {
-    const int position = pass.s.position(pass.row(j));
+    const int row = pass.row(j), position = pass.s.position(row), q_row = pass.s.q_rows ? pass.s.q_rows[row] : row;
     pass.begin[j] = visible_begin(pass.p, position);
     pass.end[j] = position + 1;
-    load_query(pass, pass.s.q + (size_t)pass.row(j) * pass.s.q_stride + (size_t)pass.head(j) * pass.p.head_dim, j);
-    if (!totals) continue;
-    begin_total(pass.p.head_dim, pass.total_m + j, pass.total_l + j, pass.out(j));
-    merge_head(pass, j);
+    load_query(pass, pass.s.q + (size_t)q_row * pass.s.q_stride + (size_t)pass.head(j) * pass.p.head_dim, j);
+    if (totals) begin_query(pass, j, pass.total_m + j, pass.total_l + j);
   }
 }
 
@@ -356,17 +354,14 @@ void attention(const KVLayerView& kv, const AttentionParams& p, const AttentionS
 }
 
 void attention_merge(const AttentionParams& p, const AttentionSequence& s, int kv_head, int row, int splits, const float* partial) {
-  const int group = p.heads / p.kv_heads, stride = round_up_16(p.head_dim);
+  const int group = p.heads / p.kv_heads;
+  const KVLayerView kv = {};
+  Pass pass = {kv, p, s, kv_head, group, round_up_16(p.head_dim), row * group, group};
   for (int g = 0; g < group; ++g) {
-    float* out = s.out + (size_t)row * s.out_stride + (size_t)(kv_head * group + g) * p.head_dim;
     float total_m, total_l;
-    begin_total(p.head_dim, &total_m, &total_l, out);
-    for (int split = 0; split < splits; ++split) {
-      if (!sees_split(p, s.position(row), split)) continue;
-      const float* state = partial + (((size_t)row * p.kv_heads + kv_head) * splits + split) * partial_floats(group, stride);
-      merge_state(state[g], state[group + g], state + partial_acc_offset(group) + (size_t)g * stride, p.head_dim, &total_m, &total_l, out);
-    }
-    finish_total(p.head_dim, total_l, out);
+    begin_query(pass, g, &total_m, &total_l);
+    merge_stored(pass, g, partial, row, splits, s.head.tokens / kSplitTokens, splits, &total_m, &total_l);
+    finish_total(p.head_dim, total_l, pass.out(g));
   }
 }
 

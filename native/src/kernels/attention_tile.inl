@@ -7,7 +7,7 @@ namespace octavo {
 namespace OCTAVO_ISA_NS {
 
 constexpr int kSubtile = 16;              // tokens per vector and per KV tile of the block layout
-constexpr int kTile = 64;                 // tokens per step of the running maximum
+constexpr int kTile = kTileTokens;        // per step of the running maximum
 constexpr int kSubtiles = kTile / kSubtile;
 // Queries computed together, and vectors of sums that fit the registers beside what feeds them.
 #if defined(OCTAVO_AVX512)

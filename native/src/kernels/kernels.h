@@ -65,11 +65,12 @@ struct AttentionParams {
   int window;            // 0: off; position p sees p - window + 1 .. p
 };
 
-// States of a sequence's first splits, computed before: partial states (see Kernels::attention) of row `row` of a sequence with the same
-// keys and values there.
+// The states of a sequence's first positions, computed before: partial states (see Kernels::attention) of rows with the same keys and
+// values there, whole tiles. Of a split that they end within, the state is one to go on from.
 struct AttentionHead {
   const float* partial;
-  int splits, row;  // splits 0: none
+  int tokens;       // 0: none
+  int row, splits;  // where in partial: the sequence's first row is its row `row`; splits a row
 };
 
 // One sequence of the step: rows are its new positions start .. start + rows - 1, KV of all of them already stored.
@@ -82,12 +83,16 @@ struct AttentionSequence {
   int start, rows;
   const int32_t* block_table;
   bool together = false;
-  AttentionHead head = {nullptr, 0, 0};
+  AttentionHead head = {nullptr, 0, 0, 0};
+  const int* q_rows = nullptr;   // [rows] whose queries they are: row i's at q + q_rows[i] * q_stride; null: at i
+  int state_splits = 0;          // splits of a row in `partial`; 0: attention_num_splits
+  uint64_t* bytes_read = nullptr;  // of keys and values, added to when not null: what each pass over them walks
 
   int position(int row) const { return together ? start : start + row; }
 };
 
 constexpr int kSplitTokens = 256;  // fixed split points of attention, by position
+constexpr int kTileTokens = 64;    // steps of a split's running state
 
 // Splits that hold the sequence's positions, those of this step's rows included.
 static inline int attention_num_splits(const AttentionSequence& s) { return s.position(s.rows - 1) / kSplitTokens + 1; }
@@ -114,18 +119,24 @@ struct Kernels {
                  const float* bias, bool accumulate, float* out, int out_stride);
 
   // Attention of kv_head's query heads for rows [row_begin, row_end) of one sequence, over positions of the fixed splits
-  // [split_begin, split_end). With partial == nullptr the splits must be s.head.splits .. attention_num_splits(s) and `out` is written;
-  // otherwise the state (m, l, acc) of (row, kv_head, split) is stored at
+  // [split_begin, split_end). With partial == nullptr the splits must be s.head.tokens / kSplitTokens .. attention_num_splits(s) and
+  // `out` is written; otherwise the state (m, l, acc) of (row, kv_head, split) is stored at
   //   partial + ((row * kv_heads + kv_head) * attention_num_splits(s) + split) * attention_partial_floats(p).
   // States of splits that a row sees nothing of are neither written nor read. One tile arithmetic for all (attention.inl).
   // scratch: attention_scratch_bytes(p), aligned to 64 bytes, one per thread.
   void (*attention)(const KVLayerView& kv, const AttentionParams& p, const AttentionSequence& s, int kv_head, int row_begin, int row_end,
                     int split_begin, int split_end, float* partial, void* scratch);
-  // Merge the stored states of splits 0 .. splits - 1 in order and write out (same arithmetic as the one-pass form);
-  // splits == attention_num_splits(s), partial as above.
+  // Merge the states of splits 0 .. splits - 1 in order and write out (same arithmetic as the one-pass form): those of s.head's whole
+  // splits, then those in `partial`. splits == attention_num_splits(s), partial as above.
   void (*attention_merge)(const AttentionParams& p, const AttentionSequence& s, int kv_head, int row, int splits, const float* partial);
   size_t (*attention_scratch_bytes)(const AttentionParams& p);
   size_t (*attention_partial_floats)(const AttentionParams& p);  // per (row, kv_head, split)
+
+  // Round a tile of `type`, all 16 tokens of which are stored, to a byte for each value, in the tile's own order, and k_scale [16] and
+  // v_scale [16] in float32 behind them: as large as a tile of int8. An int8 tile is copied as it is. And back, rounded to `type`.
+  // Packing what was unpacked gives the same bytes.
+  void (*pack_kv)(KVType type, int head_dim, const uint8_t* tile, uint8_t* packed);
+  void (*unpack_kv)(KVType type, int head_dim, const uint8_t* packed, uint8_t* tile);
 };
 
 const Kernels* kernels_portable();

@@ -8,6 +8,7 @@
 #include "kernels/elementwise.inl"
 #include "kernels/matmul.inl"
 #include "kernels/kv_layout.inl"
+#include "kernels/kv_packing.inl"
 #include "kernels/attention.inl"
 
 #define OCTAVO_CONCAT_(a, b) a##b
@@ -21,7 +22,7 @@ const Kernels* OCTAVO_CONCAT(kernels_, OCTAVO_ISA_NS)() {
   namespace k = OCTAVO_ISA_NS;
   static const Kernels table = {
       OCTAVO_STR(OCTAVO_ISA_NS), k::rmsnorm, k::quantize, k::gated_act, k::add, k::softcap, k::rope, k::store_kv,
-      k::matmul, k::attention, k::attention_merge, k::attention_scratch_bytes, k::attention_partial_floats,
+      k::matmul, k::attention, k::attention_merge, k::attention_scratch_bytes, k::attention_partial_floats, k::pack_kv, k::unpack_kv,
   };
   return &table;
 }

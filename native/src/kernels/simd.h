@@ -153,6 +153,15 @@ OCTAVO_INLINE I32x16 i32_zero() { return i32_set(0); }
 #endif
 
 // bfloat16, rounded to nearest even; a NaN stays a quiet NaN.
+#if defined(OCTAVO_AVX512)
+OCTAVO_INLINE void f32_store_bf16(uint16_t* p, F32x16 a) {
+  const __m512i bits = _mm512_castps_si512(a.v), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+  const __mmask16 nan = _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q);
+  const __m512i out = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000));
+  _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(out, 16)));
+}
+#else
 OCTAVO_INLINE void f32_store_bf16(uint16_t* p, F32x16 a) {
   uint32_t bits[16];
   std::memcpy(bits, &a, sizeof(bits));
@@ -161,6 +170,7 @@ OCTAVO_INLINE void f32_store_bf16(uint16_t* p, F32x16 a) {
     p[i] = (uint16_t)(((bits[i] & 0x7fffffffu) > 0x7f800000u ? bits[i] | 0x400000u : rounded) >> 16);
   }
 }
+#endif
 // Lanes must fit int8.
 OCTAVO_INLINE void i32_store_i8(int8_t* p, I32x16 a) {
 #if defined(OCTAVO_AVX512)
@@ -184,9 +194,16 @@ OCTAVO_INLINE int32_t i32_sum(I32x16 a) {
 
 // Horizontal reductions in one fixed order on every level: lanes i and i+8, then 4, 2, 1.
 OCTAVO_INLINE float f32_sum(F32x16 a) {
+#if defined(OCTAVO_AVX512)
+  const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+#else
   float t[16]; f32_store(t, a);
   for (int w = 8; w >= 1; w /= 2) for (int i = 0; i < w; ++i) t[i] += t[i + w];
   return t[0];
+#endif
 }
 OCTAVO_INLINE float f32_max_lane(F32x16 a) {
 #if defined(OCTAVO_AVX512)

@@ -134,8 +134,14 @@ void Runner::count_products() {
   }
 }
 
-void Runner::allocate_kv(int num_blocks, int block_size, KVType type, const std::vector<KVLayerShape>& layers) {
-  kv_ = std::make_shared<KVStore>(num_blocks, block_size, type, layers);
+void Runner::allocate_kv(int num_pages, int block_size, KVType type, const std::vector<KVLayerShape>& layers, const KVPageLayout& layout) {
+  kv_ = std::make_shared<KVStore>(num_pages, block_size, type, layers, layout);
+  get_ready();
+}
+
+void Runner::lodge_kv(const Runner& owner, int block_size, KVType type, const std::vector<KVLayerShape>& layers, const KVPageLayout& layout) {
+  if (!owner.kv_) throw std::logic_error("lodge_kv before allocate_kv");
+  kv_ = std::make_shared<KVStore>(*owner.kv_, block_size, type, layers, layout);
   get_ready();
 }
 

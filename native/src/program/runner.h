@@ -18,6 +18,8 @@
 #include "kernels/sampling.h"
 #include "kv/kv_store.h"
 #include "runtime/aligned.h"
+#include "program/shared_prefixes.h"
+#include "program/step_input.h"
 #include "program/weight_packer.h"
 #include "runtime/thread_pool.h"
 
@@ -63,18 +65,10 @@ struct HeadOp {
   float softcap = 0.0f;
 };
 
-// Inputs of one step. Arrays stay the caller's. Sequences are in row order: sequence s owns seq_rows[s] consecutive rows.
-struct StepInput {
-  int num_rows = 0;
-  const int32_t* tokens = nullptr;  // [num_rows]
-  int num_seqs = 0;
-  const int32_t* seq_start = nullptr;     // [num_seqs] position of the first row
-  const int32_t* seq_rows = nullptr;      // [num_seqs]
-  const int32_t* table_offset = nullptr;  // [num_seqs] into tables
-  const int32_t* tables = nullptr;        // block ids
-  int num_logit_rows = 0;
-  const int32_t* logit_rows = nullptr;  // [num_logit_rows] ascending row indices
-  float* logits_out = nullptr;          // null, or [num_logit_rows][vocab]: a copy of the raw logits
+// Bytes of keys and values that attention has walked over, a tile counted each time that a pass of queries takes it up.
+struct KVReads {
+  uint64_t together = 0;  // for several sequences that share them
+  uint64_t alone = 0;
 };
 
 // What is done with logits. Requests are in order of their logit row; several may share one.
@@ -129,10 +123,21 @@ class Runner {
   void set_head(const HeadOp& op);
   // The pages of another runner, whose first layers are this one's. Throws std::logic_error when it has none.
   void share_kv(const Runner& other, int num_layers);
-  void allocate_kv(int num_blocks, int block_size, KVType type, const std::vector<KVLayerShape>& layers);
+  // Layers of another model's own in the pages of another runner; std::logic_error when it has none.
+  void lodge_kv(const Runner& owner, int block_size, KVType type, const std::vector<KVLayerShape>& layers, const KVPageLayout& layout);
+  void allocate_kv(int num_pages, int block_size, KVType type, const std::vector<KVLayerShape>& layers, const KVPageLayout& layout);
 
   // ---- running ----
   void step(const StepInput& in, LogitsConsumer& consumer);
+
+  // Whether sequences that begin in the same blocks walk those together; for benches. Not a bit depends on it.
+  void walk_together(bool on, int least_tiles) {
+    walk_together_ = on;
+    least_shared_tiles_ = least_tiles;
+  }
+  // Counts from zero from here on, or not at all.
+  void count_kv_reads(bool on);
+  KVReads kv_reads() const;
 
   KVStore* kv() { return kv_.get(); }
   const KVStore* kv() const { return kv_.get(); }
@@ -144,6 +149,10 @@ class Runner {
   // Rows a multiple of 4 KiB apart would all fall into the same few lines of a cache.
   static int row_stride(int width) { return width % 1024 ? width : width + 16; }
   size_t logits_stride() const { return (size_t)row_stride((vocab() + 15) / 16 * 16); }
+
+  // Counters of a phase: two for what is handed out one by one, then one per thread for stretches that threads begin with.
+  static constexpr int kOwnCounters = 2;
+  static constexpr int kMinPanelRows = 6;  // with fewer rows a thread, reading all weights on every thread costs more than meeting
 
   enum class PhaseKind { kRows, kMatmul, kAttention, kSelect };
   struct Phase {
@@ -183,7 +192,7 @@ class Runner {
     int positions() const { return half_dim ? (int)(cos_sin.size() / (2 * (size_t)half_dim)) : 0; }
   };
   struct RowPlace {  // where a row's token lives
-    int seq, position, block, offset;
+    int seq, position, index, offset;  // index: into the sequence's table
   };
   struct Rows { int begin, end; };
   // Phases [begin, end) over `rows` rows. panels: where each begins, and `rows`; empty: by phases. meets: panels need each other's
@@ -204,14 +213,20 @@ class Runner {
   void count_products();
   void prepare(const StepInput& in);
   void place_rows(const StepInput& in);
+  void place_tables(const StepInput& in);
+  // Where the blocks of a sequence lie, as a table for the layers of a column of the KV store.
+  const int32_t* table(const StepInput& in, int seq, int column) const {
+    if (page_tables_.empty()) return in.tables + in.table_offset[seq];
+    return page_tables_.data() + table_begin_[(size_t)seq] + (size_t)column * (table_begin_[(size_t)seq + 1] - table_begin_[(size_t)seq]) / (size_t)kv_->num_columns();
+  }
   void plan_stages(const StepInput& in);
   std::vector<int> cut_panels(int rows, bool attends) const;
-  double row_cost(int position) const;
+  double row_cost(int position, int shared) const;
   void plan_attention(const StepInput& in, int kv_heads);
   void run_step(const StepInput& in, LogitsConsumer& consumer, int thread);
   void run_stage(const Stage& stage, const StepInput& in, int thread);
-  void run_panel(size_t begin, size_t end, Rows rows, const StepInput& in, int thread);
-  void attend_panel(const AttentionOp& op, Rows rows, const StepInput& in, int thread);
+  void run_panel(size_t begin, size_t end, const Stage& stage, size_t panel, const StepInput& in, int thread);
+  void attend_panel(const AttentionOp& op, Rows rows, size_t panel, const StepInput& in, int thread);
   void run_by_phases(const Stage& stage, const StepInput& in, int thread);
   void run_shared(const Phase& phase, const StepInput& in, int rows, int thread, size_t index);
   void run_row(const Phase& phase, const StepInput& in, int row);
@@ -220,7 +235,7 @@ class Runner {
   void run_blocks(const Phase& phase, int rows, int begin, int end);
   void prefetch_share(const Phase& phase, int thread);
   int first_block(const Phase& phase, int thread) const { return (int)((int64_t)phase.num_blocks * thread / pool_.size()); }
-  size_t counters_per_phase() const { return (size_t)std::max(2, pool_.size()); }
+  size_t counters_per_phase() const { return (size_t)(kOwnCounters + pool_.size()); }
   std::atomic<int>& counter(size_t phase, int i) { return *counters_[phase * counters_per_phase() + (size_t)i]; }
   void run_matmul(const MatmulOp& op, Rows rows, int block_begin, int block_end);
   void run_attention(const Phase& phase, const StepInput& in, int thread, std::atomic<int>& next);
@@ -231,9 +246,22 @@ class Runner {
   LogitRow scanned_row(int row) const;
   size_t scan_blocks() const { return ((size_t)vocab() + kScanBlock - 1) / kScanBlock; }
   AttentionSequence sequence_view(const AttentionOp& op, const StepInput& in, int seq);
+  // What sequences share, and the states of it: [shared rows][kv_heads][splits], of one layer at a time.
+  struct Shared {
+    SharedPrefixes prefixes;
+    AlignedArray<float> states;
+  };
+  AttentionSequence own_part(const AttentionOp& op, const Shared& shared, const StepInput& in, int seq, int thread);
+  bool by_phases(int rows) const { return rows == 0 || (rows < pool_.size() * kMinPanelRows && pool_.size() > 1); }
+  SharedPrefixes::Machine sharing_machine() const;
   void find_shared_prefixes(const StepInput& in);
-  int rows_together(const AttentionOp& op, Rows rows, const StepInput& in) const;
-  void attend_together(const AttentionOp& op, Rows rows, const StepInput& in, int thread);
+  void find_shared_in_panels(const StepInput& in);
+  // Whether all threads walk some sequences' first tiles in this op. A window sees too little of its beginning to share.
+  bool shares(const AttentionOp& op) const { return !shared_.prefixes.empty() && op.params.window == 0; }
+  bool needs_others(const Stage& stage, size_t phase) const;
+  void walk_shared(const AttentionOp& op, const StepInput& in, int thread, size_t index);
+  void walk_unit(const AttentionOp& op, Shared& shared, const StepInput& in, int kv_head, int unit, int thread);
+  uint64_t* reads_of(int thread, bool together);
   Phase& phase_of(PhaseKind kind);
 
   const Kernels& kernels_;
@@ -252,14 +280,19 @@ class Runner {
 
   // per step
   std::vector<RowPlace> places_;
+  std::vector<int32_t> page_tables_;  // of each sequence, column by column; empty: block ids are pages
+  std::vector<size_t> table_begin_;   // of each sequence's in page_tables_, and the end of them
   std::vector<int> seq_first_row_;
   double row_products_ = 0.0;  // multiply-adds of a row in the phases before the select
   std::vector<std::pair<int, double>> seen_products_;  // window (0: none), multiply-adds per position seen
   Stage stages_[2] = {};  // before rows are selected, and behind
   std::vector<AttentionItem> items_;
-  std::vector<int> shared_splits_;    // per sequence: leading splits that lie in the same blocks as those of the sequence before
-  int most_shared_splits_ = 0;
-  std::vector<AlignedArray<float>> together_;  // per thread: states of a panel's rows in their shared splits
+  Shared shared_;                      // by all sequences of the step, walked by all threads
+  std::vector<Shared> panel_shared_;   // or by those of a panel, walked by its thread
+  bool walk_together_ = true;
+  int least_shared_tiles_ = kLeastSharedTiles;
+  struct alignas(64) ThreadReads { KVReads bytes; };
+  std::vector<ThreadReads> kv_reads_;  // per thread; empty: not counted
   std::vector<size_t> partial_base_;  // per sequence, in floats
   bool any_partial_ = false;
   AlignedArray<float> partials_;

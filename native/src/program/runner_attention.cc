@@ -1,7 +1,8 @@
 // Attention in a step of a Runner: which threads walk which keys and values.
 //
-// By phases, items of (sequence, KV head, rows, splits) are handed out. By panels, a thread attends for the rows of its panel; decoding
-// sequences beside each other that begin in the same blocks are walked over them once. No form changes a bit (kernels/attention.inl).
+// Tiles that several decoding sequences share are walked first, once for all of them, by all threads or by that of their panel; each
+// sequence then goes on from its states. By phases, items of (sequence, KV head, rows, splits) are handed out for that; by panels, a thread attends for the rows of its
+// panel. No form changes a bit (kernels/attention.inl).
 #include <algorithm>
 
 #include "program/runner.h"
@@ -10,7 +11,10 @@ namespace octavo {
 namespace {
 
 constexpr int kRowsPerAttentionItem = 32;
-constexpr int kMostSharedSplits = 16;  // bounds the states that are kept of them; the rest is walked sequence by sequence
+// Threads meet twice a layer to walk shared tiles: for at least so many tiles saved (a tile takes a core 2 to 4 us), and, where they would
+// not meet otherwise, so many tiles per row and thread (a third of a millisecond in a small model). On a busy machine a meeting is waiting.
+constexpr int kWorthMeeting = 16, kLongWalk = 256;
+constexpr int kWorthWalking = 4;  // tiles saved where nobody meets for it
 // Sequences with more rows have work enough without splits. Between the two (drafts to verify) as long as their states stay few.
 constexpr int kSplitRows = 4, kMostSplitRows = 16, kMostSplitStates = 256;
 
@@ -61,7 +65,16 @@ AttentionSequence Runner::sequence_view(const AttentionOp& op, const StepInput& 
   s.out_stride = out.stride;
   s.start = in.seq_start[seq];
   s.rows = in.seq_rows[seq];
-  s.block_table = in.tables + in.table_offset[seq];
+  s.block_table = table(in, seq, kv_->column(op.layer));
+  return s;
+}
+
+// A sequence with the states of what it shares with others; attention goes on from there.
+AttentionSequence Runner::own_part(const AttentionOp& op, const Shared& shared, const StepInput& in, int seq, int thread) {
+  AttentionSequence s = sequence_view(op, in, seq);
+  s.bytes_read = reads_of(thread, false);
+  const int tokens = op.params.window ? 0 : shared.prefixes.tokens(seq);
+  if (tokens) s.head = {shared.states.data(), tokens, shared.prefixes.place[(size_t)seq], shared.prefixes.splits};
   return s;
 }
 
@@ -70,11 +83,11 @@ void Runner::run_attention(const Phase& phase, const StepInput& in, int thread, 
   const KVLayerView& kv = kv_->layer(op.layer);
   for (int i = next.fetch_add(1); i < (int)items_.size(); i = next.fetch_add(1)) {
     const AttentionItem& item = items_[(size_t)i];
-    const AttentionSequence s = sequence_view(op, in, item.seq);
-    const int splits = attention_num_splits(s);
+    const AttentionSequence s = own_part(op, shared_, in, item.seq, thread);
+    const int begin = std::max(item.split_begin, s.head.tokens / kSplitTokens), end = item.partial ? item.split_end : attention_num_splits(s);
+    if (item.partial && begin >= end) continue;  // walked together with others
     float* partial = item.partial ? partials_.data() + partial_base_[(size_t)item.seq] : nullptr;
-    kernels_.attention(kv, op.params, s, item.kv_head, item.row_begin, item.row_end, item.split_begin, item.partial ? item.split_end : splits, partial,
-                       scratch_[(size_t)thread].data());
+    kernels_.attention(kv, op.params, s, item.kv_head, item.row_begin, item.row_end, begin, end, partial, scratch_[(size_t)thread].data());
   }
 }
 
@@ -84,7 +97,7 @@ void Runner::run_merge(const Phase& phase, const StepInput& in, std::atomic<int>
   for (int i = next.fetch_add(1); i < (int)items_.size(); i = next.fetch_add(1)) {
     const AttentionItem& item = items_[(size_t)i];
     if (!item.partial || item.split_begin != 0) continue;
-    const AttentionSequence s = sequence_view(op, in, item.seq);
+    const AttentionSequence s = own_part(op, shared_, in, item.seq, 0);
     const int splits = attention_num_splits(s);
     for (int row = item.row_begin; row < item.row_end; ++row)
       kernels_.attention_merge(op.params, s, item.kv_head, row, splits, partials_.data() + partial_base_[(size_t)item.seq]);
@@ -93,78 +106,116 @@ void Runner::run_merge(const Phase& phase, const StepInput& in, std::atomic<int>
 
 // ---- by panels -----------------------------------------------------------------------------------------------------------
 
-// Decoding sequences that stand beside each other and begin in the same blocks: a panel attends to those splits once for all of them.
-void Runner::find_shared_prefixes(const StepInput& in) {
-  shared_splits_.assign((size_t)in.num_seqs, 0);
-  most_shared_splits_ = 0;
-  const int blocks_per_split = kSplitTokens / kv_->block_size();
-  for (int s = 1; s < in.num_seqs && kSplitTokens % kv_->block_size() == 0; ++s) {
-    if (in.seq_rows[s - 1] != 1 || in.seq_rows[s] != 1) continue;
-    const int32_t *a = in.tables + in.table_offset[s - 1], *b = in.tables + in.table_offset[s];
-    const int whole = std::min(kMostSharedSplits, (std::min(in.seq_start[s - 1], in.seq_start[s]) + 1) / kSplitTokens);
-    int blocks = 0;
-    while (blocks < whole * blocks_per_split && a[blocks] == b[blocks]) ++blocks;
-    shared_splits_[(size_t)s] = blocks / blocks_per_split;
-    most_shared_splits_ = std::max(most_shared_splits_, shared_splits_[(size_t)s]);
-  }
-  if (!most_shared_splits_) return;
-  size_t floats = 0;  // per row and split, of all KV heads
-  for (const auto& p : phases_)
-    if (p.kind == PhaseKind::kAttention)
-      floats = std::max(floats, kernels_.attention_partial_floats(p.attention.params) * (size_t)p.attention.params.kv_heads);
-  const std::vector<int>& panels = stages_[0].panels;
-  int most_rows = 0;
-  for (size_t i = 1; i < panels.size(); ++i) most_rows = std::max(most_rows, panels[i] - panels[i - 1]);
-  together_.resize((size_t)pool_.size());
-  for (auto& t : together_) t.reserve((size_t)most_rows * (size_t)most_shared_splits_ * floats);
-}
-
-void Runner::attend_panel(const AttentionOp& op, Rows rows, const StepInput& in, int thread) {
+void Runner::attend_panel(const AttentionOp& op, Rows rows, size_t panel, const StepInput& in, int thread) {
+  Shared& shared = shares(op) ? shared_ : panel_shared_[panel];
+  if (!shares(op) && !op.params.window)
+    for (int h = 0; h < op.params.kv_heads; ++h)
+      for (int unit = 0; unit < shared.prefixes.num_units(); ++unit) walk_unit(op, shared, in, h, unit, thread);
   for (int row = rows.begin; row < rows.end;) {
-    const int count = rows_together(op, {row, rows.end}, in);
-    if (count > 1) {
-      attend_together(op, {row, row + count}, in, thread);
-      row += count;
-      continue;
-    }
     const int seq = places_[(size_t)row].seq, first = seq_first_row_[(size_t)seq];
     const int end = std::min(rows.end, first + in.seq_rows[seq]);
-    const AttentionSequence s = sequence_view(op, in, seq);
+    const AttentionSequence s = own_part(op, shared, in, seq, thread);
     for (int h = 0; h < op.params.kv_heads; ++h)
-      kernels_.attention(kv_->layer(op.layer), op.params, s, h, row - first, end - first, 0, attention_num_splits(s), nullptr, scratch_[(size_t)thread].data());
+      kernels_.attention(kv_->layer(op.layer), op.params, s, h, row - first, end - first, s.head.tokens / kSplitTokens, attention_num_splits(s), nullptr,
+                         scratch_[(size_t)thread].data());
     row = end;
   }
 }
 
-// How many rows from the first on belong to sequences that begin in the same blocks; a sequence that shares less begins a run of its own.
-// A window sees too little of its beginning to share.
-int Runner::rows_together(const AttentionOp& op, Rows rows, const StepInput& in) const {
-  if (!most_shared_splits_ || op.params.window > 0 || in.seq_rows[places_[(size_t)rows.begin].seq] != 1) return 1;
-  const auto shared = [&](int row) { return shared_splits_[(size_t)places_[(size_t)row].seq]; };
-  int row = rows.begin + 1;
-  while (row < rows.end && shared(row) > 0 && shared(row) >= shared(rows.begin + 1)) ++row;
-  return row - rows.begin;
+// ---- what sequences share ------------------------------------------------------------------------------------------------
+
+SharedPrefixes::Machine Runner::sharing_machine() const {
+  SharedPrefixes::Machine machine{pool_.size(), 0, kv_->block_size(), 0, pool_.size() > 1 ? kWorthMeeting : kWorthWalking, least_shared_tiles_};
+  for (const auto& p : phases_)
+    if (p.kind == PhaseKind::kAttention && p.attention.params.window == 0) {
+      machine.kv_heads = p.attention.params.kv_heads;
+      machine.state_floats = std::max(machine.state_floats, kernels_.attention_partial_floats(p.attention.params));
+    }
+  return machine;
 }
 
-// Rows of one sequence each. The splits that all of them share are walked once, then each goes on from its states.
-void Runner::attend_together(const AttentionOp& op, Rows rows, const StepInput& in, int thread) {
-  const int first = places_[(size_t)rows.begin].seq, count = rows.end - rows.begin;
-  const int splits = shared_splits_[(size_t)first + 1];  // the others share as many at least
-  AttentionSequence all = sequence_view(op, in, first);
-  all.rows = count;
-  all.start = splits * kSplitTokens - 1;
-  all.together = true;
-  float* states = together_[(size_t)thread].data();
-  uint8_t* scratch = scratch_[(size_t)thread].data();
-  const KVLayerView& kv = kv_->layer(op.layer);
-  for (int h = 0; h < op.params.kv_heads; ++h) {
-    kernels_.attention(kv, op.params, all, h, 0, count, 0, splits, states, scratch);
-    for (int i = 0; i < count; ++i) {
-      AttentionSequence s = sequence_view(op, in, first + i);
-      s.head = {states, splits, i};
-      kernels_.attention(kv, op.params, s, h, 0, 1, splits, attention_num_splits(s), nullptr, scratch);
-    }
+// By all sequences of the step, if threads are to meet for it.
+void Runner::find_shared_prefixes(const StepInput& in) {
+  SharedPrefixes& prefixes = shared_.prefixes;
+  prefixes.clear();
+  const SharedPrefixes::Machine machine = sharing_machine();
+  if (!walk_together_ || !machine.kv_heads || in.num_seqs < 2) return;
+  prefixes.find(in, machine, 0, in.num_rows);
+  const bool meets = by_phases(in.num_rows) || pool_.size() == 1 || prefixes.row_tiles() >= (int64_t)kLongWalk * pool_.size();
+  if (!meets) prefixes.clear();
+  if (!prefixes.empty()) shared_.states.reserve(prefixes.num_states(machine.kv_heads) * machine.state_floats);
+}
+
+// By the sequences of a panel; its thread walks what they share and meets nobody.
+void Runner::find_shared_in_panels(const StepInput& in) {
+  const std::vector<int>& panels = stages_[0].panels;
+  if (panels.size() > panel_shared_.size()) panel_shared_.resize(panels.size());
+  SharedPrefixes::Machine machine = sharing_machine();
+  machine.threads = 1;
+  machine.worth = kWorthWalking;
+  for (size_t i = 0; i + 1 < panels.size(); ++i) {
+    Shared& shared = panel_shared_[i];
+    shared.prefixes.clear();
+    if (!walk_together_ || !machine.kv_heads || in.num_seqs < 2 || !shared_.prefixes.empty()) continue;
+    shared.prefixes.find(in, machine, panels[i], panels[i + 1]);
+    shared.states.reserve(shared.prefixes.num_states(machine.kv_heads) * machine.state_floats);
   }
+}
+
+// All threads have stored this layer's keys and values before, and meet afterwards. Each begins with a stretch of its own, one KV head's
+// splits in order, and then helps the others.
+void Runner::walk_shared(const AttentionOp& op, const StepInput& in, int thread, size_t index) {
+  if (!shares(op)) return;
+  const int threads = pool_.size(), units = shared_.prefixes.num_units();
+  const int64_t work = (int64_t)units * op.params.kv_heads;
+  for (int i = 0; i < threads; ++i) {
+    const int share = (thread + i) % threads, first = (int)(work * share / threads), last = (int)(work * (share + 1) / threads);
+    std::atomic<int>& next = counter(index, kOwnCounters + share);
+    for (int j = first + next.fetch_add(1); j < last; j = first + next.fetch_add(1)) walk_unit(op, shared_, in, j / units, j % units, thread);
+  }
+  pool_.barrier();
+}
+
+void Runner::walk_unit(const AttentionOp& op, Shared& shared, const StepInput& in, int kv_head, int unit, int thread) {
+  const Buffer& q = *buffers_[(size_t)op.q];
+  const SharedPrefixes& p = shared.prefixes;
+  const size_t row_floats = kernels_.attention_partial_floats(op.params) * (size_t)op.params.kv_heads * (size_t)p.splits;
+  for (int i = p.units[(size_t)unit]; i < p.units[(size_t)unit + 1]; ++i) {
+    const SharedRun& run = p.runs[(size_t)i];
+    const int seq = places_[(size_t)p.rows[(size_t)run.begin]].seq, split = run.tile_begin * kTileTokens / kSplitTokens;
+    const int walked = run.tile_end * kTileTokens;
+    float* states = shared.states.data() + (size_t)run.begin * row_floats;
+    AttentionSequence s = sequence_view(op, in, seq);
+    s.q = q.x.data() + op.q_col;
+    s.q_rows = p.rows.data() + run.begin;
+    s.rows = run.end - run.begin;
+    // The whole split; what lies behind it in the same table is asked for ahead.
+    s.start = (walked % kSplitTokens ? walked : std::min(p.tokens(seq), walked + kTileTokens)) - 1;
+    s.together = true;
+    s.state_splits = p.splits;
+    s.head = {states, run.tile_begin * kTileTokens, 0, p.splits};
+    s.bytes_read = reads_of(thread, true);
+    kernels_.attention(kv_->layer(op.layer), op.params, s, kv_head, 0, s.rows, split, split + 1, states, scratch_[(size_t)thread].data());
+  }
+}
+
+// ---- counting ------------------------------------------------------------------------------------------------------------
+
+void Runner::count_kv_reads(bool on) { kv_reads_.assign(on ? (size_t)pool_.size() : 0, {}); }
+
+KVReads Runner::kv_reads() const {
+  KVReads sum;
+  for (const ThreadReads& t : kv_reads_) {
+    sum.together += t.bytes.together;
+    sum.alone += t.bytes.alone;
+  }
+  return sum;
+}
+
+uint64_t* Runner::reads_of(int thread, bool together) {
+  if (kv_reads_.empty()) return nullptr;
+  KVReads& bytes = kv_reads_[(size_t)thread].bytes;
+  return together ? &bytes.together : &bytes.alone;
 }
 
 }  // namespace octavo

@@ -2,7 +2,8 @@
 //
 // Many rows: by panels of rows. A thread takes a panel through every phase while its activations stay in the core's own cache,
 // reading all weights; threads meet only where rows of one sequence need each other's keys and values, which is before each
-// attention, and not at all when no sequence has rows in two panels (a step of decoding sequences).
+// attention, and not at all when no sequence has rows in two panels (a step of decoding sequences). Where many sequences share a long
+// prefix threads meet too, to walk it once; a shorter one each thread walks once for its panel.
 // Few rows: by phases. Every thread takes some of each phase's weights, and the threads meet between phases.
 // Which thread computes what, and with which other rows, never changes a bit.
 #include <algorithm>
@@ -15,7 +16,6 @@ namespace octavo {
 namespace {
 
 constexpr int kRowsAlone = 4;  // by phases: row ops of fewer rows than this are one thread's work
-constexpr int kMinPanelRows = 6;   // with fewer rows a thread, reading all weights on every thread costs more than meeting
 constexpr int kChunksPerThread = 8;
 constexpr size_t kPrefetchAhead = 16 << 10;
 constexpr int kPanelRows = 32, kMaxPanelRows = 48;  // on average, at most: activations that the second-level cache holds beside weights
@@ -47,7 +47,10 @@ void Runner::prepare(const StepInput& in) {
     }
   }
   place_rows(in);
+  place_tables(in);
+  find_shared_prefixes(in);
   plan_stages(in);
+  find_shared_in_panels(in);
   if (in.num_logit_rows > 0) {
     const size_t head_rows = (size_t)std::min(head_rows_, in.num_logit_rows);
     logits_.reserve(head_rows * logits_stride());
@@ -58,7 +61,7 @@ void Runner::prepare(const StepInput& in) {
   const size_t needed = (phases_.size() + chunks) * counters_per_phase();
   while (counters_.size() < needed) counters_.push_back(std::make_unique<std::atomic<int>>(0));
   for (auto& c : counters_) c->store(0, std::memory_order_relaxed);
-  if (!stages_[0].panels.empty()) return find_shared_prefixes(in);
+  if (!stages_[0].panels.empty()) return;
   for (const auto& p : phases_)
     if (p.kind == PhaseKind::kAttention) {
       plan_attention(in, p.attention.params.kv_heads);
@@ -73,12 +76,32 @@ void Runner::place_rows(const StepInput& in) {
   int row = 0;
   for (int s = 0; s < in.num_seqs; ++s) {
     seq_first_row_[(size_t)s] = row;
-    const int32_t* table = in.tables + in.table_offset[s];
     for (int i = 0; i < in.seq_rows[s]; ++i, ++row) {
       const int p = in.seq_start[s] + i;
-      places_[(size_t)row] = RowPlace{s, p, table[p / block_size], p % block_size};
+      places_[(size_t)row] = RowPlace{s, p, p / block_size, p % block_size};
     }
   }
+}
+
+// Block ids become pages. What is not there of a block, because its window has passed, is nowhere read: any page stands for it.
+void Runner::place_tables(const StepInput& in) {
+  const int columns = kv_->num_columns(), block_size = kv_->block_size();
+  page_tables_.clear();
+  if (columns == 1 && !in.pages) return;
+  table_begin_.clear();
+  for (int s = 0; s < in.num_seqs; ++s) {
+    const int32_t* table = in.tables + in.table_offset[s];
+    const int blocks = (in.seq_start[s] + in.seq_rows[s] + block_size - 1) / block_size;
+    table_begin_.push_back(page_tables_.size());
+    page_tables_.resize(page_tables_.size() + (size_t)blocks * (size_t)columns);
+    int32_t* out = page_tables_.data() + table_begin_.back();
+    for (int b = 0; b < blocks; ++b)
+      for (int c = 0; c < columns; ++c) {
+        const size_t at = (size_t)table[b] * (size_t)columns + (size_t)c;
+        out[c * blocks + b] = in.pages ? in.pages[at] : (int32_t)at;
+      }
+  }
+  table_begin_.push_back(page_tables_.size());
 }
 
 // The phases before rows are selected, and those behind; one stage when all rows go on and no two panels need each other.
@@ -99,9 +122,12 @@ void Runner::plan_stages(const StepInput& in) {
 // First rows of panels of equal cost, as many for each thread, and the number of rows; empty when rows go by phases.
 std::vector<int> Runner::cut_panels(int rows, bool attends) const {
   const int threads = pool_.size();
-  if (rows == 0 || (rows < threads * kMinPanelRows && threads > 1)) return {};
+  if (by_phases(rows)) return {};
   const int wanted = threads * ((rows + threads * kPanelRows - 1) / (threads * kPanelRows));
-  const auto cost = [&](int row) { return attends ? row_cost(places_[(size_t)row].position) : 1.0; };
+  const auto cost = [&](int row) {
+    const RowPlace& p = places_[(size_t)row];
+    return attends ? row_cost(p.position, shared_.prefixes.tokens(p.seq)) : 1.0;
+  };
   double left = 0.0;
   for (int row = 0; row < rows; ++row) left += cost(row);
   std::vector<int> first{0};
@@ -116,12 +142,12 @@ std::vector<int> Runner::cut_panels(int rows, bool attends) const {
   return first;
 }
 
-// Of the phases that attend, in 8-bit multiply-adds; those of attention take longer.
-double Runner::row_cost(int position) const {
+// Of the phases that attend, in 8-bit multiply-adds; those of attention take longer. `shared` positions are walked elsewhere.
+double Runner::row_cost(int position, int shared) const {
   constexpr double kAttentionCost = 3.0;
   double cost = row_products_;
   for (const auto& [window, products] : seen_products_)
-    cost += kAttentionCost * products * (window > 0 ? std::min(window, position + 1) : position + 1);
+    cost += kAttentionCost * products * (window > 0 ? std::min(window, position + 1) : position + 1 - shared);
   return cost;
 }
 
@@ -142,27 +168,33 @@ void Runner::run_step(const StepInput& in, LogitsConsumer& consumer, int thread)
   run_head(in, consumer, thread, phases_.size());
 }
 
+bool Runner::needs_others(const Stage& stage, size_t phase) const {
+  return phases_[phase].kind == PhaseKind::kAttention && (stage.meets || shares(phases_[phase].attention));
+}
+
 void Runner::run_stage(const Stage& stage, const StepInput& in, int thread) {
   if (stage.panels.empty()) return run_by_phases(stage, in, thread);
   for (size_t begin = stage.begin; begin < stage.end;) {  // a stretch: phases that need nothing of other panels
     size_t end = begin + 1;
-    while (end < stage.end && !(stage.meets && phases_[end].kind == PhaseKind::kAttention)) ++end;
+    while (end < stage.end && !needs_others(stage, end)) ++end;
+    if (phases_[begin].kind == PhaseKind::kAttention) walk_shared(phases_[begin].attention, in, thread, begin);
     std::atomic<int>& next = counter(begin, 0);
     for (int i = (int)stage.panels.size() - 2 - next.fetch_add(1); i >= 0; i = (int)stage.panels.size() - 2 - next.fetch_add(1))
-      run_panel(begin, end, {stage.panels[(size_t)i], stage.panels[(size_t)i + 1]}, in, thread);
+      run_panel(begin, end, stage, (size_t)i, in, thread);
     begin = end;
     if (begin < stage.end) pool_.barrier();
   }
 }
 
-void Runner::run_panel(size_t begin, size_t end, Rows rows, const StepInput& in, int thread) {
+void Runner::run_panel(size_t begin, size_t end, const Stage& stage, size_t panel, const StepInput& in, int thread) {
+  const Rows rows{stage.panels[panel], stage.panels[panel + 1]};
   for (size_t i = begin; i < end; ++i) {
     const Phase& phase = phases_[i];
     if (phase.kind == PhaseKind::kRows)
       for (int row = rows.begin; row < rows.end; ++row) run_row(phase, in, row);
     if (phase.kind == PhaseKind::kMatmul)
       for (const MatmulOp& op : phase.matmuls) run_matmul(op, rows, 0, matrices_[(size_t)op.weight]->num_blocks);
-    if (phase.kind == PhaseKind::kAttention) attend_panel(phase.attention, rows, in, thread);
+    if (phase.kind == PhaseKind::kAttention) attend_panel(phase.attention, rows, panel, in, thread);
   }
 }
 
@@ -191,6 +223,7 @@ void Runner::run_shared(const Phase& phase, const StepInput& in, int rows, int t
     for (int row = next.fetch_add(1); row < rows; row = next.fetch_add(1)) run_row(phase, in, row);
   if (phase.kind == PhaseKind::kMatmul) run_matmuls(phase, rows, thread, index);
   if (phase.kind != PhaseKind::kAttention) return;
+  walk_shared(phase.attention, in, thread, index);
   run_attention(phase, in, thread, next);
   if (!any_partial_) return;
   pool_.barrier();
@@ -229,7 +262,8 @@ void Runner::run_row_op(const RowOp& op, const StepInput& in, int row) {
     }
     case RowOpKind::kStoreKV: {
       const RowPlace& p = places_[(size_t)row];
-      kernels_.store_kv(kv_->layer(op.layer), p.block, p.offset, at(op.in, op.in_col), at(op.in2, op.in2_col));
+      const int block = table(in, p.seq, kv_->column(op.layer))[p.index];
+      kernels_.store_kv(kv_->layer(op.layer), block, p.offset, at(op.in, op.in_col), at(op.in2, op.in2_col));
       break;
     }
     case RowOpKind::kGatedAct: kernels_.gated_act(at(op.in, op.in_col), at(op.in2, op.in2_col), op.dim, op.activation, at(op.out, op.out_col)); break;
@@ -243,7 +277,7 @@ void Runner::run_matmuls(const Phase& phase, int rows, int thread, size_t index)
   const int threads = pool_.size(), chunk = std::max(1, phase.num_blocks / (threads * kChunksPerThread));
   for (int i = 0; i < threads; ++i) {
     const int share = (thread + i) % threads, first = first_block(phase, share), last = first_block(phase, share + 1);
-    std::atomic<int>& next = counter(index, share);
+    std::atomic<int>& next = counter(index, kOwnCounters + share);
     for (int begin = first + next.fetch_add(chunk); begin < last; begin = first + next.fetch_add(chunk))
       run_blocks(phase, rows, begin, std::min(last, begin + chunk));
   }

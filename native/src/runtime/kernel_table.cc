@@ -46,7 +46,7 @@ std::unique_ptr<MixedTable> make_table(const std::string& spec) {
 
 const std::vector<KernelEntry>& kernel_entries() {
   // A function added to Kernels must be given to an entry here, and be checked (checks/kernel_check.h).
-  static_assert(sizeof(Kernels) == 13 * sizeof(void*), "Kernels has other members than the entries below");
+  static_assert(sizeof(Kernels) == 15 * sizeof(void*), "Kernels has other members than the entries below");
   static_assert(sizeof(SamplingKernels) == 6 * sizeof(void*), "a sampling kernel that checks/check_sampling.cc does not know");
   static const std::vector<KernelEntry> entries{
       {"rmsnorm", [](Kernels& to, const Kernels& from) { to.rmsnorm = from.rmsnorm; }},
@@ -63,6 +63,11 @@ const std::vector<KernelEntry>& kernel_entries() {
          to.attention_merge = from.attention_merge;
          to.attention_scratch_bytes = from.attention_scratch_bytes;
          to.attention_partial_floats = from.attention_partial_floats;
+       }},
+      {"pack_kv",
+       [](Kernels& to, const Kernels& from) {
+         to.pack_kv = from.pack_kv;
+         to.unpack_kv = from.unpack_kv;
        }},
       {"sampling", [](Kernels&, const Kernels&) {}},
   };

@@ -9,12 +9,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from octavo.core.kv_pages import GuestLayout, PageLayout
 from octavo.core.step import StepPlan, StepResult
 
 if TYPE_CHECKING:
     import numpy as np
 
     LogitsHook = Callable[[int, int, np.ndarray], None]
+
+
+ROUNDED_TIERS = "+host-int8"  # in a fingerprint: KV that comes back from other tiers may be rounded, so that equal ones promise less
 
 
 class BackendError(RuntimeError):
@@ -28,6 +32,7 @@ class KVCapacity:
     bytes_per_block: int
     num_blocks: int
     dtype: str
+    layout: PageLayout | None = None  # of a block's pages; None: it has one
 
 
 class Backend(Protocol):
@@ -47,11 +52,28 @@ class Backend(Protocol):
         """Allocate the pool. Raises BackendError when the memory is not to be had."""
         ...
 
-    def allocate_host_kv(self, num_blocks: int) -> None:
-        """Allocate a second pool in host memory, of blocks as large as those of the first, once and after ``allocate_kv``.
+    def guest_layout(self, page_bytes: int) -> GuestLayout | None:
+        """How its blocks would lie in pages of another backend's pool. None: they would waste too much of them."""
+        ...
 
-        ``plan.block_saves`` and ``plan.block_loads`` need it. Raises BackendError when the memory is not to be had.
+    def lodge_kv(self, owner: Backend, layout: GuestLayout) -> bool:
+        """Instead of ``allocate_kv``: keep KV in the pages of ``owner``, which has its pool. False, and nothing done, where that is not of
+        the same kind. One of the two runs at a time, and no block of this one is in a page that is the other's.
         """
+        ...
+
+    def allocate_host_kv(self, num_blocks: int, num_packed: int = 0) -> None:
+        """Allocate a second pool in host memory, once and after ``allocate_kv``: ``num_blocks`` blocks as large as those of the first, and
+        behind them ``num_packed`` blocks of ``packed_block_bytes``.
+
+        ``plan.block_saves`` and ``plan.block_loads`` need it. A packed block keeps keys and values as integers of 8 bits with a scale for
+        each token and kv head: what is loaded from it is near to what was saved, and saved again to the same bytes. Raises BackendError
+        when the memory is not to be had.
+        """
+        ...
+
+    def packed_block_bytes(self) -> int:
+        """Bytes of a packed host block."""
         ...
 
     def read_host_block(self, host_block: int) -> bytes:

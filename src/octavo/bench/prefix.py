@@ -177,5 +177,9 @@ def _report(record: dict) -> str:
             ttft = "-" if side["ttft_ms"] is None else f"{side['ttft_ms']:.2f}"
             counts = (load["num_prompt"], side["num_cached"], share, side["num_copied"], side["num_copies"], ttft)
             rows.append((name, granularity, *map(str, counts)))
-    head = f"{record['model']}: blocks of {record['block_size']} tokens, {record['threads']} threads, {record['isa']}"
-    return "\n".join((head, table(rows, right="  >>>>>>"), "TTFT: medians of requests alone, both engines in turn; answers are equal."))
+    head = f"{record['model']}: blocks of {record['block_size']} tokens, threads: {record['threads']}, {record['isa']}"
+    shape = f"{record['num_question']} tokens each behind a system prompt of {record['num_system']}, answers of {record['num_output']}"
+    loads = f"chat: {record['users']} users, {record['turns']} turns each; system: {record['requests']} single requests; {shape}"
+    below = "Copied: of the cached tokens, those in blocks that match in part, each of which is a copy."
+    ttft = "TTFT: medians of requests alone, both engines in turn; answers are equal."
+    return "\n".join((head, loads, table(rows, right="  >>>>>>"), below, ttft))

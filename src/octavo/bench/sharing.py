@@ -98,6 +98,7 @@ def run_sharing(config: EngineConfig, case: SharingCase, echo: Callable[[str], N
     if not as_json:
         echo(f"{record['model']}: KV blocks saved by sharing, {case.num_requests} requests, blocks of {config.cache.block_size} tokens")
         echo(_table(runs))
+        echo("Saved: weighed by the seconds of steps; by steps: every step alike, the same in every run. Blocks: the most after any step.")
     echo(json.dumps(record))
 
 
@@ -168,7 +169,7 @@ def _mean(values: Iterator[int]) -> float:
 
 
 def _table(runs: list[dict[str, Any]]) -> str:
-    head = ["lengths", "mean tokens", "method", "width", "saved", "by steps", "paper", "blocks in use", "without sharing"]
+    head = ["lengths", "mean tokens", "method", "width", "saved", "by steps", "paper", "peak blocks", "without sharing"]
     rows = [head]
     for run in runs:
         tokens = f"{run['mean_prompt']:.0f} + {run['mean_output']:.0f}"

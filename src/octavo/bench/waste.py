@@ -181,6 +181,7 @@ def run_waste(case: WasteCase, echo: Callable[[str], None], as_json: bool) -> No
         echo(f"Simulated: OPT-13B on one A100 by its roofline, {lengths}, {case.rate:g} requests/s for {case.duration_s:g} s.")
         echo(f"Use of {NUM_SLOTS:,} KV slots in %, mean of all steps; in brackets the paper's figures.\n")
         echo(_table({name: run.every_step for name, run in runs.items()}))
+        echo("\nFilled of allocated: token states in % of the slots that blocks or reservations take; the rest of the pool is free.")
         echo("\nOnly steps while a request waits, so that memory is what limits:\n")
         echo(_table({name: run.with_queue for name, run in runs.items()}))
         idle = [name for name, run in runs.items() if run.with_queue.num_samples == 0]

@@ -6,6 +6,7 @@ from typing import IO, Any
 
 import click
 
+from octavo.cli.bench_cascade import cascade
 from octavo.cli.bench_prefix import prefix
 from octavo.cli.bench_serve import serve
 from octavo.cli.bench_waste import waste
@@ -106,18 +107,36 @@ def scheduler(num_seqs: int, num_prompt: int, steps: int, as_json: bool) -> None
 @click.option("--prompt", "num_prompt", type=click.IntRange(1), default=2000, show_default=True, help="Prompt tokens.")
 @click.option("--output", "num_output", type=click.IntRange(1), default=8, show_default=True, help="Output tokens, which are compared.")
 @click.option("--repeat", type=click.IntRange(1), default=5, show_default=True, help="Prompts; the medians are reported.")
-@click.option("--cold", is_flag=True, help="Read from the disk itself and not from the page cache.")
 @click.option("--json", "as_json", is_flag=True, help="Print only the JSON record.")
 @engine_options
-def kv(num_prompt: int, num_output: int, repeat: int, cold: bool, as_json: bool, **options: Any) -> None:
+def kv(num_prompt: int, num_output: int, repeat: int, as_json: bool, **options: Any) -> None:
     """Time to the first token of prompts whose KV is restored, beside computing them.
 
-    From disk after a restart, and from host memory. The answers have to be equal to the bit. The last line printed is a JSON record.
+    From host memory, and from disk after a restart, with a warm and a cold page cache; of blocks as they are, whose answers have to be
+    equal to the bit, and of blocks in int8. The last line printed is a JSON record.
     """
     config = engine_config(options)
     from octavo.bench.kv import KVCase, run_kv
 
-    run_kv(fetched(config), KVCase(num_prompt, num_output, repeat, cold), click.echo, as_json)
+    run_kv(fetched(config), KVCase(num_prompt, num_output, repeat), click.echo, as_json)
+
+
+@bench.command("kv-rounding", short_help="What answers lose behind a prefix that was kept in int8.")
+@model_options
+@click.option("--prompt", "num_prompt", type=click.IntRange(1), default=500, show_default=True, help="Prompt tokens.")
+@click.option("--output", "num_output", type=click.IntRange(1), default=48, show_default=True, help="Positions that are compared.")
+@click.option("--passages", "num_passages", type=click.IntRange(1), default=14, show_default=True, help="Prompts, of a real text.")
+@click.option("--json", "as_json", is_flag=True, help="Print only the JSON record.")
+@engine_options
+def kv_rounding(num_prompt: int, num_output: int, num_passages: int, as_json: bool, **options: Any) -> None:
+    """How far log-probabilities behind a prefix from --kv-host-dtype int8 are from exact ones, along the exact greedy path.
+
+    No time is measured. The last line printed is a JSON record.
+    """
+    config = engine_config(options)
+    from octavo.bench.kv_rounding import RoundingCase, run_rounding
+
+    run_rounding(fetched(config), RoundingCase(num_prompt, num_output, num_passages), click.echo, as_json)
 
 
 _DATASETS = ("alpaca", "sharegpt")
@@ -155,7 +174,7 @@ def sharing(
     run_sharing(fetched(config), case, click.echo, as_json)
 
 
-_SIZES_HELP = "Tokens of a KV block; may be given more than once (default: 16, 32, 64, 128)."
+_SIZES_HELP = "Tokens of a KV block; may be given more than once (default: 16, 32, 64, 128, 256)."
 _SHARE_HELP = "Share of what all requests need together that the pool holds."
 _SET_BY_PREEMPTION = ("block_size", "num_kv_blocks", "kv_cache_memory", "swap_space", "preemption")
 
@@ -165,7 +184,7 @@ _SET_BY_PREEMPTION = ("block_size", "num_kv_blocks", "kv_cache_memory", "swap_sp
 @click.option("--requests", "num_requests", type=click.IntRange(2), default=16, show_default=True, help="Requests, all at once.")
 @click.option("--prompt", "num_prompt", type=click.IntRange(1), default=128, show_default=True, help="Prompt tokens of each request.")
 @click.option("--output", "num_output", type=click.IntRange(2), default=256, show_default=True, help="Output tokens of each request.")
-@click.option("--share", type=click.FloatRange(0, 1, min_open=True), default=0.25, show_default=True, help=_SHARE_HELP)
+@click.option("--share", type=click.FloatRange(0, 1, min_open=True), default=0.1, show_default=True, help=_SHARE_HELP)
 @click.option("--kv-block-size", "block_sizes", type=click.IntRange(1, 1024), multiple=True, help=_SIZES_HELP)
 @click.option("--repeat", type=click.IntRange(1), default=3, show_default=True, help="Measured rounds; the medians are reported.")
 @click.option("--json", "as_json", is_flag=True, help="Print only the JSON record.")
@@ -182,7 +201,8 @@ def preemption(
 ) -> None:
     """Preemption by recomputing and by swapping, in a pool too small for all requests.
 
-    Output tokens per second of recompute, swap and auto by block size, on the same prompts, in turn; the outputs must be equal. Where
+    Output tokens per second of recompute, swap and auto by block size, on the same prompts, in turn; the outputs must be equal. Then what
+    one sequence takes to come back either way, predicted and measured, and the block size from which swapping is cheaper. Where
     --admission-lookahead is not given it is 1, so that there is much to preempt. The last line printed is a JSON record.
     """
     context = click.get_current_context()
@@ -194,7 +214,7 @@ def preemption(
     config = engine_config(options)
     from octavo.bench.preemption import PreemptionCase, run_preemption
 
-    case = PreemptionCase(num_requests, num_prompt, num_output, share, block_sizes or (16, 32, 64, 128), repeat)
+    case = PreemptionCase(num_requests, num_prompt, num_output, share, block_sizes or (16, 32, 64, 128, 256), repeat)
     run_preemption(fetched(config), case, click.echo, as_json)
 
 
@@ -239,6 +259,7 @@ def spec(
     run_spec(fetched(config), case, click.echo, as_json)
 
 
+bench.add_command(cascade)
 bench.add_command(prefix)
 bench.add_command(serve)
 bench.add_command(waste)

@@ -17,6 +17,8 @@ _COMMANDS = {
     "pull": ("octavo.cli.models", "pull", "Download a model into the cache."),
     "models": ("octavo.cli.models", "models", "List the models of the catalogue and the cache."),
     "kv": ("octavo.cli.kv", "kv", "List and clear the KV cache on disk."),
+    "simulate": ("octavo.cli.simulate", "simulate", "Simulate engines under a load, on any machine."),
+    "quantize": ("octavo.cli.quantize", "quantize", "Pack a model anew in fewer bits, as a draft for itself."),
     "doctor": ("octavo.cli.doctor", "doctor", "Measure this machine and check every kernel on it."),
     "explain": ("octavo.cli.explain", "explain", "Say where the time of a running server's requests went."),
     "top": ("octavo.cli.top", "top", "Watch a running server: queue, steps, what is short, what would help."),

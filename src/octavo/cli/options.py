@@ -11,6 +11,7 @@ import click
 
 from octavo.config import (
     KV_DTYPES,
+    KV_HOST_DTYPES,
     KV_RESERVATIONS,
     PREEMPTIONS,
     PREFIX_GRANULARITIES,
@@ -98,6 +99,8 @@ def engine_options(function: Callable) -> Callable:
     swap_help = "Host memory for the KV of preempted sequences, such as 2GiB; 0: none, they are computed again."
     lookahead_help = "Tokens of each running sequence that admission leaves room for."
     reservation_help = "paged: blocks as they are needed. Others reserve a contiguous chunk for a sequence's whole life; for comparison."
+    host_dtype_help = "Blocks in host memory and on disk. auto: as in the pool. int8: half the memory, but what comes back is rounded."
+    flush_help = "How often an idle server writes cached blocks to --kv-disk-path, in seconds; 0: at the end alone (default: 30)."
     pool_help = "Memory of the KV pool, such as 2GiB (default: a quarter of the free memory, at most 4GiB)."
     return _add(
         [
@@ -106,6 +109,7 @@ def engine_options(function: Callable) -> Callable:
             click.option("--max-itl-ms", type=float, help=itl_help),
             _shown("--preemption", scheduler.preemption, click.Choice(PREEMPTIONS), preemption_help),
             _shown("--admission-lookahead", scheduler.admission_lookahead, int, lookahead_help),
+            click.option("--record", metavar="FILE", help="Write all that the scheduler is told, prompts included, to replay it."),
             _shown("--swap-space", cache.swap_space, ByteSize(), swap_help),
             _shown("--block-size", cache.block_size, int, "Tokens of a KV block."),
             click.option("--num-kv-blocks", type=int, help="KV blocks in the pool; not together with --kv-cache-memory."),
@@ -114,7 +118,10 @@ def engine_options(function: Callable) -> Callable:
             click.option("--kv-host-memory", type=ByteSize(), help="Memory for cached blocks that the KV pool evicts (default: none)."),
             click.option("--kv-disk-path", help="Folder for blocks that no longer fit in memory; they survive a restart."),
             click.option("--kv-disk-size", type=ByteSize(), help="Most bytes in --kv-disk-path (default: 10GiB)."),
+            click.option("--kv-disk-flush-seconds", type=float, help=flush_help),
+            _shown("--kv-host-dtype", cache.kv_host_dtype, click.Choice(KV_HOST_DTYPES), host_dtype_help),
             click.option("--no-enable-prefix-caching", is_flag=True, help="Compute every prompt from its first token."),
+            click.option("--no-enable-kv-groups", is_flag=True, help="Keep the KV of window layers for all positions."),
             _shown("--prefix-granularity", cache.prefix_granularity, click.Choice(PREFIX_GRANULARITIES), grain_help),
             click.option("--no-enable-chunked-prefill", is_flag=True, help="Compute each prompt in one step, never in pieces."),
             _shown("--scheduling-policy", scheduler.scheduling_policy, click.Choice(SCHEDULING_POLICIES), policy_help),
@@ -135,13 +142,19 @@ def engine_options(function: Callable) -> Callable:
 def engine_config(options: dict[str, Any]) -> EngineConfig:
     """EngineConfig of the options' values; missing ones keep their defaults. Raises BadParameter that names the flag."""
     d = _DEFAULTS
-    tier_fields = ("kv_host_memory", "kv_disk_path", "kv_disk_size")
+    tier_fields = ("kv_host_memory", "kv_disk_path", "kv_disk_size", "kv_host_dtype", "kv_disk_flush_seconds")
     pool_fields = ("block_size", "num_kv_blocks", "kv_cache_memory", "kv_cache_dtype", "kv_reservation", "swap_space", *tier_fields)
-    scheduler_fields = ("max_num_seqs", "max_num_batched_tokens", "max_itl_ms", "scheduling_policy", "preemption", "admission_lookahead")
+    scheduler_fields = (
+        "record", "max_num_seqs", "max_num_batched_tokens", "max_itl_ms", "scheduling_policy", "preemption", "admission_lookahead",
+    )  # fmt: skip
     cache, scheduler = _replaced(d.cache, options, "prefix_granularity", *pool_fields), _replaced(d.scheduler, options, *scheduler_fields)
     config = EngineConfig(
         model=_replaced(d.model, options, "model", "served_model_name", "max_model_len"),
-        cache=replace(cache, enable_prefix_caching=not options.get("no_enable_prefix_caching", False)),
+        cache=replace(
+            cache,
+            enable_prefix_caching=not options.get("no_enable_prefix_caching", False),
+            enable_kv_groups=not options.get("no_enable_kv_groups", False),
+        ),
         scheduler=replace(scheduler, enable_chunked_prefill=not options.get("no_enable_chunked_prefill", False)),
         backend=_replaced(d.backend, options, "backend", "compute", "threads"),
         speculative=_replaced(d.speculative, options, "spec", "spec_method", "draft_model", "self_draft_layers", "spec_rule"),

@@ -9,7 +9,7 @@ from collections.abc import Sequence as Seq
 from itertools import takewhile
 
 from octavo.core import policy
-from octavo.core.kv_manager import PrefixMatch
+from octavo.core.prefix_match import PrefixMatch
 from octavo.core.request import Sequence
 from octavo.core.state import Draft, SchedulerState
 

@@ -15,6 +15,10 @@ The pool owns reference counts and order. It never knows tokens, keys or sequenc
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+
+KEPT_SHARE = 16  # this part of the pool is never lent
 
 
 class BlockPool:
@@ -28,6 +32,8 @@ class BlockPool:
         # A stack, by the order of insertion: the block freed last is the one most likely still in a CPU cache.
         self._free = dict.fromkeys(range(num_blocks - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently released first
+        self.lent: set[int] = set()  # pages, here blocks, that somebody has who gives them back when asked
+        self.reclaim: Callable[[], bool] | None = None  # asks; False: nothing comes back any more
 
     @property
     def num_free(self) -> int:
@@ -35,17 +41,26 @@ class BlockPool:
 
     @property
     def num_cached(self) -> int:
-        return len(self._cached)
+        """Blocks that make room when it is needed; those that are lent count with them."""
+        return len(self._cached) + len(self.lent)
 
     @property
     def num_used(self) -> int:
         """Blocks that at least one table references."""
-        return self.num_blocks - len(self._free) - len(self._cached)
+        return self.num_blocks - len(self._free) - self.num_cached
 
     @property
     def num_available(self) -> int:
         """Blocks that ``allocate`` can still hand out."""
-        return len(self._free) + len(self._cached)
+        return len(self._free) + len(self._cached) + len(self.lent)
+
+    def is_whole(self, block: int) -> bool:
+        """Whether ``block`` holds the keys and values of all layers. Here every block does."""
+        return True
+
+    def pages_of(self, block: int, windowed: bool = True) -> Seq[int]:
+        """Where ``block`` lies, by column, for moves and copies. Here it is one page, of the same number: nothing need be said."""
+        return ()
 
     def allocate(self) -> tuple[int, bool]:
         """Take one block with reference count 1. Returns (block, evicted); an evicted block must be forgotten by the index at once.
@@ -57,9 +72,20 @@ class BlockPool:
         elif self._cached:
             block, evicted = self._cached.popitem(last=False)[0], True
         else:
-            raise IndexError("no KV block is available")
+            self._reclaim_one()
+            block, evicted = self._free.popitem()[0], False
         self.ref_counts[block] = 1
         return block, evicted
+
+    def _reclaim_one(self) -> None:
+        """Have a block come back that is lent, so that one is free at least."""
+        while not self._free:
+            if self.reclaim is None or not self.reclaim():
+                raise IndexError("no KV block is available")
+
+    def may_lend(self, num_pages: int) -> bool:
+        """Whether so many pages can be lent: never the last of them, into which running sequences are about to grow."""
+        return len(self._free) + len(self._cached) - num_pages >= self.num_blocks // KEPT_SHARE
 
     def take(self, block: int) -> None:
         """Take this one free block with reference count 1. KeyError when it is not free."""
@@ -100,6 +126,10 @@ class BlockPool:
         assert not free & cached, f"blocks {free & cached} are both free and cached"
         unreferenced = {b for b, count in enumerate(self.ref_counts) if count == 0}
         assert unreferenced == free | cached, f"reference counts disagree with the lists: {unreferenced ^ (free | cached)}"
+        assert all(self.ref_counts[block] == 1 for block in self._lent_blocks()), "a block that is lent is not one holder's"
+
+    def _lent_blocks(self) -> set[int]:
+        return self.lent
 
     def eviction_order(self) -> list[int]:
         """Cached blocks, the next to be evicted first."""

@@ -13,11 +13,13 @@ from octavo.core.request import Sequence
 def check(kv: KVManager, holders: list[Sequence]) -> None:
     """AssertionError unless the books balance. ``holders``: every sequence that may hold blocks."""
     kv.pool.check_invariants()
-    counts = [0] * kv.pool.num_blocks
+    counts = [0] * len(kv.pool.ref_counts)
     for seq in holders:
         assert len(set(seq.block_table)) == len(seq.block_table), f"sequence {seq.seq_id} holds a block twice"
         for block in seq.block_table:
             counts[block] += 1
+    for block in kv.pool._lent_blocks():
+        counts[block] += 1
     assert counts == kv.pool.ref_counts, f"tables reference {counts}, the pool counts {kv.pool.ref_counts}"
     for seq in holders:
         check_table(kv, seq)

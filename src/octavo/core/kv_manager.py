@@ -26,58 +26,20 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
 
 from octavo.core.block_pool import BlockPool
+from octavo.core.block_tables import BlockTables
 from octavo.core.kv_restore import Restorer
-from octavo.core.kv_tiers import BlockRef, KVTiers, TierMatch
-from octavo.core.match_report import MatchReport
-from octavo.core.occupancy import KVOccupancy, count_paged
-from octavo.core.prefix_index import Namespace, PrefixIndex, PrefixNode, block_key, pack_tokens
+from octavo.core.kv_tiers import BlockRef, HostEntry, KVTiers
+from octavo.core.match_report import MatchEnd, MatchReport
+from octavo.core.prefix_index import Namespace, PrefixIndex
+from octavo.core.prefix_match import Chain, PrefixMatch, ref_of
 from octavo.core.request import Sequence
 from octavo.core.step import BlockCopy
 from octavo.core.tails import PartialMatch, Tails
 
 
-@dataclass(slots=True)
-class _Chain:
-    """Keys of a sequence's full blocks, made when first needed. Tokens only grow, so keys outlive preemption; ``depth`` does not."""
-
-    namespace: Namespace
-    keys: list[bytes]  # [1 + blocks hashed so far]: the root's key, then one per block
-    tokens: list[bytes] = field(default_factory=list)  # [blocks hashed so far]
-    depth: int = 0  # leading blocks of the table that are in the index
-    publishable: bool = True  # False after a key collision: blocks below it cannot be offered
-
-    def extend(self, token_ids: Seq[int], block_size: int, num_blocks: int) -> None:
-        """Make keys for the first ``num_blocks`` blocks."""
-        for i in range(len(self.tokens), num_blocks):
-            tokens = pack_tokens(token_ids[i * block_size : (i + 1) * block_size])
-            self.tokens.append(tokens)
-            self.keys.append(block_key(self.keys[i], tokens))
-
-
-@dataclass(slots=True)
-class PrefixMatch:
-    """What the cache has for a sequence beyond the blocks it already shares."""
-
-    nodes: list[PrefixNode]
-    num_pending: int = 0  # blocks after those that another sequence is computing; above 0: wait
-    tail: PartialMatch | None = None  # beginning of the block after the nodes; None while blocks are pending
-    tier: TierMatch | None = None  # blocks after those that can be restored
-
-    @property
-    def waits(self) -> bool:
-        """Whether the sequence, once it shares what was found, sits out a step at least."""
-        return self.num_pending > 0 or bool(self.tier)
-
-
-def ref_of(node: PrefixNode) -> BlockRef:
-    assert node.parent is not None, "a root holds no block"
-    return BlockRef(node.key, node.parent.key, node.tokens)
-
-
-class KVManager:
+class KVManager(BlockTables):
     """``num_blocks`` blocks of ``block_size`` tokens. ``fingerprint`` names what else the KV depends on (model, formats, layout).
 
     ``token_granular``: a block that matches a prompt in part is used as well, by copying it.
@@ -86,26 +48,22 @@ class KVManager:
     restorer: Restorer | None = None  # there when the cache has tiers
 
     def __init__(
-        self, num_blocks: int, block_size: int, enable_prefix_caching: bool = True, fingerprint: str = "", token_granular: bool = False
+        self,
+        num_blocks: int,
+        block_size: int,
+        enable_prefix_caching: bool = True,
+        fingerprint: str = "",
+        token_granular: bool = False,
+        pool: BlockPool | None = None,
     ) -> None:
-        if block_size < 1:
-            raise ValueError(f"block_size: {block_size} is not allowed; at least 1")
-        self.block_size = block_size
-        self.pool = BlockPool(num_blocks)
+        """``pool``: of ``num_blocks`` blocks, when it is not just any."""
+        super().__init__(pool or BlockPool(num_blocks), block_size)
         num_remembered = max(num_blocks, 1024)
         self.index = PrefixIndex(block_size, fingerprint, num_remembered, token_granular) if enable_prefix_caching else None
         self._tails = Tails(self.pool, self.index) if token_granular and self.index is not None else None
-        self._unfilled: set[int] = set()  # blocks that a plan not yet applied fills, by copying: what they hold is not sure
-        self._chains: dict[int, _Chain] = {}  # by seq_id
+        self._chains: dict[int, Chain] = {}  # by seq_id
         self._claims: dict[bytes, int] = {}  # key of a block being computed -> seq_id
         self.loading: set[int] = set()  # seq_ids whose blocks the plan in flight brings in: not offered before it is done
-
-    def blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.block_size)
-
-    def num_missing(self, seq: Sequence) -> int:
-        """Blocks that ``seq`` lacks to compute all its known tokens; 0 when it holds more, for drafts."""
-        return max(0, self.blocks_for(len(seq.token_ids)) - len(seq.block_table))
 
     # --- prefix cache -------------------------------------------------------------------------------------------------------------------
 
@@ -130,6 +88,9 @@ class KVManager:
             match.nodes.append(node)
             parent, depth = node, depth + 1
         num_found = depth
+        if self._trim(seq, match):
+            num_found = depth = depth - match.num_unusable
+            parent, limit = match.nodes[-1] if match.nodes else self.index.node(chain.keys[depth]), depth
         while depth < limit and self._claims.get(chain.keys[depth + 1], seq.seq_id) != seq.seq_id:
             match.num_pending += 1
             depth += 1
@@ -137,9 +98,28 @@ class KVManager:
                 chain.extend(seq.token_ids, self.block_size, depth + 1)
         if self.restorer is not None and not match.num_pending and (match.nodes or seq.num_computed % self.block_size == 0):
             match.tier = self.restorer.match(seq, self._unclaimed_refs(seq, chain, depth, limit), depth)
+            match.tier.entries = self.usable_entries(seq, match.tier.entries, match)
         if self._tails is not None and depth == num_found and not match.tier:
             match.tail = self._useful_tail(seq, self._tails.find(parent, seq.token_ids, depth * self.block_size), depth)
         return match
+
+    def key_after(self, seq: Sequence, match: PrefixMatch) -> bytes | None:
+        """The key of the last block that ``seq`` shares once it has adopted ``match``; None without a prefix cache."""
+        chain = self._chain(seq)
+        return None if chain is None else chain.keys[chain.depth + len(match.nodes)]
+
+    def last_offered(self, seq: Sequence) -> tuple[bytes, int] | None:
+        """(key, number) of the last block of ``seq`` that is offered, of the root before the first; None when it offers no more."""
+        chain = self._chain(seq)
+        return (chain.keys[chain.depth], chain.depth) if chain is not None and chain.publishable else None
+
+    def _trim(self, seq: Sequence, match: PrefixMatch) -> bool:
+        """Take from ``match`` what is of no use because part of what is before it is gone. Here a block is offered whole, or not at all."""
+        return False
+
+    def usable_entries(self, seq: Sequence, entries: list[HostEntry], match: PrefixMatch | None = None) -> list[HostEntry]:
+        """The first of ``entries``, found behind what ``seq`` has and ``match``, that are worth restoring. Here all of them are."""
+        return entries
 
     def _useful_tail(self, seq: Sequence, tail: PartialMatch | None, depth: int) -> PartialMatch | None:
         """``tail``, of block ``depth``, when it has more than ``seq`` has computed and goes to a block that ``seq`` may write."""
@@ -153,10 +133,12 @@ class KVManager:
             return None
         chain = self._chains[seq.seq_id]
         depth = chain.depth + len(match.nodes)
+        if match.num_unusable:
+            return MatchReport(MatchEnd.WINDOW_GONE, depth * self.block_size)
         node = match.nodes[-1] if match.nodes else self.index.node(chain.keys[depth])
         return self.index.explain_end(chain.namespace, node, chain.keys[depth], seq.token_ids, depth)
 
-    def _unclaimed_refs(self, seq: Sequence, chain: _Chain, depth: int, limit: int) -> Iterator[BlockRef]:
+    def _unclaimed_refs(self, seq: Sequence, chain: Chain, depth: int, limit: int) -> Iterator[BlockRef]:
         """The blocks of ``seq`` from number ``depth`` on, up to the first that another sequence is computing."""
         while depth < limit:
             chain.extend(seq.token_ids, self.block_size, depth + 1)
@@ -201,20 +183,14 @@ class KVManager:
             return 0
         table, depth, src = seq.block_table, self._chains[seq.seq_id].depth, tail.node.block
         if depth == len(table):
-            if self.pool.num_available == 0:
+            if not self._has_room_beside(src):
                 return 0
-            self.pool.touch(src)
-            table.append(self._allocate())
+            table.append(self._allocate_beside(src))
         if table[depth] != src:
-            copies.append(BlockCopy(src, table[depth]))
-            self._unfilled.add(table[depth])
+            self._copy(src, table[depth], copies)
         num_gained = depth * self.block_size + tail.num_tokens - seq.num_computed
         seq.num_computed += num_gained
         return num_gained
-
-    def plan_applied(self) -> None:
-        """The copies of the plan have taken effect."""
-        self._unfilled.clear()
 
     def claim(self, seq: Sequence) -> None:
         """``seq`` is about to compute its known tokens: others that need the same full blocks wait for them. The first claim stands."""
@@ -244,7 +220,7 @@ class KVManager:
         while chain is not None and chain.publishable and chain.depth < num_full:
             self._publish_next(seq, chain)
 
-    def _publish_next(self, seq: Sequence, chain: _Chain) -> None:
+    def _publish_next(self, seq: Sequence, chain: Chain) -> None:
         assert self.index is not None
         i, table = chain.depth, seq.block_table
         chain.extend(seq.token_ids, self.block_size, i + 1)
@@ -257,10 +233,14 @@ class KVManager:
         if self._tails is not None:
             self._tails.drop_covered(node)
         if node.block != table[i]:
-            self.pool.acquire(node.block)
             own, table[i] = table[i], node.block
-            self.pool.release(own, keep=False)
+            self._exchange(own, node.block)
         chain.depth = i + 1
+
+    def _exchange(self, own: int, offered: int) -> None:
+        """A sequence shares ``offered`` from now on instead of ``own``, which nobody else has and which holds the same."""
+        self.pool.acquire(offered)
+        self.pool.release(own, keep=False)
 
     def withhold(self, seq: Sequence) -> None:
         """Offer nothing more of ``seq``, ever: what it computes cannot be offered, or is not to be trusted."""
@@ -282,75 +262,13 @@ class KVManager:
 
     # --- blocks -------------------------------------------------------------------------------------------------------------------------
 
-    def reserve(self, seq: Sequence) -> None:
-        """``seq`` leaves the queue. Here its blocks come one by one; ``reservation.ReservedKV`` takes them all now."""
-
-    def take_copies(self) -> list[BlockCopy]:
-        """Copies that the next plan begins with. Here none: shared blocks are copied when they are written."""
-        return []
-
-    def grow(self, seq: Sequence, num_tokens: int, copies: list[BlockCopy]) -> bool:
-        """Make the next ``num_tokens`` positions of ``seq`` writable by it alone. False, and nothing changed, when blocks are short.
-
-        A copy-on-write is added to ``copies``, which take effect in order before anything is computed.
-        """
-        table, size, start = seq.block_table, self.block_size, seq.num_computed
-        num_missing = -(-(start + num_tokens) // size) - len(table)
-        shared = start % size != 0 and self.pool.ref_counts[table[start // size]] > 1
-        if num_missing <= 0 and not shared:
-            return True
-        if num_missing + shared > self.pool.num_available:
-            return False
-        if shared:
-            src, dst = table[start // size], self._allocate()
-            copies.append(BlockCopy(src, dst))
-            self._unfilled.add(dst)
-            table[start // size] = dst
-            self.pool.release(src, keep=False)
-        for _ in range(num_missing):
-            table.append(self._allocate())
-        return True
-
-    def truncate(self, seq: Sequence) -> None:
-        """Give back the blocks behind the computed tokens: they were for drafts that did not come true."""
-        table = seq.block_table
-        for block in reversed(table[self.blocks_for(seq.num_computed) :]):
-            self.pool.release(block, keep=False)
-        del table[self.blocks_for(seq.num_computed) :]
-
-    def append_block(self, seq: Sequence, shared: int | None) -> int:
-        """Lengthen the table of ``seq`` by a block that is filled from outside: a new one, or ``shared``, which has an owner already."""
-        if shared is None:
-            block = self._allocate()
-            self._unfilled.add(block)
-        else:
-            block = shared
-            self.pool.acquire(block)
-        seq.block_table.append(block)
-        return block
-
-    def is_being_filled(self, seq: Sequence) -> bool:
-        """Whether the plan not yet applied is to copy into a block of ``seq``."""
-        return bool(self._unfilled) and any(block in self._unfilled for block in seq.block_table)
-
-    def num_to_grow(self, group: Seq[Sequence]) -> int:
-        """Blocks that a group needs to make all its known tokens writable, each by its sequence alone, copies on write included."""
-        num_blocks, writers = 0, dict[int, int]()
-        for seq in group:
-            num_blocks += self.num_missing(seq)
-            if seq.num_computed % self.block_size:
-                block = seq.block_table[seq.num_computed // self.block_size]
-                writers[block] = writers.get(block, 0) + 1
-        return num_blocks + sum(min(count, self.pool.ref_counts[block] - 1) for block, count in writers.items())
-
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """``child``, a new continuation with equal tokens, shares all blocks of ``parent``."""
         child.block_table = parent.block_table[:]
-        for block in child.block_table:
-            self.pool.acquire(block)
+        self._acquire_all(parent, child)
         chain = self._chains.get(parent.seq_id)
         if chain is not None:
-            self._chains[child.seq_id] = _Chain(chain.namespace, chain.keys[:], chain.tokens[:], chain.depth, chain.publishable)
+            self._chains[child.seq_id] = Chain(chain.namespace, chain.keys[:], chain.tokens[:], chain.depth, chain.publishable)
 
     def release(self, seq: Sequence, forget: bool) -> None:
         """Give back all blocks, the end of the table first, and all claims. ``forget`` when the sequence never runs again."""
@@ -371,14 +289,18 @@ class KVManager:
         elif chain is not None:
             chain.depth = 0
 
-    def _allocate(self) -> int:
+    def _allocate(self, windowed: bool = True) -> int:
         block, evicted = self.pool.allocate()
         if evicted:
-            assert self.index is not None
-            node = self.index.forget(block)
-            if self.restorer is not None and self.index.is_full(node):
-                self.restorer.tiers.save(ref_of(node), block)
+            self._evicted(block, ())
         return block
+
+    def _evicted(self, block: int, pages: Seq[int]) -> None:
+        """``block``, which lay in ``pages``, is offered no more; what it holds goes to the tiers, if there are any."""
+        assert self.index is not None
+        node = self.index.forget(block)
+        if self.restorer is not None and self.index.is_full(node):
+            self.restorer.tiers.save(ref_of(node), block, pages)
 
     def attach_tiers(self, tiers: KVTiers) -> None:
         """What the pool evicts goes to ``tiers`` from now on, and is looked up there."""
@@ -393,13 +315,20 @@ class KVManager:
         nodes = self.index.blocks()
         return [(ref_of(nodes[block]), block) for block in self.pool.eviction_order() if self.index.is_full(nodes[block])]
 
-    def _chain(self, seq: Sequence) -> _Chain | None:
+    def offered_block(self, block: int) -> BlockRef | None:
+        """What ``block`` holds, if it is full, with all its parts, and offered."""
+        node = None if self.index is None else self.index.blocks().get(block)
+        if node is None or self.index is None or not self.index.is_full(node) or not self.pool.is_whole(block):
+            return None
+        return ref_of(node)
+
+    def _chain(self, seq: Sequence) -> Chain | None:
         if self.index is None:
             return None
         chain = self._chains.get(seq.seq_id)
         if chain is None:
             namespace = Namespace(salt=seq.request.cache_salt or None)
-            chain = self._chains[seq.seq_id] = _Chain(namespace, [self.index.root_key(namespace)])
+            chain = self._chains[seq.seq_id] = Chain(namespace, [self.index.root_key(namespace)])
         return chain
 
     def _drop_claims(self, seq: Sequence) -> None:
@@ -409,11 +338,6 @@ class KVManager:
         for key in chain.keys[chain.depth + 1 :]:
             if self._claims.get(key) == seq.seq_id:
                 del self._claims[key]
-
-    def occupancy(self, holders: Iterable[tuple[Sequence, int]]) -> KVOccupancy:
-        """What the pool's slots are used for. ``holders``: as for ``count_paged``."""
-        pool = self.pool
-        return count_paged(self.block_size, pool.num_used, pool.num_cached, pool.num_free, holders)
 
     def check_invariants(self, holders: Iterable[Sequence]) -> None:
         """AssertionError unless the books balance. ``holders``: every sequence that may hold blocks."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from octavo.core.kv_tiers import BlockRef, KVTiers, TierMatch
+from octavo.core.kv_tiers import BlockRef, HostEntry, KVTiers, TierMatch
 from octavo.core.request import Sequence
 from octavo.core.step import BlockMove
 
@@ -49,14 +49,21 @@ class Restorer:
         """Those that the plan being made, or in flight, loads blocks for."""
         return [restore.seq for restore in self._restores.values()]
 
+    def num_loading(self, seq: Sequence) -> int:
+        """Tokens of ``seq`` that the plan being made, or in flight, loads."""
+        return seq.num_scheduled if seq.seq_id in self._restores else 0
+
     def match(self, seq: Sequence, refs: Iterator[BlockRef], depth: int) -> TierMatch:
         """What the tiers have after the first ``depth`` blocks of ``seq``, which it shares or is about to. Changes nothing."""
         if seq.seq_id in self._restores:
             return TierMatch(waits=True)
         return self.tiers.match(seq.seq_id, refs, depth * self._kv.block_size)
 
-    def begin(self, seq: Sequence, match: TierMatch) -> bool:
-        """Have the plan load what was matched, or the disk read it. True: ``seq`` sits this plan out."""
+    def begin(self, seq: Sequence, match: TierMatch, num_kept: int = 0) -> bool:
+        """Have the plan load what was matched, or the disk read it. True: ``seq`` sits this plan out.
+
+        ``num_kept``: blocks that are to stay available, since others need them in this plan. Who finds none beyond them computes.
+        """
         if match.waits:
             return True
         if match.refs:
@@ -65,14 +72,15 @@ class Restorer:
             return True
         if match.entries and self._num_loads_left == 0:  # others have all of this plan's: the next will do
             return True
-        entries = match.entries[: self._kv.pool.num_available][: self._num_loads_left]
+        num_available = max(0, self._kv.pool.num_available - num_kept)
+        entries = self._kv.usable_entries(seq, match.entries[:num_available][: self._num_loads_left])
         if not entries:
             self.tiers.end_wait(seq.seq_id)
             return False
         self.tiers.load(seq.seq_id, entries)  # before blocks are allocated: what that evicts is not to take their place in host memory
         size = self._kv.block_size
         num_disk_tokens = size * sum(entry.from_disk for entry in entries)
-        loads = [BlockMove(self._kv.append_block(seq, None), entry.host_block) for entry in entries]
+        loads = [self._load(seq, entry) for entry in entries]
         self.tiers.stats.num_loaded_blocks += len(loads)
         for entry in entries:
             entry.from_disk = False
@@ -82,6 +90,10 @@ class Restorer:
         self._restores[seq.seq_id] = Restore(seq, loads, seq.num_scheduled - num_disk_tokens, num_disk_tokens)
         self._kv.claim(seq)
         return True
+
+    def _load(self, seq: Sequence, entry: HostEntry) -> BlockMove:
+        block = self._kv.append_block(seq, None, entry.windowed)
+        return BlockMove(block, entry.host_block, pages=self._kv.pool.pages_of(block))
 
     def loads(self) -> list[BlockMove]:
         """What the plan being made loads."""

@@ -44,6 +44,7 @@ class HostEntry:
     host_block: int
     from_disk: bool = False  # it was read and has not been used since
     num_awaited: int = 0  # sequences that wait for the rest of their blocks
+    windowed: bool = True  # it has the part of window layers
 
 
 @dataclass(slots=True)
@@ -84,21 +85,25 @@ class TierMatch:
 
 
 class KVTiers:
-    """``num_host_blocks`` from ``first_host_block`` on are its own; those below are others'. ``disk`` None: there is no tier below."""
+    """``num_host_blocks`` from ``first_host_block`` on are its own; those below are others'. ``disk`` None: there is no tier below.
+
+    ``rounds``: what comes back is not, to the bit, what went.
+    """
 
     def __init__(
-        self, num_host_blocks: int, block_size: int, cost: RestoreCost, disk: DiskIndex | None = None, first_host_block: int = 0
-    ) -> None:
+        self, num_host_blocks: int, block_size: int, cost: RestoreCost, disk: DiskIndex | None = None, first_host_block: int = 0,
+        rounds: bool = False,
+    ) -> None:  # fmt: skip
         if num_host_blocks < 1:
             raise ValueError(f"num_host_blocks: {num_host_blocks} is not allowed; at least 1")
         self.stats = TierStats()
-        self.block_size = block_size
+        self.block_size, self.rounds = block_size, rounds
         self.first_host_block, self.num_host_blocks = first_host_block, num_host_blocks
         self._disk, self.cost = disk, cost
         self._free = list(range(first_host_block + num_host_blocks - 1, first_host_block - 1, -1))
         self._entries: OrderedDict[bytes, HostEntry] = OrderedDict()  # least recently used first
         self._busy: set[int] = set()  # host blocks that the plan being made, or in flight, saves to or loads from
-        self._saves: dict[int, tuple[int, bytes]] = {}  # host block -> (pool block, key): not in a plan yet
+        self._saves: dict[int, tuple[BlockMove, bytes]] = {}  # host block -> (its save, key): not in a plan yet
         self._saving: list[bytes] = []  # keys that the plan in flight saves
         self._spills: list[tuple[BlockRef, int]] = []
         self._reads: list[list[BlockRef]] = []
@@ -123,19 +128,26 @@ class KVTiers:
 
     # --- down ---------------------------------------------------------------------------------------------------------------------------
 
-    def save(self, ref: BlockRef, block: int) -> None:
-        """The pool evicts ``block``: keep its contents, by the plan being made, unless host memory has them or no room."""
-        entry = self._entries.get(ref.key)
+    def save(self, ref: BlockRef, block: int, pages: Sequence[int] = ()) -> None:
+        """The pool evicts ``block``, in ``pages``: keep its contents, by the plan being made, unless host memory has them or no room."""
+        entry, windowed = self._entries.get(ref.key), -1 not in pages
         if entry is not None:
             self._entries.move_to_end(ref.key)
+            if entry.windowed or not windowed or entry.host_block in self._busy:
+                return
+            entry.windowed = True  # it is saved again, whole
+            self._save(entry, block, pages)
             return
         host_block = self._take_host_block()
         if host_block is None:
             self.stats.num_lost_blocks += 1
             return
-        self._entries[ref.key] = HostEntry(ref, host_block)
-        self._saves[host_block] = (block, ref.key)
-        self._busy.add(host_block)
+        entry = self._entries[ref.key] = HostEntry(ref, host_block, windowed=windowed)
+        self._save(entry, block, pages)
+
+    def _save(self, entry: HostEntry, block: int, pages: Sequence[int]) -> None:
+        self._saves[entry.host_block] = (BlockMove(block, entry.host_block, pages=pages), entry.ref.key)
+        self._busy.add(entry.host_block)
         self.stats.num_saved_blocks += 1
 
     def _take_host_block(self) -> int | None:
@@ -148,7 +160,7 @@ class KVTiers:
         else:
             return None
         del self._entries[entry.ref.key]
-        if self._disk is not None and entry.ref.key not in self._disk:
+        if self._disk is not None and entry.windowed and entry.ref.key not in self._disk:
             self._spills.append((entry.ref, entry.host_block))
             self.stats.num_spilled_blocks += 1
         return entry.host_block
@@ -285,7 +297,7 @@ class KVTiers:
 
     def take_saves(self) -> list[BlockMove]:
         """What the plan, which is going to be executed, copies before anything else."""
-        saves = [BlockMove(block, host_block) for host_block, (block, _) in self._saves.items()]
+        saves = [move for move, _ in self._saves.values()]
         self._saving = [key for _, key in self._saves.values()]
         self._saves.clear()
         return saves
@@ -301,6 +313,10 @@ class KVTiers:
                 self._free.append(self._entries.pop(key).host_block)
         self._saving.clear()
         self._busy = set(self._saves)
+
+    def holds(self, entry: HostEntry) -> bool:
+        """Whether host memory still has ``entry``, and has it already: one that the next plan saves is not there yet."""
+        return self._entries.get(entry.ref.key) is entry and entry.host_block not in self._busy
 
     # --- the end ------------------------------------------------------------------------------------------------------------------------
 

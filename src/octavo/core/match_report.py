@@ -13,6 +13,7 @@ class MatchEnd(str, Enum):
     PART_BLOCK = "part_block"  # what is left fills no block, and only full blocks are shared
     DIFFERENT_TOKEN = "different_token"  # the cache goes on with another token
     EVICTED = "evicted"  # the next full block was cached and has been evicted
+    WINDOW_GONE = "window"  # the next block is cached, but layers with a window have given up what they would read before its end
     OTHER_SALT = "salt"  # the first block is cached under another salt
     OTHER_ADAPTER = "adapter"  # the first block is cached under another adapter
     NOT_CACHED = "never_seen"  # nothing beyond here is cached, nor remembered as evicted

@@ -25,8 +25,8 @@ from collections.abc import Sequence as Seq
 
 from octavo.core import admission, policy
 from octavo.core.cost import GapCost, StepShape
-from octavo.core.kv_manager import PrefixMatch
 from octavo.core.pacing import Prompt, StepRoom
+from octavo.core.prefix_match import PrefixMatch
 from octavo.core.request import Sequence, SequenceStatus
 from octavo.core.state import NO_GUESSES, Draft, Guesses, SchedulerState
 from octavo.core.step import SequenceSlice, SlotOpen, StepPlan
@@ -41,7 +41,8 @@ class Planner:
         """The next step, or None when no sequence is left. ``now``: seconds on the clock of ``Request.arrival_s``."""
         state = self._state
         state.rank_anew()
-        draft = Draft(StepPlan(step_index, block_copies=state.kv.take_copies()), state.config.max_num_batched_tokens, guesses)
+        plan = StepPlan(step_index, block_copies=state.kv.take_copies(), pages=state.kv.pages)
+        draft = Draft(plan, state.config.max_num_batched_tokens, guesses)
         num_preemptions = num_before = state.stats.num_preemptions
         if state.kv.restorer is not None:
             state.kv.restorer.begin_plan(now, self._gap_limit_s())
@@ -62,7 +63,7 @@ class Planner:
         loads = [] if restorer is None else restorer.loads()
         moves_blocks = loads or draft.plan.num_moves or draft.plan.block_copies  # of a sequence that was preempted, say: not to be lost
         if not draft.sequences and not moves_blocks:
-            waits = restorer is not None and restorer.tiers.is_waiting
+            waits = (restorer is not None and restorer.tiers.is_waiting) or state.num_held or state.num_reserved
             assert waits or (not state.running and not state.waiting), "sequences are left but none can go on"
             return None
         draft.plan.slot_closes = state.slots.drain_closes()
@@ -242,8 +243,9 @@ class Planner:
         """Without chunking: a step of its own for the first prompt that does not fit beside the decoding sequences. False: none."""
         state = self._state
         num_decoding = _num_decoding(state.running, 0)
+        num_kept = self._num_to_decode()
         for seq in state.running:
-            if len(seq.token_ids) - seq.num_computed <= 1 or self._adopt_prefix(draft, seq, self._find_prefix(seq)):
+            if len(seq.token_ids) - seq.num_computed <= 1 or self._adopt_prefix(draft, seq, self._find_prefix(seq), num_kept):
                 continue
             gap = len(seq.token_ids) - seq.num_computed
             if policy.runs_alone(gap, draft.budget, num_decoding):
@@ -313,6 +315,7 @@ class Planner:
         """Tokens of each running sequence that has more than one to compute and does not wait for another's blocks."""
         state, max_itl_ms = self._state, self._state.config.max_itl_ms
         shape, has_stream, prompts = StepShape(), False, dict[int, Prompt]()
+        num_kept = self._num_to_decode()  # and, added below, what older prompts lack: none of these is preempted for a restore
         for seq in state.running:
             if seq.num_computed == len(seq.token_ids):  # a beam that waits for the others
                 continue
@@ -320,7 +323,8 @@ class Planner:
                 num_rows = 1 + min(len(draft.guesses.get(seq.seq_id, ())), max(self._max_drafts(seq), 0))
                 shape.add(seq.num_computed, num_rows, num_rows)
                 has_stream = has_stream or len(seq.token_ids) > seq.num_prompt_tokens
-            elif not self._adopt_prefix(draft, seq, self._find_prefix(seq)):
+            elif not self._adopt_prefix(draft, seq, self._find_prefix(seq), num_kept):
+                num_kept += state.kv.num_missing(seq)
                 if not state.kv.claims_next(seq):
                     state.kv.claim(seq)  # before the next prompt is looked up, so that an equal one waits instead of computing the same
                 gap = len(seq.token_ids) - seq.num_computed
@@ -335,6 +339,10 @@ class Planner:
         room = StepRoom(cost, shape, limit_s, draft.budget - shape.num_rows, state.kv.block_size)
         room.share(list(prompts.values()), draft.plan.step_index % 2 == 1)
         return {seq_id: prompt.num_tokens for seq_id, prompt in prompts.items()}
+
+    def _num_to_decode(self) -> int:
+        """Blocks that running sequences need for their next token, if they lack the KV of their last one alone."""
+        return self._state.kv.num_to_grow([seq for seq in self._state.running if len(seq.token_ids) - seq.num_computed == 1])
 
     def _gap_limit_s(self) -> float | None:
         """The bound on the gap that this step puts between tokens, where there is one and a stream for it."""
@@ -361,8 +369,11 @@ class Planner:
         num_cached = len(match.nodes) * self._state.kv.block_size + num_partial
         return len(seq.token_ids) - max(num_cached, self._state.swaps.num_computed(seq))
 
-    def _adopt_prefix(self, draft: Draft, seq: Sequence, match: PrefixMatch) -> bool:
-        """Share what was found. True: the next blocks are being computed by another or restored, so ``seq`` sits this step out."""
+    def _adopt_prefix(self, draft: Draft, seq: Sequence, match: PrefixMatch, num_kept: int = 0) -> bool:
+        """Share what was found. True: the next blocks are being computed by another or restored, so ``seq`` sits this step out.
+
+        ``num_kept``: available blocks that a restore leaves to those who are planned later in this step.
+        """
         kv, stats = self._state.kv, self._state.stats
         is_new = seq.num_preemptions == 0 and seq.num_output_tokens == 0
         found = bool(match.nodes) or match.tail is not None
@@ -378,7 +389,7 @@ class Planner:
         stats.num_tail_copies += len(draft.plan.block_copies) - num_copies
         draft.num_pending[seq.seq_id] = match.num_pending
         restorer, tier = self._state.kv.restorer, match.tier
-        return match.num_pending > 0 or (restorer is not None and tier is not None and restorer.begin(seq, tier))
+        return match.num_pending > 0 or (restorer is not None and tier is not None and restorer.begin(seq, tier, num_kept))
 
     # --- slices -------------------------------------------------------------------------------------------------------------------------
 

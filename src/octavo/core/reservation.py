@@ -24,9 +24,11 @@ from dataclasses import dataclass
 
 from octavo.config import CacheConfig, ConfigError, check_reservation
 from octavo.core.buddy import BuddyAllocator, Chunk, chunk_size
-from octavo.core.kv_manager import KVManager, PrefixMatch
+from octavo.core.kv_manager import KVManager
+from octavo.core.kv_pages import PageNeeds
 from octavo.core.limits import LengthLimits
 from octavo.core.occupancy import KVOccupancy
+from octavo.core.prefix_match import PrefixMatch
 from octavo.core.request import ParameterError, Request, Sequence
 from octavo.core.step import BlockCopy
 
@@ -174,10 +176,20 @@ class ReservedKV(KVManager):
             check_table(self, seq)
 
 
-def kv_of(cache: CacheConfig, num_blocks: int, max_model_len: int, fingerprint: str) -> tuple[LengthLimits, KVManager]:
-    """Limits and books of the KV memory that ``cache`` names. ConfigError when the pool is too small for a reservation."""
+def kv_of(
+    cache: CacheConfig, num_blocks: int, max_model_len: int, fingerprint: str, needs: PageNeeds | None = None
+) -> tuple[LengthLimits, KVManager]:
+    """Limits and books of the KV memory that ``cache`` names; ``needs`` where blocks are made of pages, which reservations are not.
+
+    ConfigError when the pool is too small for a reservation.
+    """
     if cache.kv_reservation == "paged":
         by_token = cache.prefix_granularity == "token"
+        if needs is not None:
+            from octavo.core.kv_groups import GroupedKV, GroupedLimits
+
+            grouped = GroupedKV(num_blocks, needs, cache.enable_prefix_caching, fingerprint, by_token)
+            return GroupedLimits(max_model_len, num_blocks, cache.block_size, needs, grouped.pool.num_ids), grouped
         manager = KVManager(num_blocks, cache.block_size, cache.enable_prefix_caching, fingerprint, by_token)
         return LengthLimits(max_model_len, num_blocks, cache.block_size), manager
     check_reservation(cache)

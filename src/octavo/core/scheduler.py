@@ -8,12 +8,17 @@ splits a request into its choices, and ends sequences. It never touches text, cl
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
 from types import MappingProxyType
 
 from octavo.config import SCHEDULING_POLICIES, CacheConfig, SchedulerConfig
+from octavo.core import repeats
 from octavo.core.beam import BeamSearch
 from octavo.core.beam_group import BeamGroup
 from octavo.core.cost import GapCost, PreemptionCost
+from octavo.core.kv_manager import KVManager
+from octavo.core.kv_pages import PageLayout
 from octavo.core.kv_tiers import BlockRef, KVTiers
 from octavo.core.limits import LengthLimits, StopEnd, StopRule
 from octavo.core.occupancy import KVOccupancy
@@ -21,9 +26,13 @@ from octavo.core.planner import Planner
 from octavo.core.request import FinishReason, ParameterError, Request, Sequence, SequenceStatus, num_places
 from octavo.core.result_checks import StepProtocolError, TextStops, check_result
 from octavo.core.state import NO_GUESSES, Draft, Guesses, RequestState, SchedulerState, SchedulerStats
-from octavo.core.step import NO_TOKEN_ALLOWED, SequenceSlice, SliceResult, StepPlan, StepResult, TokenEvent, TokenLogprobs
+from octavo.core.step import NO_TOKEN_ALLOWED, BlockMove, SequenceSlice, SliceResult, StepPlan, StepResult, TokenEvent, TokenLogprobs
 from octavo.core.swapping import SwapSpace
+<<<<<<< HEAD
 from octavo.core.waiting import Block, Wait, admission_block, why_waiting
+=======
+from octavo.core.transfers import Transfers
+>>>>>>> main
 
 _NO_TEXT_STOPS: TextStops = MappingProxyType({})
 
@@ -32,7 +41,7 @@ class Scheduler:
     """``num_blocks``: the KV pool. ``max_model_len``: most tokens of a sequence. ``fingerprint``: what KV depends on besides tokens.
     ``gap_cost``: prices steps for ``config.max_itl_ms``, and is needed with it. ``num_host_blocks``: blocks in host memory for preempted
     sequences; ``preemption_cost`` lets ``config.preemption`` auto choose between these and recomputing, else it takes them while there are.
-    ``tiers``: where evicted blocks of the prefix cache go.
+    ``tiers``: where evicted blocks of the prefix cache go. ``layout``: the pages of a block, where the backend keeps blocks in pages.
 
     A sequence may reach min(max_model_len, pool tokens + 1) tokens: the last one needs no KV. An explicit max_tokens above what is
     left is clamped to it; ``clamped_max_tokens`` tells, so that the response can say so.
@@ -49,18 +58,22 @@ class Scheduler:
         num_host_blocks: int = 0,
         preemption_cost: PreemptionCost | None = None,
         tiers: KVTiers | None = None,
+        layout: PageLayout | None = None,
     ) -> None:
         if config.scheduling_policy not in SCHEDULING_POLICIES:
             raise ValueError(f"scheduling_policy: {config.scheduling_policy!r} is not allowed; one of {', '.join(SCHEDULING_POLICIES)}")
         if (config.max_itl_ms is None) != (gap_cost is None):
             raise ValueError(f"gap_cost: {gap_cost!r} is not allowed with max_itl_ms {config.max_itl_ms}; both are needed, or neither")
-        self._state = SchedulerState(config, cache, num_blocks, max_model_len, fingerprint)
+        max_chunk = max(config.max_num_batched_tokens, 0 if config.enable_chunked_prefill else max_model_len)
+        needs = None if layout is None else layout.needs(cache.block_size, max_chunk)
+        self._state = SchedulerState(config, cache, num_blocks, max_model_len, fingerprint, needs)
         self._state.gap_cost = gap_cost
         self._state.swaps = SwapSpace(num_host_blocks, self._state.kv)
         self._state.preemption_cost = preemption_cost
         if tiers is not None:
             self._state.kv.attach_tiers(tiers)
         self._planner = Planner(self._state)
+        self.transfers = Transfers(self._state)
         self._in_flight: Draft | None = None
         self._num_plans = 0
 
@@ -117,6 +130,7 @@ class Scheduler:
                     self._state.release(seq)
         self._state.swaps.end_loads(succeeded=False)
         self._state.end_restores(failed=True)
+        self.transfers.drop_all()
         owners = list(self._state.requests.values())
         for owner in owners:
             self._state.forget(owner)
@@ -162,6 +176,11 @@ class Scheduler:
         return self._state.stats
 
     @property
+    def kv(self) -> KVManager:
+        """The books of the KV pool, for who borrows pages of it."""
+        return self._state.kv
+
+    @property
     def num_running(self) -> int:
         """Choices that hold a place: a sequence that will split into n choices counts n times."""
         return self._state.num_running
@@ -183,7 +202,7 @@ class Scheduler:
     @property
     def num_table_blocks(self) -> int:
         """Blocks in the tables of running sequences, a shared one once for each table: what these would take without sharing."""
-        return sum(len(seq.block_table) for seq in self._state.running)
+        return self._state.kv.num_table_blocks(self._state.running)
 
     @property
     def num_cached_blocks(self) -> int:
@@ -207,6 +226,17 @@ class Scheduler:
     def evictable_blocks(self) -> list[tuple[BlockRef, int]]:
         """The blocks that ``num_cached_blocks`` counts, the next to be evicted first."""
         return self._state.kv.evictable_blocks()
+
+    def block_save(self, block: int, host_block: int) -> BlockMove:
+        """A move of one of these blocks to host memory."""
+        return BlockMove(block, host_block, pages=self._state.kv.pool.pages_of(block))
+    def cached_blocks(self) -> list[int]:
+        """All blocks that ``num_cached_blocks`` counts, as ``evictable_blocks`` but part-filled ones too."""
+        return self._state.kv.pool.eviction_order()
+
+    def offered_block(self, block: int) -> BlockRef | None:
+        """What ``block`` holds, if it is full and offered by the prefix cache: then nobody writes to it before the next plan."""
+        return self._state.kv.offered_block(block)
 
     @property
     def num_swapped(self) -> int:
@@ -255,6 +285,11 @@ class Scheduler:
         return self._state.running
 
     @property
+    def waiting_sequences(self) -> Iterable[Sequence]:
+        """In the order of admission; not to be changed."""
+        return self._state.waiting
+
+    @property
     def decoding_sequences(self) -> list[Sequence]:
         """Running sequences that lack the KV of their last token alone, in the order of planning: those that drafts may be offered for."""
         running = (seq for seq in self._state.running if seq.num_choices == 1 and seq.request.params.beam is None)
@@ -275,6 +310,15 @@ class Scheduler:
         self._num_plans += 1
         self._in_flight = draft
         return draft.plan
+
+    def num_repeats(self) -> int:
+        """How many of the coming steps only decode all running sequences: see ``repeats.num_repeats``."""
+        return repeats.num_repeats(self._state) if self._in_flight is None else 0
+
+    def repeat(self, num_steps: int, token_ids: Seq[int]) -> list[tuple[int, int]]:
+        """Take so many of these steps at once, planned, run and applied: see ``repeats.repeat``."""
+        self._num_plans += num_steps
+        return repeats.repeat(self._state, num_steps, token_ids)
 
     # --- apply --------------------------------------------------------------------------------------------------------------------------
 
@@ -395,4 +439,5 @@ class Scheduler:
     def check_invariants(self) -> None:
         """AssertionError unless queues, requests, slots and the KV books agree. For tests and idle debug runs: slow."""
         restorer = self._state.kv.restorer
-        self._state.check_invariants([*self.in_flight_sequences, *([] if restorer is None else restorer.sequences)])
+        restored = [] if restorer is None else restorer.sequences
+        self._state.check_invariants([*self.in_flight_sequences, *restored], self.transfers.sequences)

@@ -59,6 +59,11 @@ class SlotTable:
         self._extra.pop(seq.seq_id, None)
         seq.slot = -1
 
+    @property
+    def has_closes(self) -> bool:
+        """Whether the next plan has slots to close."""
+        return bool(self._closes)
+
     def close_again(self, slots: list[int]) -> None:
         """Slots that a plan told to close which failed: nobody knows whether it came that far."""
         self._closes += slots

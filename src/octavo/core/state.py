@@ -18,6 +18,7 @@ from types import MappingProxyType
 from octavo.config import CacheConfig, SchedulerConfig
 from octavo.core.beam_group import BeamGroup
 from octavo.core.cost import GapCost, PreemptionCost
+from octavo.core.kv_pages import PageNeeds
 from octavo.core.limits import StopRule
 from octavo.core.policies.order import Rank, queue_order
 from octavo.core.request import Request, Sequence, SequenceStatus
@@ -101,18 +102,28 @@ class SchedulerState:
     The order is that of the requests' ranks, then arrival, then choice: so choices of a request are neighbours.
     """
 
-    def __init__(self, config: SchedulerConfig, cache: CacheConfig, num_blocks: int, max_model_len: int, fingerprint: str) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        cache: CacheConfig,
+        num_blocks: int,
+        max_model_len: int,
+        fingerprint: str,
+        needs: PageNeeds | None = None,
+    ) -> None:
         self.config = config
         self.order = queue_order(config.scheduling_policy)
         self.preemption_cost: PreemptionCost | None = None
         self.gap_cost: GapCost | None = None  # there when config.max_itl_ms is
-        self.limits, self.kv = kv_of(cache, num_blocks, max_model_len, fingerprint)
+        self.limits, self.kv = kv_of(cache, num_blocks, max_model_len, fingerprint, needs)
         self.swaps = SwapSpace(0, self.kv)
         self.slots = SlotTable(config.max_num_seqs)
         self.stats = SchedulerStats()
         self.requests: dict[str, RequestState] = {}
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
+        self.num_held = 0  # sequences that are offered to another engine: see transfers
+        self.num_reserved = 0  # places of sequences that come from another engine
         self._num_sequences = 0
 
     def next_seq_id(self) -> int:
@@ -131,7 +142,7 @@ class SchedulerState:
     @property
     def num_running(self) -> int:
         """Places taken: a sequence that will split into n choices takes n."""
-        return sum(seq.num_choices for seq in self.running)
+        return sum(seq.num_choices for seq in self.running) + self.num_reserved
 
     def place_of(self, seq: Sequence) -> tuple[Rank, int, int]:
         """What both queues are sorted by."""
@@ -157,6 +168,9 @@ class SchedulerState:
     def start(self, seq: Sequence) -> None:
         """Put ``seq``, which waited, at its place among the running ones; that is mostly at the end."""
         self.waiting.remove(seq)
+        self.insert_running(seq)
+
+    def insert_running(self, seq: Sequence) -> None:
         seq.status, place, i = SequenceStatus.RUNNING, self.place_of(seq), len(self.running)
         while i > 0 and place < self.place_of(self.running[i - 1]):
             i -= 1
@@ -201,10 +215,12 @@ class SchedulerState:
                 seq.num_cached += restore.num_host_tokens + restore.num_disk_tokens
                 self.stats.prefix_hit_tokens += restore.num_host_tokens + restore.num_disk_tokens
 
-    def check_invariants(self, in_flight: list[Sequence]) -> None:
-        """AssertionError unless queues, requests, slots and the KV books agree. ``in_flight``: sequences of the plan in flight."""
+    def check_invariants(self, in_flight: list[Sequence], transferred: Seq[Sequence] = ()) -> None:
+        """AssertionError unless queues, requests, slots and the KV books agree. ``in_flight``: sequences of the plan in flight;
+        ``transferred``: those that hold blocks for ``transfers``."""
         dropped = [seq for seq in in_flight if seq.status is SequenceStatus.FINISHED]
-        self.kv.check_invariants([*self.running, *dropped])
+        self.kv.check_invariants([*self.running, *dropped, *transferred])
+        assert len(transferred) == self.num_held + self.num_reserved, "transfers are lost"
         live = {id(seq) for state in self.requests.values() for seq in state.sequences}
         assert live == {id(seq) for seq in (*self.running, *self.waiting)}, "queues and requests disagree about a sequence"
         assert len(live) == len(self.running) + len(self.waiting), "a sequence is queued twice"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -27,6 +28,8 @@ class BlockCopy:
 
     src_block: int
     dst_block: int
+    src_pages: Seq[int] = ()  # with ``StepPlan.pages``: where they lie, by column; -1: what is not there is not copied
+    dst_pages: Seq[int] = ()
 
 
 @dataclass(slots=True)
@@ -35,11 +38,14 @@ class BlockMove:
 
     ``after_copies``: of a load, how many of the plan's block copies take effect before it, those that were planned before. They may read
     what the pool block held until then, or write what is of no use to anybody any more.
+
+    ``pages``: with ``StepPlan.pages``, where the pool block lies, by column; -1: that is not moved. A host block has room for all of them.
     """
 
     pool_block: int
     host_block: int
     after_copies: int = 0
+    pages: Seq[int] = ()
 
 
 @dataclass(slots=True)
@@ -124,6 +130,7 @@ class StepPlan:
     slot_closes: list[int] = field(default_factory=list)
     block_saves: list[BlockMove] = field(default_factory=list)
     block_loads: list[BlockMove] = field(default_factory=list)
+    pages: array[int] | None = None  # the pool's own: column c of block b is page pages[b * columns + c]; None: it is page b * columns + c
 
     @property
     def num_tokens(self) -> int:

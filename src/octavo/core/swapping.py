@@ -6,7 +6,8 @@
 
 All computed blocks are saved, the part-filled last one included, so that no token is computed twice; a block that several choices of a
 request share is saved once, and shared again when they return. What the prefix cache still offers then is not loaded. Sampling state is
-not saved: a backend rebuilds it from the tokens.
+not saved: a backend rebuilds it from the tokens. Of a block that all of a group have passed (``kv_groups``) the window part is neither
+saved nor loaded.
 
 Owns the records of saved sequences. Decides neither who is preempted nor whether by swapping.
 """
@@ -69,16 +70,20 @@ class SwapSpace:
     def save(self, group: Seq[Sequence], saves: list[BlockMove]) -> None:
         """Save sequences that hold computed blocks alone, before these are released. IndexError when host blocks are short."""
         host_of: dict[int, int] = {}
+        windowed = {block for seq in group for block in seq.block_table[self._kv.num_passed(seq) :]}
         for seq in group:
             host_blocks = array("i")
             for block in seq.block_table:
                 if block in host_of:
                     self.pool.acquire(host_of[block])
                 else:
-                    host_of[block] = self.pool.allocate()
-                    saves.append(BlockMove(block, host_of[block]))
+                    host_block = host_of[block] = self.pool.allocate()
+                    pages = self._kv.pool.pages_of(block, block in windowed)
+                    saves.append(BlockMove(block, host_block, pages=pages))
                 host_blocks.append(host_of[block])
             self._saved[seq.seq_id] = SavedSequence(host_blocks, seq.num_computed)
+            if self._kv.restorer is not None and self._kv.restorer.tiers.rounds:  # it shares no block from now on: another's may be rounded
+                self._kv.withhold(seq)
 
     def load(self, seq: Sequence, loads: list[BlockMove], num_copies: int) -> None:
         """Give ``seq``, which has adopted what the prefix cache offers, the rest of its saved blocks. The caller has seen to the room.
@@ -89,15 +94,17 @@ class SwapSpace:
         self._read += saved.host_blocks
         if saved.num_computed <= seq.num_computed:  # others have computed as much since
             return
-        num_full = saved.num_computed // self._kv.block_size
-        for i in range(len(seq.block_table), len(saved.host_blocks)):
-            host_block = saved.host_blocks[i]
+        num_adopted, seq.num_computed = len(seq.block_table), saved.num_computed
+        num_full, num_passed, pool = saved.num_computed // self._kv.block_size, self._kv.num_passed(seq), self._kv.pool
+        for i in range(num_adopted, len(saved.host_blocks)):
+            host_block, windowed = saved.host_blocks[i], i >= num_passed
             shared = self._loaded.get(host_block) if i < num_full else None  # the part-filled one is about to be written
-            block = self._kv.append_block(seq, shared)
+            block = self._kv.append_block(seq, shared, windowed)
             if shared is None:
                 self._loaded[host_block] = block
-                loads.append(BlockMove(block, host_block, num_copies))
-        seq.num_computed = saved.num_computed
+                loads.append(BlockMove(block, host_block, num_copies, pool.pages_of(block)))
+            elif windowed and not pool.is_whole(block):
+                loads.append(BlockMove(block, host_block, num_copies, self._kv.add_window(block)))
         self._loading.append(seq)
         self._kv.loading.add(seq.seq_id)
 

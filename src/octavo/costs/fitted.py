@@ -63,6 +63,11 @@ class FittedCost:
         )
 
     @property
+    def max_rows(self) -> int:
+        """Rows of the largest step seen."""
+        return self._max_rows
+
+    @property
     def max_trusted_rows(self) -> int:
         """Rows up to which a prediction is more than a guess: a few times the largest step seen."""
         return max(_FIRST_ROWS, _REACH * self._max_rows)

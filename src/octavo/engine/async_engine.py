@@ -274,13 +274,16 @@ class AsyncEngine:
         return [event for request_id in request_ids for event in self.engine.abort(request_id)]
 
     def _wait_for_work(self) -> bool:
-        """Wait until there is something to do; False when the thread is to end."""
-        if self.engine.has_work and not self._stopping:
-            return True
-        with self._wake:
-            while not (self._inbox or self._stopping or self.engine.has_work):
-                self._wake.wait()
+        """Wait until there is something to do; False when the thread is to end. Meanwhile small pieces of what can wait are done."""
+        while not self._is_wanted():
+            idle_s = self.engine.idle()
+            with self._wake:
+                if not self._is_wanted():
+                    self._wake.wait(idle_s)
         return bool(self._inbox) or not self._stopping
+
+    def _is_wanted(self) -> bool:
+        return bool(self._inbox) or self._stopping or self.engine.has_work
 
     def _publish(self, events: list[OutputEvent]) -> None:
         assert self._aio is not None

@@ -6,11 +6,12 @@ It starts no thread (``async_engine`` and ``llm`` drive it) and knows nothing of
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, TextIO, Unpack
 
 from octavo.backends.base import Backend
 from octavo.config import ConfigError, EngineConfig
@@ -55,15 +56,17 @@ class Engine:
         self.gap_model = None if max_itl_ms is None else GapModel()
         self._itl_warnings = ItlWarnings(max_itl_s)
         self.num_failures_in_a_row = 0
+        self._recording: TextIO | None = None
         self.max_model_len = resolve_max_model_len(config, model.program.context)
         fingerprint = f"{model.fingerprint}/{backend.fingerprint()}"
         self._drafting = DraftModels(config, model)
         try:
-            self.num_kv_blocks = resolve_num_kv_blocks(config, backend, self.max_model_len, self._drafting.kv_bytes_per_block)
+            lodges, draft_bytes = self._drafting.find_lodging(backend), self._drafting.kv_bytes_per_block
+            self.num_kv_blocks = resolve_num_kv_blocks(config, backend, self.max_model_len, draft_bytes, lodges)
             backend.allocate_kv(self.num_kv_blocks)
             num_host_blocks = resolve_num_host_blocks(config, backend)
             self.preemption_model = self._make_preemption_model(num_host_blocks)
-            draft_model, self_draft = self._drafting.start(backend, self.num_kv_blocks)
+            self_draft = self._drafting.start(backend, self.num_kv_blocks)
             if config.speculative.spec_rule == "resample":
                 from octavo.backends.resampling import ResamplingBackend
 
@@ -72,10 +75,11 @@ class Engine:
         except BaseException:
             self._drafting.close()
             raise
-        self.scheduler = Scheduler(
+        self.scheduler = self._recorded(model.name)(
             config.scheduler, config.cache, self.num_kv_blocks, self.max_model_len, fingerprint, self.gap_model, num_host_blocks,
-            self.preemption_model, None if self.tiering is None else self.tiering.tiers,
+            self.preemption_model, None if self.tiering is None else self.tiering.tiers, backend.kv_capacity(0).layout,
         )  # fmt: skip
+        draft_model = self._drafting.draft_model(backend, self.scheduler)
         others = {one.name: one for one in (draft_model, self_draft) if one is not None}
         self.speculator = create_speculator(config.speculative, self.scheduler.limits.max_total_tokens, self.clock, others)
         price = None if self.gap_model is None else self.gap_model.device
@@ -85,6 +89,15 @@ class Engine:
         self._preparer = RequestPreparer(backend.vocab_size, self.scheduler.limits, max_n, model.eos_token_ids, model.tokenizer)
         self._request_numbers = itertools.count()
 
+    def _recorded(self, model_name: str) -> Callable[..., Scheduler]:
+        """What makes the scheduler: one that is recorded, if the configuration says so. Raises OSError when there can be no such file."""
+        if self.config.scheduler.record is None:
+            return Scheduler
+        from octavo.engine.recording import RecordedScheduler
+
+        self._recording = open(self.config.scheduler.record, "w", encoding="utf-8")  # noqa: SIM115 - closed with the engine
+        return functools.partial(RecordedScheduler, self._recording, model_name)
+
     def _open_tiers(self, fingerprint: str, num_swap_blocks: int) -> KVTiering | None:
         """Allocate host memory: blocks for preempted sequences and, behind them, those of the tiers."""
         cache, backend = self.config.cache, self.backend
@@ -92,13 +105,11 @@ class Engine:
             if num_swap_blocks:
                 backend.allocate_host_kv(num_swap_blocks)
             return None
-        from octavo.engine.kv_tiering import StoreNames, num_tier_blocks, open_tiering
+        from octavo.engine.kv_tiering import StoreNames, open_tiering
 
-        num_tiers = num_tier_blocks(cache, backend, self.num_kv_blocks)
-        backend.allocate_host_kv(num_swap_blocks + num_tiers)
         teller = self.gap_model or self.preemption_model
         cost = RestoreModel(None if teller is None else teller.device)
-        return open_tiering(cache, backend, StoreNames(fingerprint, self.model.name), num_swap_blocks, num_tiers, cost)
+        return open_tiering(cache, backend, StoreNames(fingerprint, self.model.name), num_swap_blocks, self.num_kv_blocks, cost)
 
     def _make_preemption_model(self, num_host_blocks: int) -> PreemptionModel | None:
         """What prices preemptions where there is a choice."""
@@ -180,13 +191,12 @@ class Engine:
     def step(self) -> list[OutputEvent]:
         """Plan, execute and apply one step. When the backend fails, every request ends with an error event and the engine goes on."""
         started_s = self.clock.now()
-        if self.tiering is not None:
-            self.tiering.before_plan()
+        failed = None if self.tiering is None else self._try(self.tiering.before_plan)
+        if failed is not None:
+            return failed
         plan = self.loop.begin_step(started_s)
         if plan is None:
-            if self.tiering is not None:
-                self.tiering.wait()
-            return []
+            return (None if self.tiering is None else self._try(self.tiering.wait)) or []
         try:
             if self.tiering is not None:
                 self.tiering.before_execute()
@@ -207,12 +217,19 @@ class Engine:
             self._itl_warnings.broken(plan, result.seconds, worst_gap_s, ended_s)
         return events
 
+    def idle(self) -> float | None:
+        """Nothing is to be computed now: do a small piece of what can wait, a millisecond or so. Seconds until it is worth calling again;
+        None: not before the next step."""
+        return None if self.tiering is None else self.tiering.idle(self.scheduler)
+
     def close(self) -> None:
         """Keep what a restart can use, if there is a disk for it, and release threads and memory. Idempotent."""
         if self.tiering is not None:
             self.fail_all("the engine is closed")
             self.tiering.close(self.scheduler)
         self._drafting.close()
+        if self._recording is not None:
+            self._recording.close()
         self.backend.close()
 
     def _made(self, events: list[OutputEvent]) -> list[OutputEvent]:
@@ -220,10 +237,21 @@ class Engine:
             self.metrics.events_made(events, self.clock.now())
         return events
 
-    def _failed(self, plan: StepPlan, error: Exception) -> list[OutputEvent]:
+    def _try(self, move: Callable[[], None]) -> list[OutputEvent] | None:
+        """Move blocks of the tiers while no plan is in flight. The events of all requests, with errors, if that fails."""
+        try:
+            move()
+        except Exception as error:
+            return self._failed(None, error)
+        return None
+
+    def _failed(self, plan: StepPlan | None, error: Exception) -> list[OutputEvent]:
         self.num_failures_in_a_row += 1
         self.metrics.num_failed_steps += 1
-        logger.error("step %d with %d tokens failed", plan.step_index, plan.num_tokens, exc_info=error)
+        if plan is None:
+            logger.error("blocks could not be moved before a step", exc_info=error)
+        else:
+            logger.error("step %d with %d tokens failed", plan.step_index, plan.num_tokens, exc_info=error)
         return self.fail_all(f"the step could not be computed: {type(error).__name__}: {error}")
 
 
@@ -235,8 +263,10 @@ def resolve_max_model_len(config: EngineConfig, trained_context: int) -> int:
     return asked if asked is not None else trained_context
 
 
-def resolve_num_kv_blocks(config: EngineConfig, backend: Backend, max_model_len: int, draft_bytes_per_block: int = 0) -> int:
-    """Blocks of the KV pool. ``draft_bytes_per_block``: of a draft model's pool, which has as many blocks.
+def resolve_num_kv_blocks(
+    config: EngineConfig, backend: Backend, max_model_len: int, draft_bytes_per_block: int = 0, draft_lodges: bool = False
+) -> int:
+    """Blocks of the KV pool. ``draft_bytes_per_block``: of a draft model, whose pool has as many blocks, or which lodges in this one.
 
     As configured in blocks or bytes; else what ``max_num_seqs`` sequences of full length can use, within a quarter of the
     available memory and 4 GiB. Raises ConfigError when the memory holds no block.
@@ -252,7 +282,11 @@ def resolve_num_kv_blocks(config: EngineConfig, backend: Backend, max_model_len:
 
         memory_bytes = min(int(available_memory_bytes() * DEFAULT_KV_SHARE), MAX_DEFAULT_KV_BYTES)
         useful = config.scheduler.max_num_seqs * -(-max_model_len // cache.block_size)
-    bytes_per_block = backend.kv_capacity(memory_bytes).bytes_per_block + draft_bytes_per_block
+    bytes_per_block = backend.kv_capacity(memory_bytes).bytes_per_block
+    if draft_lodges and useful is not None:
+        useful += -(-useful * draft_bytes_per_block // bytes_per_block)
+    elif not draft_lodges:
+        bytes_per_block += draft_bytes_per_block
     num_fitting = memory_bytes // bytes_per_block
     num_blocks = num_fitting if useful is None else min(num_fitting, useful)
     if num_blocks < 1:

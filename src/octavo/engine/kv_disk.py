@@ -7,8 +7,8 @@
 Owns these files: what is there, how a damaged one is dropped, which go when the size limit is reached. A file per block rather than
 segments: a block has tens to hundreds of kilobytes, beside which opening a file is little; dropping one is an unlink, with nothing to
 compact, no index can disagree with the data, and several processes can share the folder, because a rename is atomic and two writers of
-a key write the same bytes. A file's modification time is its last use, so that the order of eviction survives a restart and is the same
-for all processes.
+a key write the same bytes, or, where blocks are rounded (``kv_host_dtype``), equally good ones. A file's modification time is its last
+use, so that the order of eviction survives a restart and is the same for all processes.
 
 Nothing here raises for what the disk does: an error ends in a block that is not there. Thread-safe for one writer and one reader.
 """

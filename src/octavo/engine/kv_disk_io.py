@@ -73,6 +73,11 @@ class DiskTier:
     def __contains__(self, key: bytes) -> bool:
         return key in self._queued or key in self.store
 
+    @property
+    def num_queued_bytes(self) -> int:
+        """Of blocks that wait to be written."""
+        return self._num_queued_bytes
+
     # --- writing ------------------------------------------------------------------------------------------------------------------------
 
     def write(self, ref: BlockRef, payload: bytes, wait_s: float = 0.0, used_ns: int | None = None) -> bool:

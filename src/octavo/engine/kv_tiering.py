@@ -1,7 +1,7 @@
 """Moves KV blocks between host memory and the disk, beside the steps, as the scheduler's books of the tiers say.
 
     before_plan: what the disk has read goes to host memory      before_execute: what the plan will overwrite there goes to the disk
-    [the plan moves blocks between the pool and host memory]     close: what pool and host memory still offer goes to the disk
+    [the plan moves blocks between the pool and host memory]     idle, close: what pool and host memory offer goes to the disk
 
 Owns the disk tier and the order of these moves. Which block goes where is decided in ``core/kv_tiers``.
 """
@@ -17,10 +17,11 @@ from octavo.backends.base import Backend
 from octavo.config import CacheConfig, ConfigError
 from octavo.core.kv_tiers import BlockRef, KVTiers
 from octavo.core.scheduler import Scheduler
-from octavo.core.step import BlockMove, StepPlan
+from octavo.core.step import StepPlan
 from octavo.costs.restore import RestoreModel
 from octavo.engine.kv_disk import DiskStore, StoreAbout
 from octavo.engine.kv_disk_io import DiskTier
+from octavo.engine.kv_flush import DEFAULT_INTERVAL_S, FlushStats, IdleFlush
 
 logger = logging.getLogger("octavo.kv")
 
@@ -40,10 +41,14 @@ class StoreNames(NamedTuple):
 
 
 class KVTiering:
-    """``disk`` None: host memory is the last tier."""
+    """``disk`` None: host memory is the last tier. ``flush`` None: nothing is done while the engine is idle."""
 
-    def __init__(self, backend: Backend, tiers: KVTiers, cost: RestoreModel, block_bytes: int, disk: DiskTier | None = None) -> None:
+    def __init__(
+        self, backend: Backend, tiers: KVTiers, cost: RestoreModel, block_bytes: int, disk: DiskTier | None = None,
+        flush: IdleFlush | None = None,
+    ) -> None:  # fmt: skip
         self.tiers, self.cost, self.disk = tiers, cost, disk
+        self._flush = flush
         self.block_bytes = block_bytes
         self._backend = backend
         self._seen_blocks, self._seen_s = 0, 0.0  # of the disk's reads, as told to the cost model
@@ -58,7 +63,7 @@ class KVTiering:
                 self.tiers.read_failed(read.ref)
                 continue
             host_block = self.tiers.arrived(read.ref)
-            self.before_execute()
+            self._spill()
             if host_block is not None:
                 self._fill(host_block, read.ref, read.payload)
         traffic = self.disk.read_traffic
@@ -74,19 +79,41 @@ class KVTiering:
 
     def before_execute(self) -> None:
         """Give the disk what is about to be overwritten in host memory, and ask it for what sequences wait for."""
-        spills = self.tiers.take_spills()
-        if self.disk is None:
-            return
-        for ref, host_block in spills:
-            self.disk.write(ref, self._backend.read_host_block(host_block))
-        for refs in self.tiers.take_reads():
-            self.disk.read(refs)
+        self._spill()
+        if self.disk is not None:
+            for refs in self.tiers.take_reads():
+                self.disk.read(refs)
+
+    def _spill(self) -> None:
+        for ref, host_block in self.tiers.take_spills():
+            if self.disk is None:
+                continue
+            try:
+                self.disk.write(ref, self._backend.read_host_block(host_block))
+            except Exception:  # whatever a backend raises, such as a lack of memory for the copy
+                logger.exception("a KV block of host memory is lost on its way to disk")
 
     def wait(self) -> None:
         """All that is left to do waits for the disk: wait for it too, for a moment."""
         self.before_execute()
         if self.disk is not None and self.tiers.is_waiting:
             self.disk.wait(IDLE_WAIT_S)
+
+    @property
+    def flush_stats(self) -> FlushStats:
+        return FlushStats() if self._flush is None else self._flush.stats
+
+    def idle(self, scheduler: Scheduler) -> float | None:
+        """No step is to be made now: do a piece of what can wait. Seconds until it is worth calling again; None: not before a step."""
+        if self._flush is None or self._closed:
+            return None
+        try:
+            self.before_execute()
+            return self._flush.run(scheduler)
+        except Exception:  # whatever a backend raises: the end may still write
+            logger.exception("KV blocks are no more written to disk meanwhile")
+            self._flush = None
+            return None
 
     # --- the end ------------------------------------------------------------------------------------------------------------------------
 
@@ -98,14 +125,14 @@ class KVTiering:
         began_s = time.monotonic()
         try:
             self.before_execute()
-            self._flush(scheduler, began_s + FLUSH_S)
+            self._flush_all(scheduler, began_s + FLUSH_S)
         except Exception:  # whatever a backend raises: the cache is lost, the end goes on
             logger.exception("KV blocks could not be written to disk")
         self.disk.close(max(1.0, began_s + FLUSH_S - time.monotonic()))
         written = self.disk.write_traffic
         logger.info("%d KV blocks (%d bytes) were written to %s", written.num_blocks, written.num_bytes, self.disk.store.folder)
 
-    def _flush(self, scheduler: Scheduler, deadline_s: float) -> None:
+    def _flush_all(self, scheduler: Scheduler, deadline_s: float) -> None:
         """The most recently used first, parents before children, as far as size and time allow. A parent counts as used later."""
         assert self.disk is not None
         num_left = int(0.9 * self.disk.store.limit_bytes) // self.disk.store.file_bytes
@@ -123,37 +150,53 @@ class KVTiering:
         assert self.disk is not None
         read = self._backend.read_host_block
         staging, vacated = self.tiers.vacate(STAGING_BLOCKS)
-        last = [(entry.ref, read(entry.host_block)) for entry in reversed(vacated) if entry.ref.key not in self.disk]
+        last = [(entry.ref, read(entry.host_block)) for entry in reversed(vacated) if entry.windowed and entry.ref.key not in self.disk]
         pool = [(ref, block) for ref, block in reversed(scheduler.evictable_blocks()) if ref.key not in self.disk]
         for i in range(0, len(pool), len(staging)):
             batch = list(zip(pool[i : i + len(staging)], staging, strict=False))
-            self._backend.execute(StepPlan(0, block_saves=[BlockMove(block, host_block) for (_, block), host_block in batch]))
+            self._backend.execute(StepPlan(0, block_saves=[scheduler.block_save(block, host_block) for (_, block), host_block in batch]))
             for (ref, _), host_block in batch:
                 yield ref, read(host_block)
         for entry in reversed(self.tiers.entries()):
-            if entry.ref.key not in self.disk:
+            if entry.windowed and entry.ref.key not in self.disk:
                 yield entry.ref, read(entry.host_block)
         yield from last
 
 
 def open_tiering(
-    cache: CacheConfig, backend: Backend, store: StoreNames, first_host_block: int, num_host_blocks: int, cost: RestoreModel
+    cache: CacheConfig, backend: Backend, store: StoreNames, num_swap_blocks: int, num_kv_blocks: int, cost: RestoreModel
 ) -> KVTiering:
-    """The tiers that ``cache`` asks for, over host blocks that are allocated. Raises ConfigError for a path that cannot be used."""
-    block_bytes = len(backend.read_host_block(first_host_block))
-    disk = None
-    if cache.kv_disk_path is not None:
-        about = StoreAbout(store.fingerprint, cache.block_size, block_bytes, store.model)
-        disk = DiskTier(DiskStore(cache.kv_disk_path, about, cache.kv_disk_size or DEFAULT_DISK_BYTES))
-    tiers = KVTiers(num_host_blocks, cache.block_size, cost, disk, first_host_block)
-    return KVTiering(backend, tiers, cost, block_bytes, disk)
+    """The tiers that ``cache`` asks for, over host blocks that are allocated here, behind ``num_swap_blocks`` for preempted sequences.
+
+    Raises ConfigError for a path that cannot be used and for memory that holds no block, BackendError when it is not to be had.
+    """
+    kv_dtype = backend.kv_capacity(0).dtype
+    packed = cache.packs_kv_tiers(kv_dtype)
+    if cache.kv_host_dtype == "int8" and not packed:
+        logger.warning("kv_host_dtype: int8 changes nothing: the KV cache is int8, and its blocks are kept as they are")
+    num_tier_blocks = _num_tier_blocks(cache, backend, num_kv_blocks, packed)
+    flush_s = DEFAULT_INTERVAL_S if cache.kv_disk_flush_seconds is None else cache.kv_disk_flush_seconds
+    flushes = cache.kv_disk_path is not None and flush_s > 0
+    num_blocks = num_tier_blocks + flushes
+    if packed:
+        backend.allocate_host_kv(num_swap_blocks, num_blocks)
+    else:
+        backend.allocate_host_kv(num_swap_blocks + num_blocks)
+    block_bytes = len(backend.read_host_block(num_swap_blocks))
+    if cache.kv_disk_path is None:
+        return KVTiering(backend, KVTiers(num_tier_blocks, cache.block_size, cost, None, num_swap_blocks, packed), cost, block_bytes)
+    about = StoreAbout(store.fingerprint, cache.block_size, block_bytes, store.model)
+    disk = DiskTier(DiskStore(cache.kv_disk_path, about, cache.kv_disk_size or DEFAULT_DISK_BYTES))
+    tiers = KVTiers(num_tier_blocks, cache.block_size, cost, disk, num_swap_blocks, packed)
+    flush = IdleFlush(backend, tiers, disk, num_swap_blocks + num_tier_blocks, flush_s) if flushes else None
+    return KVTiering(backend, tiers, cost, block_bytes, disk, flush)
 
 
-def num_tier_blocks(cache: CacheConfig, backend: Backend, num_kv_blocks: int) -> int:
+def _num_tier_blocks(cache: CacheConfig, backend: Backend, num_kv_blocks: int, packed: bool) -> int:
     """Host blocks that the tiers which ``cache`` asks for are to have. ConfigError for memory that holds no block."""
     if cache.kv_host_memory is None:
         return max(MIN_HOST_BLOCKS, num_kv_blocks // HOST_SHARE)
-    capacity = backend.kv_capacity(cache.kv_host_memory)
-    if capacity.num_blocks < 1:
-        raise ConfigError(f"kv_host_memory: {cache.kv_host_memory} bytes hold no block; one takes {capacity.bytes_per_block}")
-    return capacity.num_blocks
+    block_bytes = backend.packed_block_bytes() if packed else backend.kv_capacity(0).bytes_per_block
+    if cache.kv_host_memory < block_bytes:
+        raise ConfigError(f"kv_host_memory: {cache.kv_host_memory} bytes hold no block; one takes {block_bytes}")
+    return cache.kv_host_memory // block_bytes

@@ -76,6 +76,33 @@ class EngineLoop:
 
     def add(self, request: Request) -> None:
         """Queue a request whose parameters are resolved (``max_tokens`` a number, limits checked)."""
+        running = self._open(request)
+        self.scheduler.add(request)
+        self._keep(request.request_id, running)
+
+    def offer(self, request_id: str) -> list[int]:
+        """Hold a request back for another engine: see ``Transfers.offer``. Its text is not made here any more."""
+        output_token_ids = self.scheduler.transfers.offer(request_id)
+        self._drop(request_id)
+        return output_token_ids
+
+    def resume(self, request: Request, output_token_ids: list[int]) -> None:
+        """A request that was offered runs on here: see ``Transfers.resume``."""
+        running = self._open(request, output_token_ids)
+        self.scheduler.transfers.resume(request.request_id)
+        self._keep(request.request_id, running)
+
+    def begin(self, request: Request, output_token_ids: list[int]) -> None:
+        """A request that another engine began runs on here, where blocks are reserved and filled: see ``Transfers.begin``.
+
+        The text of ``output_token_ids`` has been sent; what comes is the text of the tokens after them.
+        """
+        running = self._open(request, output_token_ids)
+        self.scheduler.transfers.begin(request.request_id)
+        self._keep(request.request_id, running)
+
+    def _open(self, request: Request, output_token_ids: Seq[int] = ()) -> _RunningText:
+        """What the loop keeps of a request; ``output_token_ids`` of its only choice are there already."""
         params = request.params
         assert params.max_tokens is not None, "parameters are resolved before a request is queued"
         mask = None
@@ -89,13 +116,26 @@ class EngineLoop:
         first = TextOutput(decoder, params.stop, params.min_tokens, params.include_stop_str_in_output)
         texts = [first, *(first.fork() for _ in range(params.n - 1))]
         rule = StopRule.of(request, params.max_tokens)
+<<<<<<< HEAD
         self.scheduler.add(request)
         if self.timeline is not None:
             self.timeline.added(request)
+=======
+>>>>>>> main
         speculates = self.speculator is not None and params.beam is None and (request.speculative or self.speculator.default).enabled
-        self._running[request.request_id] = _RunningText(texts, rule, params.include_stop_str_in_output, mask, params.n, speculates)
-        self._num_masked += mask is not None
-        self._num_speculating += speculates
+        running = _RunningText(texts, rule, params.include_stop_str_in_output, mask, params.n, speculates)
+        _read_tokens(running, first, output_token_ids)
+        return running
+
+    def _keep(self, request_id: str, running: _RunningText) -> None:
+        self._running[request_id] = running
+        self._num_masked += running.mask is not None
+        self._num_speculating += running.speculates
+
+    def _drop(self, request_id: str) -> None:
+        running = self._running.pop(request_id)
+        self._num_masked -= running.mask is not None
+        self._num_speculating -= running.speculates
 
     def abort(self, request_id: str) -> list[OutputEvent]:
         """End a request; its blocks are free at the next plan. Unknown or finished ids do nothing."""
@@ -186,10 +226,28 @@ class EngineLoop:
                 timeline.mark(Cause.DRAFTS)
         return events
 
+<<<<<<< HEAD
     def end_step(self, plan: StepPlan, result: StepResult, now_s: float, events: Seq[OutputEvent] = ()) -> None:
         """The events of the step, which ``finish_step`` gave, go out at ``now_s``, on the clock of ``begin_step``."""
         if self.timeline is not None:
             self.timeline.end_step(plan, result, events, now_s)
+=======
+    def num_repeats(self) -> int:
+        """How many of the coming steps need nothing that only a step can do; 0 wherever text, masks or drafts are made."""
+        if self._tokenizer is not None or self._num_masked or self._num_speculating:
+            return 0
+        return self.scheduler.num_repeats()
+
+    def repeat(self, num_steps: int, token_ids: Seq[int]) -> list[tuple[int, int]]:
+        """Take so many of these steps at once: see ``Scheduler.repeat``. No events are made."""
+        used = self.scheduler.repeat(num_steps, token_ids)
+        for seq in self.scheduler.running_sequences:
+            self._running[seq.request.request_id].texts[seq.choice].num_tokens += num_steps
+        return used
+
+    def end_step(self, plan: StepPlan, result: StepResult, now_s: float) -> None:
+        """The events of the step go out at ``now_s``, on the clock of ``begin_step``."""
+>>>>>>> main
         if self._gap_model is not None:
             self._gap_model.end(plan, result, now_s)
 
@@ -221,9 +279,7 @@ class EngineLoop:
                     text += running.texts[event.choice].finish()
                 running.num_open -= 1
                 if running.num_open == 0:
-                    del self._running[event.request_id]
-                    self._num_masked -= running.mask is not None
-                    self._num_speculating -= running.speculates
+                    self._drop(event.request_id)
             out.append(OutputEvent.of(event, text))
             if event.match_report is not None:
                 out[-1].cache_match = CacheMatch.of(event.match_report, self._tokenizer)

@@ -58,7 +58,8 @@ class Metadata(Mapping[str, Value]):
     Strings are text and must be UTF-8; only a string in an array may be something else (tokens may) and then stays ``bytes``.
     """
 
-    def __init__(self, reader: _Reader, values: dict[str, Scalar | _ArraySpan]) -> None:
+    def __init__(self, reader: _Reader, values: dict[str, Scalar | _ArraySpan], raw: dict[str, memoryview]) -> None:
+        self.raw = raw  # each pair as it lies in the file: key, type and value
         self._reader = reader
         self._spans = values
         self._parsed: dict[str, tuple[Scalar, ...]] = {}
@@ -229,8 +230,7 @@ def _open_part(path: Path) -> GGUFFile:
     reader = _Reader(path)
     version = _check_version(reader)
     num_tensors = reader.count("Q", _MIN_TENSOR_BYTES, "number of tensors")
-    num_pairs = reader.count("Q", _MIN_PAIR_BYTES, "number of metadata pairs")
-    metadata = Metadata(reader, _read_pairs(reader, num_pairs))
+    metadata = _read_pairs(reader, reader.count("Q", _MIN_PAIR_BYTES, "number of metadata pairs"))
     tensors = _read_tensors(reader, num_tensors, _alignment(reader, metadata))
     return GGUFFile(path, metadata, tensors, (path,), (reader.data[: reader.pos],), version)
 
@@ -248,14 +248,17 @@ def _check_version(reader: _Reader) -> int:
     return version
 
 
-def _read_pairs(reader: _Reader, num_pairs: int) -> dict[str, Scalar | _ArraySpan]:
+def _read_pairs(reader: _Reader, num_pairs: int) -> Metadata:
     pairs: dict[str, Scalar | _ArraySpan] = {}
+    raw: dict[str, memoryview] = {}
     for index in range(num_pairs):
+        start = reader.pos
         key = reader.name(f"metadata key {index}")
         if key in pairs:
             raise reader.fail(f"metadata key {shown(key)} occurs twice")
         pairs[key] = reader.value(key)
-    return pairs
+        raw[key] = reader.data[start : reader.pos]
+    return Metadata(reader, pairs, raw)
 
 
 def _alignment(reader: _Reader, metadata: Metadata) -> int:

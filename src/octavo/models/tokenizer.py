@@ -124,6 +124,10 @@ class Tokenizer:
         """The bytes the token stands for; those of consecutive tokens join to the text's UTF-8."""
         return self._vocabulary.bytes_of(token_id)
 
+    def is_unused(self, token_id: int) -> bool:
+        """Whether the id is kept free: a row without text, or one that its file calls unused, such as padding."""
+        return self._vocabulary.is_unused(token_id)
+
     def is_special(self, token_id: int) -> bool:
         """Whether ``skip_special_tokens`` hides the token."""
         return self._vocabulary.is_special(token_id)

@@ -103,6 +103,9 @@ class Vocabulary:
     def is_special(self, token_id: int) -> bool:
         return self.kinds[self.check(token_id)] in _SPECIAL
 
+    def is_unused(self, token_id: int) -> bool:
+        return self.kinds[self.check(token_id)] == TokenKind.UNUSED
+
     def bytes_of(self, token_id: int, skip_special: bool = False) -> bytes:
         """The bytes token ``token_id`` stands for; part of a character when the token is. TokenizerError if there is no such id.
 

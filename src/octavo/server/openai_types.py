@@ -221,6 +221,10 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "mm_processor_kwargs": (None, {}),
     "kv_transfer_params": (None,),
     "vllm_xargs": (None, {}),
+    "lora_request": (None,),  # adapters, as other servers call them
+    "lora": (None, []),
+    "lora_path": (None,),
+    "adapter_id": (None,),
 }
 NEUTRAL_STREAM_OPTIONS: dict[str, tuple[Any, ...]] = {"continuous_usage_stats": _OFF, "include_obfuscation": _OFF}
 # Fields that change nothing about the answer by their nature.

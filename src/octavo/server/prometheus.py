@@ -14,6 +14,7 @@ from octavo.core.request import FinishReason
 from octavo.engine.causes import NAMES
 from octavo.engine.explain import hide_misses, summarise
 from octavo.engine.kv_disk_io import DiskTraffic
+from octavo.engine.kv_flush import FlushStats
 from octavo.engine.metrics import Histogram
 
 if TYPE_CHECKING:
@@ -118,6 +119,13 @@ def _tiers(tiering: KVTiering | None) -> Iterator[Any]:
     yield CounterMetricFamily("octavo_kv_tier_given_up", given_up, value=stats.num_given_up)
     damaged = "KV block files that were not what they should be, and were dropped."
     yield CounterMetricFamily("octavo_kv_tier_damaged_files", damaged, value=0 if disk is None else disk.store.num_damaged)
+    flush = FlushStats() if tiering is None else tiering.flush_stats
+    flushed = "KV blocks that an idle engine gave to the disk (kv_disk_flush_seconds)."
+    yield CounterMetricFamily("octavo_kv_tier_flushed_blocks", flushed, value=flush.num_blocks)
+    held_s = "Time that the thread of the steps took for it, while it had none to make."
+    yield CounterMetricFamily("octavo_kv_tier_flush_seconds", held_s, value=flush.seconds)
+    longest = "The longest of it at a time: what a request that comes meanwhile may wait."
+    yield GaugeMetricFamily("octavo_kv_tier_flush_longest_seconds", longest, value=flush.longest_s)
     held = "Blocks of host memory (kv_host_memory) that hold KV."
     yield GaugeMetricFamily("octavo_kv_tier_host_blocks", held, value=0 if tiering is None else tiering.tiers.num_used_host_blocks)
 

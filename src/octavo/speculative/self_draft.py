@@ -73,7 +73,7 @@ class SelfDraft:
         for i in range(max(piece.num_drafts for piece in drafting)):
             now = [piece for piece in drafting if piece.num_drafts > i]
             rows = [_row(piece, i, slots[piece.seq_id]) for piece in now]
-            result = self._backend.execute(StepPlan(self._num_steps, rows, slot_opens=opens, slot_closes=self._closes))
+            result = self._backend.execute(StepPlan(self._num_steps, rows, slot_opens=opens, slot_closes=self._closes, pages=plan.pages))
             opens, self._closes = [], []
             self._num_steps += 1
             for piece, outcome in zip(now, result.slices, strict=True):

@@ -93,6 +93,25 @@ class LogNormal:
         return f"lognormal:{self.mean:g}:{self.sigma:g}:{self.low}:{self.high}"
 
 
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """Lengths that somebody recorded, each draw one of them, with replacement."""
+
+    values: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.values:
+            raise ValueError("values: () is not allowed; at least one length")
+        _check("length", min(self.values), 1, MAX_TOKENS)
+        _check("length", max(self.values), 1, MAX_TOKENS)
+
+    def draw(self, rng: random.Random) -> int:
+        return rng.choice(self.values)
+
+    def __str__(self) -> str:
+        return f"{len(self.values)} recorded lengths"
+
+
 FORMS = "N, uniform:LOW:HIGH or lognormal:MEAN:SIGMA:LOW:HIGH"
 
 

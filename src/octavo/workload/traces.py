@@ -104,6 +104,20 @@ class Trace:
         return Trace(rows, self.num_left_out + len(self.rows) - len(rows))
 
 
+@dataclass(frozen=True, slots=True)
+class Resampled:
+    """As ``LengthPairs``: the pairs of a trace drawn at random with replacement, without end. What prompt and answer have to do with each
+    other stays."""
+
+    trace: Trace
+
+    def lengths(self, rng: random.Random) -> Iterator[tuple[int, int]]:
+        rows = self.trace.rows
+        while True:
+            row = rng.choice(rows)
+            yield row.num_prompt, row.num_output
+
+
 def read_trace(path: str | Path) -> Trace:
     """The trace in a CSV file of one of ``FORMATS``. Raises TraceError, OSError. Rows without prompt or output are left out and counted."""
     name = str(path)

@@ -10,14 +10,15 @@ import mmap
 import time
 from array import array
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from octavo.backends.base import BackendError, KVCapacity
-from octavo.backends.block_moves import run_block_moves
+from octavo.backends.base import ROUNDED_TIERS, Backend, BackendError, KVCapacity
+from octavo.backends.block_moves import pages_of, run_block_moves
 from octavo.backends.cpu.kernel_path import kernel_path
 from octavo.backends.cpu.lowering import Handles, lower
 from octavo.backends.cpu.step_arrays import StepArrays, read_results
 from octavo.backends.machine import available_cpus
+from octavo.core.kv_pages import GuestLayout, PageLayout, guest_layout, page_layout
 from octavo.core.step import BlockMove, StepPlan, StepResult
 from octavo.models.loaded import first_layers
 from octavo.models.program import Linear, Rope, RopeScaling
@@ -34,6 +35,13 @@ LAYOUT_VERSION = 2
 PACKABLE = frozenset({"f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k"})
 MAX_KV_BLOCKS = 2**31 - 1  # block ids are int32
 ROPE_CHUNK = 1024  # positions a rotary table grows by
+
+
+class KVReads(NamedTuple):
+    """Bytes of keys and values that attention walked, over all layers: a tile counts once each time that a pass of queries takes it up."""
+
+    together: int  # for several sequences that share them
+    alone: int
 
 
 class CpuBackend:
@@ -69,7 +77,11 @@ class CpuBackend:
         self._ropes: dict[Rope, int] = {}  # positions each rotary table covers
         self._num_pool_tokens = 0
         self._num_host_blocks = 0
-        self._fingerprint = f"{model.fingerprint}:{config.backend.compute}:kv-{self._kv_dtype}:layout-{LAYOUT_VERSION}:{self.isa}"
+        self._layout: PageLayout = self._page_layout() if base is None else base._layout
+        kv = f"kv-{self._kv_dtype}{ROUNDED_TIERS if config.cache.packs_kv_tiers(self._kv_dtype) else ''}"
+        self._fingerprint = f"{model.fingerprint}:{config.backend.compute}:{kv}:layout-{LAYOUT_VERSION}:{self.isa}"
+        if self._layout.num_pages > 1:
+            self._fingerprint += f":pages-{self._layout.num_full}+{self._layout.num_window}"
         self._load()
 
     # ---- loading ----
@@ -135,10 +147,12 @@ class CpuBackend:
         self._ropes[rope] = 0
         return index
 
-    def _cover_positions(self, positions: int) -> None:
+    def _cover_positions(self, positions: int, plan: StepPlan) -> None:
         """Rotary tables for positions below ``positions``, appended to when needed, so that a long context costs nothing at start."""
-        positions = min(positions, self._num_pool_tokens)  # no block table holds more; a plan that says so is refused in a moment
-        self._extend_ropes(-(-positions // ROPE_CHUNK) * ROPE_CHUNK)
+        if all(positions <= covered for covered in self._ropes.values()):
+            return
+        longest = max(len(s.block_table) for s in plan.slices) * self.block_size  # a plan that goes beyond is refused in a moment
+        self._extend_ropes(-(-min(positions, longest) // ROPE_CHUNK) * ROPE_CHUNK)
 
     def _extend_ropes(self, target: int) -> None:
         for rope, covered in self._ropes.items():
@@ -151,8 +165,19 @@ class CpuBackend:
     # ---- KV ----
 
     def kv_capacity(self, memory_bytes: int) -> KVCapacity:
-        per_block = self._open_native().bytes_per_block(self.block_size, self._kv_dtype, self._kv_layers())
-        return KVCapacity(per_block, memory_bytes // per_block, self._kv_dtype)
+        self._open_native()
+        per_block = self._layout.block_bytes
+        return KVCapacity(per_block, memory_bytes // per_block, self._kv_dtype, self._layout)
+
+    def _layer_bytes(self) -> list[int]:
+        bytes_of = self._open_native().bytes_per_block
+        return [bytes_of(self.block_size, self._kv_dtype, [layer]) for layer in self._kv_layers()]
+
+    def _page_layout(self) -> PageLayout:
+        return page_layout(self._layer_bytes(), [kv.window for kv in self._program.kv_layers], self._config.cache.groups_kv)
+
+    def _kv_layers(self) -> list[tuple[int, int]]:
+        return [(kv.kv_heads, kv.head_dim) for kv in self._program.kv_layers]
 
     def allocate_kv(self, num_blocks: int) -> None:
         """Address space now, memory as blocks are first written; all that loading has left behind is given back for them.
@@ -165,24 +190,47 @@ class CpuBackend:
         if not 1 <= num_blocks <= MAX_KV_BLOCKS:
             raise BackendError(f"num_kv_blocks: {num_blocks} is not allowed; from 1 to {MAX_KV_BLOCKS}")
         try:
-            native.allocate_kv(num_blocks, self.block_size, self._kv_dtype, self._kv_layers())
+            pages = self._layout
+            native.allocate_kv(
+                num_blocks, self.block_size, self._kv_dtype, self._kv_layers(), pages.num_pages, pages.page_bytes, pages.layers
+            )
         except (MemoryError, ValueError) as e:
             raise BackendError(f"num_kv_blocks: {num_blocks} blocks of {self.block_size} tokens cannot be allocated ({e})") from e
         self._num_pool_tokens = num_blocks * self.block_size
         self._release_leavings()
 
-    def allocate_host_kv(self, num_blocks: int) -> None:
+    def guest_layout(self, page_bytes: int) -> GuestLayout | None:
+        return guest_layout(self._layer_bytes(), page_bytes)
+
+    def lodge_kv(self, owner: Backend, layout: GuestLayout) -> bool:
+        if not isinstance(owner, CpuBackend):
+            return False
+        if not owner._num_pool_tokens or self._num_pool_tokens:
+            raise BackendError("pages are lent by a pool that there is, once, to a backend that has none")
+        pages = self._layout = layout.pages
+        self._open_native().lodge_kv(
+            owner._open_native(), self.block_size, self._kv_dtype, self._kv_layers(), pages.num_pages, pages.page_bytes, pages.layers
+        )
+        self._num_pool_tokens = owner._num_pool_tokens
+        self._release_leavings()
+        return True
+
+    def packed_block_bytes(self) -> int:
+        return self._open_native().bytes_per_block(self.block_size, "int8", self._kv_layers())
+
+    def allocate_host_kv(self, num_blocks: int, num_packed: int = 0) -> None:
         """See ``Backend``. Address space now, memory as blocks are first saved."""
         native = self._open_native()
         if not self._num_pool_tokens or self._num_host_blocks:
             raise BackendError("the host pool is allocated once, after the KV pool")
-        if not 1 <= num_blocks <= MAX_KV_BLOCKS:
-            raise BackendError(f"host KV blocks: {num_blocks} is not allowed; from 1 to {MAX_KV_BLOCKS}")
+        num_all = num_blocks + num_packed
+        if not 1 <= num_all <= MAX_KV_BLOCKS:
+            raise BackendError(f"host KV blocks: {num_all} is not allowed; from 1 to {MAX_KV_BLOCKS}")
         try:
-            native.allocate_host_kv(num_blocks)
+            native.allocate_host_kv(num_blocks, num_packed)
         except MemoryError as e:
-            raise BackendError(f"host KV blocks: {num_blocks} blocks of {self.block_size} tokens cannot be allocated ({e})") from e
-        self._num_host_blocks = num_blocks
+            raise BackendError(f"host KV blocks: {num_all} blocks of {self.block_size} tokens cannot be allocated ({e})") from e
+        self._num_host_blocks = num_all
 
     def read_host_block(self, host_block: int) -> bytes:
         return self._open_native().read_host_block(host_block)
@@ -192,7 +240,8 @@ class CpuBackend:
 
     def _move(self, saves: list[BlockMove], loads: list[BlockMove]) -> None:
         """Without the interpreter lock."""
-        self._open_native().move_blocks(_pairs(saves), _pairs(loads))
+        num_columns = self._layout.num_pages
+        self._open_native().move_blocks(_flat(saves, num_columns), _flat(loads, num_columns))
 
     def _release_leavings(self) -> None:
         """The model is loaded, text and all: files need not be mapped in memory any more, and a vocabulary took much to build."""
@@ -201,9 +250,6 @@ class CpuBackend:
         for file in {id(tensor.data.obj): tensor.data.obj for tensor in self._weights.values()}.values():
             _release_pages(file)
         _native.release_free_memory()
-
-    def _kv_layers(self) -> list[tuple[int, int]]:
-        return [(kv.kv_heads, kv.head_dim) for kv in self._program.kv_layers]
 
     def first_layers(self, num_layers: int) -> CpuBackend:
         """A backend of this one's first layers, with its final norm and output matrix: it computes what this one does up to there.
@@ -242,19 +288,19 @@ class CpuBackend:
         for source, target, seed in plan.slot_forks:
             slots.fork(source, target, seed)
             self._open_slots.add(target)
-        move_seconds = run_block_moves(plan, self._move, native.copy_block)
+        move_seconds = run_block_moves(plan, self._move, native.copy_page, self._layout.num_pages)
         if not plan.slices:
             return StepResult(plan.step_index, [], time.perf_counter() - started, move_seconds)
         arrays = StepArrays(plan, self.vocab_size)
-        self._cover_positions(arrays.num_positions)
+        self._cover_positions(arrays.num_positions, plan)
         hook = self.logits_hook
-        logits = self._run(arrays, hook is not None)
+        logits = self._run(arrays, plan.pages, hook is not None)
         if hook is not None and logits is not None:
             for (seq_id, position), row in zip(arrays.logit_positions(plan), logits, strict=True):
                 hook(seq_id, position, row)
         return StepResult(plan.step_index, read_results(plan, arrays), time.perf_counter() - started, move_seconds)
 
-    def _run(self, a: StepArrays, want_logits: bool) -> np.ndarray | None:
+    def _run(self, a: StepArrays, pages: array[int] | None, want_logits: bool) -> np.ndarray | None:
         logits = None
         if want_logits:
             import numpy as np
@@ -262,7 +308,7 @@ class CpuBackend:
             logits = np.empty((len(a.logit_rows), self.vocab_size), np.float32)
         self._open_native().step(
             self._slots, a.tokens, a.seq_start, a.seq_rows, a.table_offset, a.tables, a.logit_rows, a.requests, a.masks, a.mask_offset,
-            a.out_token, a.out_status, a.out_rank, a.out_logprob, a.max_top, a.out_top_ids, a.out_top_logprobs, logits,
+            a.out_token, a.out_status, a.out_rank, a.out_logprob, a.max_top, a.out_top_ids, a.out_top_logprobs, logits, pages,
         )  # fmt: skip
         return logits
 
@@ -278,6 +324,19 @@ class CpuBackend:
         """Bytes of packed weights."""
         return self._open_native().packed_bytes()
 
+    def walk_together(self, on: bool) -> None:
+        """Whether sequences that begin in the same blocks have those walked once a step for all of them, as they do from the start; off
+        for benches alone. No bit of any result depends on it."""
+        self._open_native().walk_together(on)
+
+    def count_kv_reads(self, on: bool) -> None:
+        """Count, from zero, the KV that attention walks; or count no more, as from the start."""
+        self._open_native().count_kv_reads(on)
+
+    def kv_reads(self) -> KVReads:
+        """Since counting began."""
+        return KVReads(*self._open_native().kv_reads())
+
     def close(self) -> None:
         self._native = None  # ends its threads
 
@@ -289,9 +348,9 @@ def kv_dtype_of(config: EngineConfig) -> str:
     return "f32" if config.backend.compute == "f32" else "bf16"
 
 
-def _pairs(moves: list[BlockMove]) -> array[int]:
-    """int32 (pool block, host block), flat."""
-    return array("i", [block for move in moves for block in (move.pool_block, move.host_block)])
+def _flat(moves: list[BlockMove], num_columns: int) -> array[int]:
+    """int32 (pages of the pool block, host block), flat."""
+    return array("i", [place for move in moves for place in (*pages_of(move.pool_block, move.pages, num_columns), move.host_block)])
 
 
 def _release_pages(file: object) -> None:

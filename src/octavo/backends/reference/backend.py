@@ -8,19 +8,21 @@ block size or the blocks' order. Owns float32 weights, KV blocks and sampling sl
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Callable, Iterator
 
 import numpy as np
 
 import octavo.backends.reference.ops as ops
-from octavo.backends.base import BackendError, KVCapacity
+from octavo.backends.base import ROUNDED_TIERS, Backend, BackendError, KVCapacity
 from octavo.backends.block_moves import run_block_moves
-from octavo.backends.reference.host_pool import HostPool
+from octavo.backends.reference.host_pool import HostPool, packed_block_bytes
 from octavo.config import EngineConfig
+from octavo.core.kv_pages import GuestLayout, PageLayout, guest_layout, page_layout
 from octavo.core.request import MAX_N
 from octavo.core.step import BlockMove, SequenceSlice, SliceResult, StepPlan, StepResult
 from octavo.models.loaded import ModelBody, first_layers
-from octavo.models.program import Add, Attention, Embed, GatedAct, Linear, Norm, Op, Program, Rope, Softcap
+from octavo.models.program import Add, Attention, Embed, GatedAct, KVLayer, Linear, Norm, Op, Program, Rope, Softcap
 from octavo.sampling.reference import LogitsError, ReferenceSampler, raw_logprobs
 
 Floats = ops.Floats
@@ -28,31 +30,40 @@ LogitsHook = Callable[[int, int, Floats], None]
 
 
 class KVPool:
-    """Keys and values of all layers, float32, per layer [num_blocks, block_size, kv_heads, head_dim]."""
+    """Keys and values of all layers, float32, per layer [num_pages, block_size, kv_heads, head_dim]: views of ``memory``, in which layers
+    of different columns share the pages, as in any backend. Tables are [columns, blocks]."""
 
-    def __init__(self, program: Program, num_blocks: int, block_size: int) -> None:
+    def __init__(self, program: Program, num_blocks: int, block_size: int, layout: PageLayout, memory: Floats | None = None) -> None:
+        """``memory``: that of another pool, [pages, floats]."""
         self.num_blocks = num_blocks
         self.block_size = block_size
-        shapes = [(num_blocks, block_size, kv.kv_heads, kv.head_dim) for kv in program.kv_layers]
-        self.layers = [(np.zeros(shape, np.float32), np.zeros(shape, np.float32)) for shape in shapes]
+        self.layout = layout
+        self.memory = np.zeros((num_blocks * layout.num_pages, layout.page_bytes // 4), np.float32) if memory is None else memory
+        self.layers = [self._layer(kv, place[1] // 4) for kv, place in zip(program.kv_layers, layout.layers, strict=True)]
 
-    def copy_block(self, src: int, dst: int) -> None:
-        for block in (src, dst):
-            if not 0 <= block < self.num_blocks:
-                raise BackendError(f"block copy {src} -> {dst}: block ids are 0 to {self.num_blocks - 1}")
-        for keys, values in self.layers:
-            keys[dst], values[dst] = keys[src], values[src]
+    def _layer(self, kv: KVLayer, begin: int) -> tuple[Floats, Floats]:
+        shape = (len(self.memory), self.block_size, kv.kv_heads, kv.head_dim)
+        size = self.block_size * kv.kv_heads * kv.head_dim
+        return self.memory[:, begin : begin + size].reshape(shape), self.memory[:, begin + size : begin + 2 * size].reshape(shape)
 
-    def write(self, op: Attention, table: np.ndarray, position: int, k: Floats, v: Floats) -> None:
+    def copy_page(self, src: int, dst: int) -> None:
+        for page in (src, dst):
+            if not 0 <= page < len(self.memory):
+                raise BackendError(f"copy of page {src} to page {dst}: pages are 0 to {len(self.memory) - 1}")
+        self.memory[dst] = self.memory[src]
+
+    def write(self, op: Attention, tables: np.ndarray, position: int, k: Floats, v: Floats) -> None:
         """Store k and v [kv_heads * head_dim] of one position."""
         keys, values = self.layers[op.layer]
+        table = tables[self.layout.layers[op.layer][0]]
         at = table[position // self.block_size], position % self.block_size
         keys[at], values[at] = k.reshape(op.kv_heads, op.head_dim), v.reshape(op.kv_heads, op.head_dim)
 
-    def read(self, op: Attention, table: np.ndarray, position: int) -> tuple[Floats, Floats]:
+    def read(self, op: Attention, tables: np.ndarray, position: int) -> tuple[Floats, Floats]:
         """Keys and values [n, kv_heads, head_dim] of the n positions that ``position`` sees, oldest first, its own included."""
         first = 0 if op.window is None else max(0, position - op.window + 1)
         seen = np.arange(first, position + 1)
+        table = tables[self.layout.layers[op.layer][0]]
         at = table[seen // self.block_size], seen % self.block_size
         keys, values = self.layers[op.layer]
         return keys[at], values[at]
@@ -85,28 +96,46 @@ class ReferenceBackend:
         self._ropes = {op.out: ops.RopeTable(op) for op in self.program.ops if isinstance(op, Rope)}
         self._last_attention = max(i for i, op in enumerate(self.program.ops) if isinstance(op, Attention))
         self._sampler = ReferenceSampler(self.vocab_size, self.max_num_slots)
+        self._layout = page_layout(self._layer_bytes(), [kv.window for kv in self.program.kv_layers], config.cache.groups_kv)
         self._kv: KVPool | None = None
         self._host: HostPool | None = None
 
     def kv_capacity(self, memory_bytes: int) -> KVCapacity:
-        bytes_per_block = self._block_size * self.program.kv_bytes_per_token(4)
-        return KVCapacity(bytes_per_block, memory_bytes // bytes_per_block, "f32")
+        bytes_per_block = self._layout.block_bytes
+        return KVCapacity(bytes_per_block, memory_bytes // bytes_per_block, "f32", self._layout)
 
     def allocate_kv(self, num_blocks: int) -> None:
         if self._kv is not None:
             raise BackendError("the KV pool is already allocated")
         try:
-            self._kv = KVPool(self.program, num_blocks, self._block_size)
+            self._kv = KVPool(self.program, num_blocks, self._block_size, self._layout)
         except (MemoryError, ValueError) as exc:
             raise BackendError(f"num_blocks: no memory for {num_blocks} KV blocks: {exc}") from exc
 
-    def allocate_host_kv(self, num_blocks: int) -> None:
+    def guest_layout(self, page_bytes: int) -> GuestLayout | None:
+        return guest_layout(self._layer_bytes(), page_bytes)
+
+    def lodge_kv(self, owner: Backend, layout: GuestLayout) -> bool:
+        if not isinstance(owner, ReferenceBackend):
+            return False
+        self._layout = layout.pages
+        memory = owner._pool().memory.reshape(-1, layout.pages.page_bytes // 4)
+        self._kv = KVPool(self.program, len(memory) // layout.pages.num_pages, self._block_size, layout.pages, memory)
+        return True
+
+    def _layer_bytes(self) -> list[int]:
+        return [2 * 4 * self._block_size * kv.kv_heads * kv.head_dim for kv in self.program.kv_layers]
+
+    def packed_block_bytes(self) -> int:
+        return packed_block_bytes(self._pool().layers)
+
+    def allocate_host_kv(self, num_blocks: int, num_packed: int = 0) -> None:
         if self._host is not None:
             raise BackendError("the host pool is already allocated")
         try:
-            self._host = HostPool(self._pool().layers, num_blocks)
+            self._host = HostPool(self._pool().layers, self._layout, num_blocks, num_packed)
         except (MemoryError, ValueError) as exc:
-            raise BackendError(f"host KV blocks: no memory for {num_blocks}: {exc}") from exc
+            raise BackendError(f"host KV blocks: no memory for {num_blocks + num_packed}: {exc}") from exc
 
     def read_host_block(self, host_block: int) -> bytes:
         return self._host_pool().read(host_block)
@@ -125,7 +154,7 @@ class ReferenceBackend:
     def first_layers(self, num_layers: int) -> ReferenceBackend:
         """As CpuBackend's."""
         shallow = ReferenceBackend(first_layers(self._model, num_layers), self._config)
-        shallow._kv = self._pool()
+        shallow._kv, shallow._layout = self._pool(), self._layout
         return shallow
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -138,12 +167,14 @@ class ReferenceBackend:
             self._sampler.open(entry)
         for src, dst, seed in plan.slot_forks:
             self._sampler.fork(src, dst, seed)
-        move_seconds = run_block_moves(plan, self._move, kv.copy_block)
-        results = [self._run_slice(s, kv) for s in plan.slices]
+        move_seconds = run_block_moves(plan, self._move, kv.copy_page, kv.layout.num_pages)
+        results = [self._run_slice(s, kv, plan.pages) for s in plan.slices]
         return StepResult(plan.step_index, results, time.perf_counter() - started, move_seconds)
 
     def fingerprint(self) -> str:
-        return f"{self._fingerprint}/reference/f32/kv-f32/layout-1/numpy-{np.__version__}"
+        pages = f"/pages-{self._layout.num_full}+{self._layout.num_window}" if self._layout.num_pages > 1 else ""
+        kv = f"kv-f32{ROUNDED_TIERS if self._config.cache.packs_kv_tiers('f32') else ''}"
+        return f"{self._fingerprint}/reference/f32/{kv}/layout-1/numpy-{np.__version__}{pages}"
 
     def close(self) -> None:
         self._kv = self._host = None
@@ -154,9 +185,9 @@ class ReferenceBackend:
             raise BackendError("there is no KV pool: allocate_kv comes before execute, and nothing after close")
         return self._kv
 
-    def _run_slice(self, s: SequenceSlice, kv: KVPool) -> SliceResult:
+    def _run_slice(self, s: SequenceSlice, kv: KVPool, pages: array[int] | None) -> SliceResult:
         """Forward all rows and draw from the last one; with drafts from each row behind them, until a draft does not come true."""
-        table = self._check_slice(s, kv)
+        table = self._check_slice(s, kv, pages)
         result = SliceResult()
         first_drawn = s.num_tokens - 1 - s.num_drafts
         if s.prompt_logprobs is not None:
@@ -205,8 +236,8 @@ class ReferenceBackend:
             if result.logprobs is not None and outcome.logprobs is not None:
                 result.logprobs.append(outcome.logprobs)
 
-    def _check_slice(self, s: SequenceSlice, kv: KVPool) -> np.ndarray:
-        """The block table as an array; BackendError when the slice names tokens, blocks or slots that cannot be."""
+    def _check_slice(self, s: SequenceSlice, kv: KVPool, pages: array[int] | None) -> np.ndarray:
+        """The pages of its blocks [columns, blocks]; BackendError when the slice names tokens, blocks or slots that cannot be."""
         where = f"sequence {s.seq_id}"
         if not s.token_ids or s.start < 0:
             raise BackendError(f"{where}: {len(s.token_ids)} tokens from position {s.start}; at least one, from 0 on")
@@ -219,10 +250,13 @@ class ReferenceBackend:
             raise BackendError(f"{where}: token id {bad[0]} is not in 0 .. {self.vocab_size - 1}")
         table = np.array(s.block_table, np.int64)
         needed = -(-(s.start + s.num_tokens) // kv.block_size)
-        if len(table) < needed or not all(0 <= block < kv.num_blocks for block in table[:needed]):
+        num_columns = kv.layout.num_pages
+        num_ids = kv.num_blocks if pages is None else len(pages) // num_columns
+        if len(table) < needed or not all(0 <= block < num_ids for block in table[:needed]):
             ids = table[:needed].tolist()
-            raise BackendError(f"{where}: its block table must name {needed} blocks from 0 to {kv.num_blocks - 1}, not {ids}")
-        return table
+            raise BackendError(f"{where}: its block table must name {needed} blocks from 0 to {num_ids - 1}, not {ids}")
+        places = table[:needed] * num_columns + np.arange(num_columns)[:, None]
+        return places if pages is None else np.array(pages)[places]
 
     def _forward(self, token: int, position: int, table: np.ndarray, kv: KVPool, wanted: bool) -> Floats | None:
         """One row through the program. When its logits are not wanted it ends where its last key and value are written."""

@@ -1,0 +1,335 @@
+"""`octavo simulate`: flags to engines and a load, and the figures of a simulation printed."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from octavo.cli.options import ByteSize, SpecLength, add_options, bad_flag
+from octavo.config import SCHEDULING_POLICIES, CacheConfig, ConfigError, EngineConfig, SchedulerConfig, SpeculativeConfig
+from octavo.distributed.router import ROUTERS
+
+if TYPE_CHECKING:
+    from octavo.costs.program_work import ProgramWork
+    from octavo.simulator.engine_spec import EngineSpec
+    from octavo.simulator.report import SimulationReport
+    from octavo.simulator.simulation import SimulationOptions
+    from octavo.workload.arrivals import Arrivals
+    from octavo.workload.requests import LengthPairs, WorkloadRequest
+
+Value = TypeVar("Value")
+
+_KV_BYTES = {"bf16": 2.0, "f16": 2.0, "f32": 4.0, "int8": 1.0625}  # of a number; int8 has a scale of 4 bytes for each 64
+_LENGTHS = "N, uniform:LOW:HIGH or lognormal:MEAN:SIGMA:LOW:HIGH"
+_D = EngineConfig()
+_OPTIONS: list[Callable] = [
+    click.option("--model", "-m", help="What runs: as for `octavo serve`. Weights and KV are counted from it (default: smollm2)."),
+    click.option("--machine", help="On what: a name of --machines, or of those that come with Octavo; \"list\" lists these."),
+    click.option("--machines", type=click.Path(exists=True, dir_okay=False), help="TOML file of machines."),
+    click.option("--devices", type=click.IntRange(1), default=1, show_default=True, help="Devices that share each step of an engine."),
+    click.option("--fitted", type=click.Path(exists=True, dir_okay=False), help="In place of --machine: coefficients, or a recording."),
+    click.option("--kv-bytes", type=click.IntRange(1), help="Bytes of KV per token, in place of --model's, with --fitted."),
+    click.option("--kv-cache-memory", type=ByteSize(), help="Memory of the KV pool (default: what the weights leave of 90 %)."),
+    click.option("--num-kv-blocks", type=click.IntRange(1), help="KV blocks in the pool, in place of --kv-cache-memory."),
+    click.option("--kv-cache-dtype", type=click.Choice(list(_KV_BYTES)), default="bf16", show_default=True, help="Type of KV."),
+    click.option("--max-model-len", type=click.IntRange(2), help="Longest sequence in tokens (default: --model's)."),
+    click.option("--max-num-seqs", type=int, default=_D.scheduler.max_num_seqs, show_default=True, help="Most sequences at once."),
+    click.option("--max-num-batched-tokens", type=int, default=_D.scheduler.max_num_batched_tokens, show_default=True, help="Of one step."),
+    click.option("--max-itl-ms", type=float, help="Bound on the gaps between a running answer's tokens, in milliseconds."),
+    click.option("--scheduling-policy", type=click.Choice(SCHEDULING_POLICIES), default="fcfs", show_default=True, help="Who comes first."),
+    click.option("--admission-lookahead", type=int, default=_D.scheduler.admission_lookahead, show_default=True, help="As for serve."),
+    click.option("--block-size", type=click.IntRange(1, 1024), default=_D.cache.block_size, show_default=True, help="Of the KV."),
+    click.option("--no-enable-prefix-caching", is_flag=True, help="Compute every prompt from its first token."),
+    click.option("--no-enable-chunked-prefill", is_flag=True, help="Compute each prompt in one step."),
+    click.option("--spec", type=SpecLength(), default="off", show_default=True, help="Drafts: off, auto, or a number."),
+    click.option("--acceptance", type=click.FloatRange(0, 1), default=0.7, show_default=True, help="Chance that a draft comes true."),
+    click.option("--draft-ms", type=click.FloatRange(0), default=0.0, show_default=True, help="What making a draft takes."),
+    click.option("--rate", type=float, help="Requests per second on average."),
+    click.option("--burstiness", type=float, default=1.0, show_default=True, help="Of --rate: 1 Poisson, below 1 bursts, inf none."),
+    click.option("--concurrency", type=click.IntRange(1), help="Closed loop: so many requests at once, in place of --rate."),
+    click.option("--trace", type=click.Path(exists=True, dir_okay=False), help="CSV or .jsonl: arrivals and lengths; with --rate lengths."),
+    click.option("--trace-speed", type=float, default=1.0, show_default=True, help="Play the trace so many times as fast."),
+    click.option("--replay", type=click.Path(exists=True, dir_okay=False), help="Requests of a recording (`serve --record`)."),
+    click.option("--prompt-len", default="lognormal:161:1:4:1024", show_default=True, help=f"Prompt tokens: {_LENGTHS}."),
+    click.option("--output-len", default="lognormal:120:0.8:4:512", show_default=True, help=f"Output tokens: {_LENGTHS}."),
+    click.option("--shared-prefix", help="TOKENS[:GROUPS] before each prompt, the same for all of a group."),
+    click.option("--num-requests", type=click.IntRange(0), help="Stop after so many (default: the trace's, else 1000)."),
+    click.option("--duration", type=float, help="Stop the clock after so many seconds."),
+    click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="The same seed makes the same run."),
+    click.option("--engines", type=click.IntRange(1), default=1, show_default=True, help="Engines, all alike."),
+    click.option("--roles", help="prefill=N,decode=M: prompts and answers on separate engines, in place of --engines."),
+    click.option("--router", type=click.Choice(ROUTERS), default=ROUTERS[0], show_default=True, help="Which engine a request goes to."),
+    click.option("--link", type=ByteSize(), default=str(25 * 10**9), show_default=True, help="Bytes per second between engines."),
+    click.option("--slo", help="Limits in seconds, such as ttft=0.5,itl=0.05 (also e2e, gap): the share of requests within them."),
+    click.option("--json", "as_json", is_flag=True, help="Print only the JSON record."),
+]
+
+
+@click.command(short_help="Simulate engines under a load, on any machine.")
+@add_options(_OPTIONS)
+def simulate(**options: Any) -> None:
+    """Simulate engines under a load, on any machine.
+
+    The scheduler is the engine's own, in virtual time; only the device is a cost model: a roofline of --model on --machine, or what was
+    fitted on a real one (--fitted). The last line printed is a JSON record.
+    """
+    if options["machine"] == "list":
+        _list_machines(options["machines"])
+        return
+    cache, scheduler = _configs(options)
+    source = _Source.of(options)
+    spec = _spec(options, source, cache, scheduler)
+    from octavo.simulator.scenario import engines
+
+    specs = _checked("roles", lambda: engines(spec, options["engines"], options["roles"]))
+    run_options = _run_options(options)
+    load = _load(options, source)
+    from octavo.distributed.router import create_router
+    from octavo.simulator.simulation import Simulation
+
+    report = Simulation(specs, create_router(options["router"], cache.block_size), run_options).run(load)
+    if not options["as_json"]:
+        click.echo(_shown(report))
+    click.echo(json.dumps(report.to_dict()))
+
+
+def _checked(flag: str, make: Callable[[], Value]) -> Value:
+    """What ``make`` makes; its ValueError becomes one of ``flag``."""
+    try:
+        return make()
+    except ValueError as error:
+        problem = str(error).removeprefix(f"{flag}: ")
+        raise click.BadParameter(problem, click.get_current_context(), param_hint=f"'--{flag}'") from None
+
+
+def _refuse(flag: str, why: str) -> None:
+    raise click.BadParameter(why, click.get_current_context(), param_hint=f"'--{flag}'")
+
+
+def _configs(options: dict[str, Any]) -> tuple[CacheConfig, SchedulerConfig]:
+    cache = CacheConfig(block_size=options["block_size"], enable_prefix_caching=not options["no_enable_prefix_caching"])
+    names = ("max_num_seqs", "max_num_batched_tokens", "max_itl_ms", "scheduling_policy", "admission_lookahead")
+    scheduler = SchedulerConfig(
+        enable_chunked_prefill=not options["no_enable_chunked_prefill"], **{name: options[name] for name in names}
+    )
+    try:
+        EngineConfig(scheduler=scheduler, speculative=SpeculativeConfig(spec=options["spec"])).validate()
+    except ConfigError as error:
+        raise bad_flag(error) from None
+    return cache, scheduler
+
+
+def _list_machines(path: str | None) -> None:
+    from octavo.bench.tables import table
+    from octavo.costs.machines import known_machines, read_machines
+
+    rows = [["machine", "basis", "16-bit TFLOP/s", "GB/s", "GB", "W"]]
+    for machine in (known_machines() if path is None else read_machines(path)).values():
+        figures = (machine.ops_per_s / 1e12, machine.bytes_per_s / 1e9, machine.memory_bytes / 1e9, machine.busy_w)
+        rows.append([machine.name, machine.basis, *(f"{value:.4g}" for value in figures)])
+    click.echo(table(rows, "  >>>>"))
+
+
+# --- what runs --------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """What is known beforehand: the run of ``--replay`` and of ``--fitted``, if these are recordings."""
+
+    replay: Any = None  # Replay
+    coefficients: Any = None  # Coefficients
+
+    @classmethod
+    def of(cls, options: dict[str, Any]) -> _Source:
+        if (options["fitted"] is None) == (options["machine"] is None) and options["replay"] is None:
+            _refuse("machine", "it or --fitted is needed, and not both; `octavo simulate --machine list` lists machines")
+        if options["fitted"] is not None and options["machine"] is not None:
+            _refuse("fitted", "it prices steps, and so does --machine")
+        replay = coefficients = None
+        if options["replay"] is not None:
+            from octavo.simulator.replay import replay_recording
+
+            replay = replay_recording(options["replay"])
+        if options["fitted"] is not None:
+            coefficients = _coefficients(options["fitted"])
+        elif options["machine"] is None and replay is not None:
+            coefficients = replay.coefficients()
+        return cls(replay, coefficients)
+
+
+def _coefficients(path: str) -> Any:
+    """Of a file of coefficients, or of a recording, told again."""
+    from octavo.costs.coefficients import read_coefficients
+
+    with open(path, encoding="utf-8", errors="replace") as file:
+        is_recording = '"octavo-recording"' in file.read(200)
+    if not is_recording:
+        return read_coefficients(path)
+    from octavo.simulator.replay import replay_recording
+
+    return replay_recording(path).coefficients()
+
+
+def _spec(options: dict[str, Any], source: _Source, cache: CacheConfig, scheduler: SchedulerConfig) -> EngineSpec:
+    from dataclasses import replace
+
+    from octavo.costs.machines import find_machine
+    from octavo.simulator.engine_spec import Speculation
+    from octavo.simulator.scenario import fitted_engine, machine_engine
+
+    if options["num_kv_blocks"] is not None and options["kv_cache_memory"] is not None:
+        _refuse("num-kv-blocks", "give either it or --kv-cache-memory")
+    work, context = None, 1 << 20
+    if options["machine"] is not None or options["model"] is not None:
+        if options["kv_bytes"] is not None:
+            _refuse("kv-bytes", "--model tells it")
+        work, context = _work(options["model"] or _D.model.model, _KV_BYTES[options["kv_cache_dtype"]])
+    elif source.replay is not None:
+        context = source.replay.header["max_model_len"]
+    max_model_len = options["max_model_len"] or context
+    num_blocks = _num_blocks(options, source, work)
+    if work is not None and options["machine"] is not None:
+        machine = _checked("machine", lambda: find_machine(options["machine"], options["machines"])).times(options["devices"])
+        spec = _checked("machine", lambda: machine_engine(work, machine, max_model_len, scheduler, cache, num_blocks))
+    else:
+        if num_blocks is None:
+            _refuse("num-kv-blocks", "it, or --kv-cache-memory with --model or --kv-bytes, is needed with --fitted")
+        kv_bytes = options["kv_bytes"] or (int(work.kv_bytes_per_token) if work is not None else 0)
+        if options["roles"] is not None and not kv_bytes:
+            _refuse("kv-bytes", "it or --model is needed with --roles: KV is handed over")
+        spec = fitted_engine(source.coefficients, num_blocks or 0, max_model_len, scheduler, cache, kv_bytes)
+    if options["spec"] == "off":
+        return spec
+    return replace(spec, speculation=Speculation(options["spec"], options["acceptance"], options["draft_ms"] / 1000.0))
+
+
+def _work(model: str, kv_bytes_per_value: float) -> tuple[ProgramWork, int]:
+    """What the model's program computes and reads, and its context."""
+    from octavo.cli.progress import fetch
+    from octavo.costs.program_work import ProgramWork
+    from octavo.models.loading import open_model
+
+    body = open_model(fetch(model)).body
+    sizes = {name: len(tensor.data) for name, tensor in body.weights.items()}
+    return ProgramWork.of(body.program, sizes, kv_bytes_per_value), body.program.context
+
+
+def _num_blocks(options: dict[str, Any], source: _Source, work: ProgramWork | None) -> int | None:
+    """As told; of a replayed run its own; None: what fits."""
+    if options["num_kv_blocks"] is not None:
+        return int(options["num_kv_blocks"])
+    if options["kv_cache_memory"] is not None:
+        kv_bytes = options["kv_bytes"] or (work.kv_bytes_per_token if work is not None else 0)
+        if not kv_bytes:
+            _refuse("kv-cache-memory", "--model or --kv-bytes is needed to tell how many tokens fit")
+        num_blocks = int(options["kv_cache_memory"] // (kv_bytes * options["block_size"]))
+        if num_blocks < 1:
+            _refuse("kv-cache-memory", f"{options['kv_cache_memory']} bytes hold no block of {options['block_size']} tokens")
+        return num_blocks
+    return source.replay.header["num_blocks"] if source.replay is not None else None
+
+
+# --- the load ---------------------------------------------------------------------------------------------------------------------------
+
+
+def _run_options(options: dict[str, Any]) -> SimulationOptions:
+    from octavo.distributed.handoff import Link
+    from octavo.simulator.handing_over import HandoffOptions
+    from octavo.simulator.records import Slo
+    from octavo.simulator.scenario import parse_slo
+    from octavo.simulator.simulation import SimulationOptions
+
+    if options["duration"] is not None and not 0 < options["duration"] < math.inf:
+        _refuse("duration", f"{options['duration']} is not allowed; a finite number of seconds above 0")
+    slo = Slo(**_checked("slo", lambda: parse_slo(options["slo"]))) if options["slo"] else Slo()
+    link = _checked("link", lambda: Link(float(options["link"]), 1e-4))
+    return SimulationOptions(slo, options["seed"], options["concurrency"], options["duration"], handoff=HandoffOptions(link))
+
+
+def _load(options: dict[str, Any], source: _Source) -> Iterable[WorkloadRequest]:
+    """The requests of a recording, of a trace, or made of a rate and lengths."""
+    from itertools import islice
+
+    from octavo.cli.bench_serve import _cv, _prefix
+    from octavo.workload.arrivals import ClosedLoop, OpenLoop
+    from octavo.workload.jsonl_traces import JsonlTrace
+    from octavo.workload.requests import Workload
+
+    pace = [name for name in ("rate", "concurrency") if options[name] is not None]
+    if len(pace) == 2:
+        _refuse("concurrency", "a closed loop has no --rate")
+    if source.replay is not None:
+        for name in (*pace, *(["trace"] if options["trace"] else [])):
+            _refuse(name, "the recording of --replay has its own requests")
+        return islice(source.replay.requests, options["num_requests"])
+    if not pace and options["trace"] is None:
+        _refuse("rate", "it, --concurrency, --trace or --replay is needed")
+    if options["trace"] is not None and not pace and options["trace"].endswith(".jsonl"):
+        return islice(JsonlTrace(options["trace"], seed=options["seed"], speed=options["trace_speed"]).requests(), options["num_requests"])
+    lengths = _lengths(options)
+    arrivals: Arrivals = lengths
+    if options["rate"] is not None:
+        cv = _cv(options["burstiness"])
+        arrivals = _checked("rate", lambda: OpenLoop(options["rate"], cv))
+    elif options["concurrency"] is not None:
+        arrivals = ClosedLoop(options["concurrency"])
+    num_requests = options["num_requests"]
+    if num_requests is None and pace and options["duration"] is None:
+        num_requests = 1000
+    prefix = _checked("shared-prefix", lambda: _prefix(options["shared_prefix"])) if options["shared_prefix"] else None
+    return Workload(arrivals, lengths, num_requests, prefix, seed=options["seed"]).requests()
+
+
+def _lengths(options: dict[str, Any]) -> Any:
+    """Of --trace, drawn from it where --rate or --concurrency sets the pace; else of the distributions."""
+    from octavo.workload.lengths import parse_lengths
+    from octavo.workload.requests import Independent
+    from octavo.workload.traces import Resampled, read_trace
+
+    if options["trace"] is None:
+        prompt = _checked("prompt-len", lambda: parse_lengths(options["prompt_len"]))
+        pairs: LengthPairs = Independent(prompt, _checked("output-len", lambda: parse_lengths(options["output_len"])))
+        return pairs
+    trace = read_trace(options["trace"])
+    if options["rate"] is not None or options["concurrency"] is not None:
+        return Resampled(trace)
+    return _checked("trace-speed", lambda: trace.faster(options["trace_speed"]))
+
+
+# --- what is printed --------------------------------------------------------------------------------------------------------------------
+
+
+def _shown(report: SimulationReport) -> str:
+    from octavo.bench.tables import table
+
+    def number(value: float | int | None, scale: float = 1.0) -> str:
+        return "-" if value is None else f"{value * scale:.4g}"
+
+    rows = [["ms", "mean", "p50", "p90", "p99", "max"]]
+    for name, summary in (("TTFT", report.ttft_s), ("ITL", report.itl_s), ("gap", report.gap_s), ("E2E", report.e2e_s)):
+        rows.append([name, *(number(summary[key], 1000.0) for key in ("mean", "p50", "p90", "p99", "max"))])
+    engine_rows = [["engine", "role", "requests", "steps", "busy %", "KV pool %", "most %", "preempted"]]
+    for engine in report.engines[:16]:
+        shares = (number(engine.busy_share, 100.0), number(engine.pool_mean, 100.0), number(engine.pool_most, 100.0))
+        counts = (str(engine.num_requests), str(engine.num_steps))
+        engine_rows.append([engine.name, engine.role, *counts, *shares, str(engine.num_preemptions)])
+    lines = [
+        f"{report.num_completed} of {report.num_arrived} requests in {report.duration_s:.4g} s (simulated): "
+        f"{number(report.requests_per_s)} requests/s, {number(report.output_tokens_per_s)} output token/s",
+        *([f"{report.num_refused} refused: {report.first_refusal}"] if report.num_refused else []),
+        *([f"{report.num_unfinished} on their way at the end"] if report.num_unfinished else []),
+        f"within the limits: {number(report.slo_attainment, 100.0)} %; "
+        f"energy {number(report.energy_j, 1 / 3.6e6)} kWh, cost {number(report.cost_usd)} USD",
+        "",
+        table(rows, " >>>>>"),
+        "",
+        table(engine_rows, "  >>>>>>"),
+        *([f"and {len(report.engines) - 16} more"] if len(report.engines) > 16 else []),
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,166 @@
+"""Sequences whose KV goes from one engine to another: what the scheduler of either side keeps of them meanwhile.
+
+    sender     running ──offer──▶ offered ──release──▶ gone (its blocks stay in the prefix cache)
+                  ▲                  │
+                  └─────resume───────┘   (nobody took it: it goes on here)
+
+    receiver   reserve ──▶ reserved ──begin──▶ running
+                              └──────cancel──▶ gone
+
+The two sides know nothing of each other; who moves the bytes, and what happens when that fails, is ``distributed.handoff``'s business.
+An offered sequence keeps its blocks and takes no part in steps. A reserved one has its blocks and its place among the running ones; what
+the blocks hold means nothing before ``begin``. All of it may happen while a step of others is in flight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+from octavo.core import admission
+from octavo.core.limits import StopRule
+from octavo.core.prefix_match import PrefixMatch
+from octavo.core.request import ParameterError, Request, Sequence, SequenceStatus
+from octavo.core.state import Draft, RequestState, SchedulerState
+from octavo.core.step import StepPlan
+
+
+class Transfers:
+    """Of one scheduler, whose ``state`` it shares."""
+
+    def __init__(self, state: SchedulerState) -> None:
+        self._state = state
+        self._offered: dict[str, RequestState] = {}
+        self._reserved: dict[str, RequestState] = {}
+
+    # --- sender -------------------------------------------------------------------------------------------------------------------------
+
+    def offer(self, request_id: str) -> list[int]:
+        """Take a request out of the running ones, its blocks with it; returns its output tokens. The last of them has no KV.
+
+        Raises ValueError unless it is one running sequence that has just drawn: its prompt computed, not in a step, not a beam.
+        """
+        state = self._state
+        owner = state.requests.get(request_id)
+        seq = owner.sequences[0] if owner is not None and len(owner.sequences) == 1 else None
+        if owner is None or seq is None or not _may_go(owner, seq):
+            raise ValueError(f"request_id: {request_id!r} is not allowed; a single running sequence that has drawn a token is needed")
+        state.running.remove(seq)
+        state.slots.give_back(seq)
+        state.forget(owner)
+        self._offered[request_id] = owner
+        state.num_held += 1
+        return list(seq.output_token_ids)
+
+    def release(self, request_id: str) -> None:
+        """Somebody else goes on with it: give its blocks back; those that are offered stay in the prefix cache. KeyError if not offered."""
+        seq = self._take_offered(request_id).sequences[0]
+        seq.status = SequenceStatus.FINISHED
+        self._state.release(seq)
+
+    def resume(self, request_id: str) -> None:
+        """Nobody took it: it runs on here, or waits for a place as if it had been preempted. KeyError if not offered."""
+        state, owner = self._state, self._take_offered(request_id)
+        seq = owner.sequences[0]
+        state.requests[request_id] = owner
+        state.order.added(owner.request)
+        state.order.started(owner.request)
+        owner.rank = state.order.rank(owner.request, owner.sequences, owner.stop_rule.max_tokens)
+        if state.num_running < state.config.max_num_seqs:
+            state.insert_running(seq)
+        else:
+            state.kv.release(seq, forget=False)
+            seq.num_computed = 0
+            seq.num_preemptions += 1
+            state.stats.num_preemptions += 1
+            state.enqueue(seq)
+
+    def _take_offered(self, request_id: str) -> RequestState:
+        owner = self._offered.pop(request_id)
+        self._state.num_held -= 1
+        return owner
+
+    # --- receiver -----------------------------------------------------------------------------------------------------------------------
+
+    def reserve(self, request: Request, output_token_ids: Seq[int]) -> list[int] | None:
+        """Blocks for the KV of all tokens but the last, in order of position; None when there is no room or place now.
+
+        Raises ParameterError when there can never be: too long, an id in use, n above 1 or beams, which are not handed over.
+        """
+        state = self._state
+        if request.request_id in state.requests or request.request_id in self._reserved:
+            raise ParameterError("request_id", request.request_id, "a request with this id is not finished yet")
+        if request.params.n != 1 or request.params.beam is not None:
+            raise ParameterError("n", request.params.n, "one choice, and no beams, can be handed over")
+        state.limits.check_prompt(request)
+        owner = self._owner(request, [*request.prompt_token_ids, *output_token_ids])
+        seq = owner.sequences[0]
+        state.requests[request.request_id] = owner  # for the questions of admission alone
+        has_room = admission.has_room(state, Draft(StepPlan(-1), 0), seq, PrefixMatch([]))
+        del state.requests[request.request_id]
+        if not has_room:
+            return None
+        state.kv.reserve(seq)
+        seq.num_scheduled = len(seq.token_ids) - 1  # computed elsewhere, and on its way
+        if not state.kv.grow(seq, seq.num_scheduled, []):  # admission counts on window layers giving back what they pass, chunk by chunk
+            seq.num_scheduled = 0
+            state.kv.release(seq, forget=True)
+            return None
+        self._reserved[request.request_id] = owner
+        state.num_reserved += 1
+        return list(seq.block_table)
+
+    def _owner(self, request: Request, token_ids: list[int]) -> RequestState:
+        state = self._state
+        seq = Sequence(state.next_seq_id(), request, token_ids=token_ids, num_prompt_tokens=len(request.prompt_token_ids))
+        rule = StopRule.of(request, state.limits.max_output_tokens(request))
+        if not 0 < seq.num_output_tokens < rule.max_tokens:
+            limit = f"at least 1 and less than max_tokens, which is {rule.max_tokens} here"
+            raise ParameterError("output_token_ids", seq.num_output_tokens, limit)
+        return RequestState(request, state.stats.num_requests, rule, [seq], started=True)
+
+    def begin(self, request_id: str) -> None:
+        """The reserved blocks hold the KV: the request runs. KeyError if it is not reserved."""
+        state, owner = self._state, self._take_reserved(request_id)
+        seq = owner.sequences[0]
+        seq.num_computed, seq.num_scheduled = seq.num_scheduled, 0
+        owner.arrival_index = state.stats.num_requests
+        state.requests[request_id] = owner
+        state.stats.num_requests += 1
+        state.order.added(owner.request)
+        state.order.started(owner.request)
+        owner.rank = state.order.rank(owner.request, owner.sequences, owner.stop_rule.max_tokens)
+        state.insert_running(seq)
+        state.kv.publish(seq)
+
+    def cancel(self, request_id: str) -> None:
+        """It does not come: give the reserved blocks back. KeyError if it is not reserved."""
+        seq = self._take_reserved(request_id).sequences[0]
+        seq.num_scheduled = 0
+        seq.status = SequenceStatus.FINISHED
+        self._state.kv.release(seq, forget=True)
+
+    def _take_reserved(self, request_id: str) -> RequestState:
+        owner = self._reserved.pop(request_id)
+        self._state.num_reserved -= 1
+        return owner
+
+    # --- both ---------------------------------------------------------------------------------------------------------------------------
+
+    def drop_all(self) -> None:
+        """What the blocks hold is not to be trusted any more: give back all that are offered or reserved."""
+        for request_id in [*self._offered]:
+            self._state.kv.withhold(self._offered[request_id].sequences[0])
+            self.release(request_id)
+        for request_id in [*self._reserved]:
+            self.cancel(request_id)
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        """All that hold blocks here and do not run."""
+        return [owner.sequences[0] for owner in (*self._offered.values(), *self._reserved.values())]
+
+
+def _may_go(owner: RequestState, seq: Sequence) -> bool:
+    whole = seq.num_choices == 1 and owner.request.params.n == 1 and owner.beams is None
+    drawn = seq.num_output_tokens > 0 and len(seq.token_ids) - seq.num_computed == 1
+    return whole and drawn and seq.status is SequenceStatus.RUNNING and seq.num_scheduled == 0

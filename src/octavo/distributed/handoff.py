@@ -1,0 +1,145 @@
+"""The hand-off of a sequence's KV from a prefill to a decode engine: a state machine, and the link that the bytes go over. Pure.
+
+    offered ──reserved──▶ reserved ──copied──▶ copied ──released──▶ released
+       │                     │                    │
+       │ no receiver in time │ the copy failed    │ the sender does not answer in time:
+       │ or it is withdrawn  │ or took too long   │ it gives back what it holds by itself
+       ▼                     ▼                    ▼
+     failed               failed               released
+
+The receiver allocates, the bytes are copied, then the sender frees (as in DistServe, Zhong et al., OSDI 2024, section 4). Until ``copied``
+the request is the sender's, who can always go on with it; from then on it is the receiver's.
+Each move returns what the two sides are to do. Times are told; nothing here waits, sends or knows an engine. The same objects serve a
+simulation and real workers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class HandoffState(str, Enum):
+    OFFERED = "offered"
+    RESERVED = "reserved"
+    COPIED = "copied"
+    RELEASED = "released"
+    FAILED = "failed"
+
+
+class Action(str, Enum):
+    """What a move asks of the two sides, in this order."""
+
+    COPY = "copy"  # move the bytes into the receiver's blocks
+    BEGIN = "begin"  # the receiver runs the request
+    RELEASE = "release"  # the sender gives its blocks back
+    CANCEL = "cancel"  # the receiver gives the reserved blocks back
+    RESUME = "resume"  # the sender goes on with the request itself
+
+
+class HandoffError(RuntimeError):
+    """A move that the state of the hand-off does not allow; the message names both."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandoffLimits:
+    """Seconds that each edge may take; the clock of an edge starts with the one before."""
+
+    reserve_s: float = 30.0
+    copy_s: float = 30.0
+    release_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        for name in ("reserve_s", "copy_s", "release_s"):
+            if not getattr(self, name) > 0.0:
+                raise ValueError(f"{name}: {getattr(self, name)!r} is not allowed; above 0 seconds")
+
+
+@dataclass(slots=True)
+class Handoff:
+    """One request on its way. ``num_bytes``: of KV to move; ``failure``: why it failed."""
+
+    request_id: str
+    sender: int
+    num_bytes: int
+    offered_s: float
+    limits: HandoffLimits = HandoffLimits()
+    state: HandoffState = HandoffState.OFFERED
+    receiver: int | None = None
+    failure: str | None = None
+    deadline_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.deadline_s = self.offered_s + self.limits.reserve_s
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in (HandoffState.RELEASED, HandoffState.FAILED)
+
+    def reserved(self, receiver: int, now: float) -> list[Action]:
+        """``receiver`` has blocks for it."""
+        self._leave(HandoffState.OFFERED, "reserved")
+        self.state, self.receiver, self.deadline_s = HandoffState.RESERVED, receiver, now + self.limits.copy_s
+        return [Action.COPY]
+
+    def copied(self, now: float) -> list[Action]:
+        """All bytes are in the receiver's blocks."""
+        self._leave(HandoffState.RESERVED, "copied")
+        self.state, self.deadline_s = HandoffState.COPIED, now + self.limits.release_s
+        return [Action.BEGIN, Action.RELEASE]
+
+    def released(self) -> list[Action]:
+        """The sender has given its blocks back."""
+        self._leave(HandoffState.COPIED, "released")
+        self.state, self.deadline_s = HandoffState.RELEASED, float("inf")
+        return []
+
+    def fail(self, reason: str) -> list[Action]:
+        """It cannot go on: the copy failed, the receiver is gone, the offer is withdrawn. After ``copied`` it is too late to fail."""
+        if self.state not in (HandoffState.OFFERED, HandoffState.RESERVED):
+            raise HandoffError(f"hand-off of {self.request_id!r}: it is {self.state.value} and cannot fail any more")
+        actions = [Action.RESUME] if self.state is HandoffState.OFFERED else [Action.CANCEL, Action.RESUME]
+        self.state, self.failure, self.deadline_s = HandoffState.FAILED, reason, float("inf")
+        return actions
+
+    def expire(self, now: float) -> list[Action]:
+        """The edge that is due has taken too long, if it has by ``now``: fail, or, when only the sender's answer lacks, do without it."""
+        if now < self.deadline_s or self.is_over:
+            return []
+        if self.state is HandoffState.COPIED:
+            return self.released()
+        waited_for = "a receiver with room" if self.state is HandoffState.OFFERED else "the copy"
+        limit_s = self.limits.reserve_s if self.state is HandoffState.OFFERED else self.limits.copy_s
+        return self.fail(f"{waited_for} took longer than {limit_s:g} s")
+
+    def _leave(self, state: HandoffState, move: str) -> None:
+        if self.state is not state:
+            raise HandoffError(f"hand-off of {self.request_id!r}: it is {self.state.value}, so it cannot become {move}")
+
+
+@dataclass(slots=True)
+class Link:
+    """A connection that moves one sequence's KV at a time, first come, first served.
+
+    ``num_layers`` above 0: each layer is sent as soon as it is computed (Splitwise, Patel et al., ISCA 2024, section 4.3), so that beside
+    the last step of the prompt only what it could not hide is waited for, at least one layer's bytes.
+    """
+
+    bytes_per_s: float
+    latency_s: float = 0.0
+    num_layers: int = 0
+    free_s: float = 0.0  # when the copies so far are through
+
+    def __post_init__(self) -> None:
+        if not self.bytes_per_s > 0.0:
+            raise ValueError(f"bytes_per_s: {self.bytes_per_s!r} is not allowed; above 0")
+        if not self.latency_s >= 0.0:
+            raise ValueError(f"latency_s: {self.latency_s!r} is not allowed; at least 0 seconds")
+
+    def copy(self, num_bytes: int, now: float, overlap_s: float = 0.0) -> float:
+        """Take on a copy at ``now``; when it will be through. ``overlap_s``: computing time that layers were sent beside."""
+        copy_s = num_bytes / self.bytes_per_s
+        if self.num_layers:
+            copy_s = max(copy_s - overlap_s, copy_s / self.num_layers)
+        self.free_s = max(now, self.free_s) + copy_s
+        return self.free_s + self.latency_s

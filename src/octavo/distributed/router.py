@@ -1,0 +1,146 @@
+"""Which engine a request goes to. Pure: routers see numbers of engines and requests, and keep what they remember themselves.
+
+The same objects route a simulation and real workers. A router never sends anything, and never reads a clock.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class EngineView(Protocol):
+    """What a router may know of an engine at the moment it asks."""
+
+    @property
+    def index(self) -> int:
+        """Its number among all engines."""
+        ...
+
+    @property
+    def pending_tokens(self) -> int:
+        """Known tokens without KV, of waiting and running sequences; a decoding one counts 1."""
+        ...
+
+    @property
+    def num_sequences(self) -> int:
+        """Waiting and running."""
+        ...
+
+    @property
+    def num_available_blocks(self) -> int:
+        """KV blocks that can still be handed out."""
+        ...
+
+    @property
+    def pending_s(self) -> float:
+        """Seconds that ``pending_tokens`` are predicted to take, the step in flight aside."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RouteRequest:
+    """``num_output``: output tokens, where somebody knows or guesses; routers of real engines get None. ``session``: requests that share it
+    share a prefix. ``prefix_keys``: keys of the prompt's full blocks (``prefix_index.block_key``), from the first; may be empty."""
+
+    request_id: str
+    num_prompt: int
+    num_output: int | None = None
+    session: str | None = None
+    prefix_keys: tuple[bytes, ...] = ()
+
+
+class Router(Protocol):
+    def choose(self, request: RouteRequest, engines: Seq[EngineView]) -> int:
+        """The place in ``engines``, of which there is at least one, of the engine that is to take ``request``."""
+        ...
+
+
+class RoundRobin:
+    """Each in turn."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def choose(self, request: RouteRequest, engines: Seq[EngineView]) -> int:
+        place = self._next % len(engines)
+        self._next = place + 1
+        return place
+
+
+class ShortestQueue:
+    """The engine with the least work ahead; of equals the one with fewer sequences, then the first.
+
+    ``by_seconds``: work is counted in predicted seconds, which lets engines of different speed share a queue; else in pending tokens.
+    """
+
+    def __init__(self, by_seconds: bool = False) -> None:
+        self._by_seconds = by_seconds
+
+    def choose(self, request: RouteRequest, engines: Seq[EngineView]) -> int:
+        best, least = 0, None
+        for place, engine in enumerate(engines):
+            work = (engine.pending_s if self._by_seconds else engine.pending_tokens, engine.num_sequences)
+            if least is None or work < least:
+                best, least = place, work
+        return best
+
+
+class PrefixAffinity:
+    """To where the longest beginning of the prompt has gone before, unless that engine has much more work ahead than the least busy one.
+
+    Beginnings are known by session, or by the keys of their blocks. ``max_extra_tokens``: pending tokens that a hit may cost; a long
+    match is worth its own length on top. ``num_remembered`` entries are kept, the last used ones.
+    """
+
+    def __init__(self, block_size: int, max_extra_tokens: int = 2048, num_remembered: int = 1 << 16) -> None:
+        self._block_size = block_size
+        self._max_extra_tokens = max_extra_tokens
+        self._num_remembered = num_remembered
+        self._homes: OrderedDict[str | bytes, int] = OrderedDict()  # session or block key -> engine index
+        self._fallback = ShortestQueue()
+
+    def choose(self, request: RouteRequest, engines: Seq[EngineView]) -> int:
+        place = self._fallback.choose(request, engines)
+        home, num_matched = self._home(request)
+        places = {engine.index: i for i, engine in enumerate(engines)}
+        if home in places:
+            extra = engines[places[home]].pending_tokens - engines[place].pending_tokens
+            if extra <= self._max_extra_tokens + num_matched:
+                place = places[home]
+        self._remember(request, engines[place].index)
+        return place
+
+    def _home(self, request: RouteRequest) -> tuple[int, int]:
+        """(engine index or -1, prompt tokens known there)."""
+        for num_blocks in range(len(request.prefix_keys), 0, -1):
+            home = self._homes.get(request.prefix_keys[num_blocks - 1])
+            if home is not None:
+                return home, num_blocks * self._block_size
+        return (-1, 0) if request.session is None else (self._homes.get(request.session, -1), 0)
+
+    def _remember(self, request: RouteRequest, index: int) -> None:
+        names: tuple[str | bytes, ...] = (*request.prefix_keys, *(() if request.session is None else (request.session,)))
+        for name in names:
+            self._homes[name] = index
+            self._homes.move_to_end(name)
+        while len(self._homes) > self._num_remembered:
+            self._homes.popitem(last=False)
+
+
+ROUTERS = ("shortest-queue", "predicted-seconds", "round-robin", "prefix-affinity")
+
+
+def create_router(name: str, block_size: int = 16) -> Router:
+    """The router of that name. ValueError lists those that there are."""
+    if name == "shortest-queue":
+        return ShortestQueue()
+    if name == "predicted-seconds":
+        return ShortestQueue(by_seconds=True)
+    if name == "round-robin":
+        return RoundRobin()
+    if name == "prefix-affinity":
+        return PrefixAffinity(block_size)
+    raise ValueError(f"router: {name!r} is not allowed; one of {', '.join(ROUTERS)}")

@@ -1,0 +1,90 @@
+"""Recording: a scheduler that writes down all it is told, for `octavo simulate --replay` and for bug reports that can be run again.
+
+Decides nothing: plans are those of the scheduler that it is. What is written is ``core.recording``'s business.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TextIO
+
+from octavo.config import CacheConfig, SchedulerConfig
+from octavo.core import recording
+from octavo.core.cost import GapCost, PreemptionCost
+from octavo.core.kv_pages import PageLayout
+from octavo.core.kv_tiers import KVTiers
+from octavo.core.request import Request
+from octavo.core.result_checks import TextStops
+from octavo.core.scheduler import Scheduler
+from octavo.core.state import NO_GUESSES, Guesses
+from octavo.core.step import StepPlan, StepResult, TokenEvent
+from octavo.costs.gap import GapModel
+from octavo.costs.preemption import PreemptionModel
+
+
+class RecordedScheduler(Scheduler):
+    """``file`` gets the lines, a header first; it stays the caller's to close. ``about``: what is recorded. Else as ``Scheduler``."""
+
+    def __init__(
+        self,
+        file: TextIO,
+        about: str,
+        config: SchedulerConfig,
+        cache: CacheConfig,
+        num_blocks: int,
+        max_model_len: int,
+        fingerprint: str = "",
+        gap_cost: GapCost | None = None,
+        num_host_blocks: int = 0,
+        preemption_cost: PreemptionCost | None = None,
+        tiers: KVTiers | None = None,
+        layout: PageLayout | None = None,
+    ) -> None:
+        super().__init__(
+            config, cache, num_blocks, max_model_len, fingerprint, gap_cost, num_host_blocks, preemption_cost, tiers, layout
+        )
+        self._file = file
+        prices = isinstance(preemption_cost, PreemptionModel)
+        head = recording.header(config, cache, num_blocks, max_model_len, fingerprint, num_host_blocks, prices, layout, about)
+        file.write(recording.dump(head))
+
+    def add(self, request: Request) -> None:
+        super().add(request)  # what is refused leaves no trace
+        self._write("add", recording.request_fields(request))
+
+    def abort(self, request_id: str) -> list[TokenEvent]:
+        self._write("abort", request_id)
+        return super().abort(request_id)
+
+    def fail_all(self, message: str) -> list[TokenEvent]:
+        self._write("fail", message)
+        self._file.flush()
+        return super().fail_all(message)
+
+    def plan(self, now: float = 0.0, drafts: Guesses = NO_GUESSES) -> StepPlan | None:
+        step = self._num_plans
+        plan = super().plan(now, drafts)
+        digest = None if plan is None else recording.plan_digest(plan, self._state.kv.block_size)
+        guesses = [[seq_id, list(guess)] for seq_id, guess in drafts.items()]
+        self._file.write(recording.dump(["plan", step, now, digest, guesses, self._costs()]))
+        if plan is None:
+            self._file.flush()
+        return plan
+
+    def apply(self, result: StepResult, text_stops: TextStops = recording.NO_TEXT_STOPS) -> list[TokenEvent]:
+        line = ["result", self._num_plans, *recording.result_fields(result, text_stops)]
+        events = super().apply(result, text_stops)
+        self._file.write(recording.dump(line))
+        if not self.has_work:
+            self._file.flush()
+        return events
+
+    def _write(self, kind: str, data: object) -> None:
+        self._file.write(recording.dump([kind, self._num_plans, data]))
+
+    def _costs(self) -> list[Any]:
+        """What the plan was priced with: both cost models, as far as there are any."""
+        gap, preemption = self._state.gap_cost, self._state.preemption_cost
+        return [
+            gap.state() if isinstance(gap, GapModel) else None,
+            preemption.state() if isinstance(preemption, PreemptionModel) else None,
+        ]

@@ -1,0 +1,1 @@
+"""Packing a model anew in fewer bits."""

@@ -1,0 +1,208 @@
+"""Replay: a recorded run told again to a scheduler of the same make, which must make the same plans.
+
+What comes of it: the proof that the plans are the same, the requests as a workload for other settings, and each step with its measured
+seconds, to fit a cost model on or to judge one by.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from octavo.config import CacheConfig, SchedulerConfig
+from octavo.core import recording
+from octavo.core.cost import StepShape
+from octavo.core.recording import RecordingError
+from octavo.core.request import Request
+from octavo.core.scheduler import Scheduler
+from octavo.core.step import StepPlan, StepResult
+from octavo.costs.coefficients import Coefficients
+from octavo.costs.fitted import FittedCost
+from octavo.workload.requests import WorkloadRequest
+
+StepObserver = Callable[[StepPlan, StepResult], None]
+
+
+@dataclass(slots=True)
+class Replay:
+    """What a recorded run held. ``requests``: by arrival, with as many output tokens as they made (those that made none are left out).
+
+    ``device_s``: what the steps took, ``first_s`` and ``last_s``: when the first and the last were planned.
+    """
+
+    header: dict[str, Any]
+    num_plans: int = 0
+    num_aborts: int = 0
+    num_preemptions: int = 0
+    prefix_hit_tokens: int = 0
+    device_s: float = 0.0
+    first_s: float | None = None
+    last_s: float | None = None
+    fitted: FittedCost = field(default_factory=FittedCost)
+    requests: list[WorkloadRequest] = field(default_factory=list)
+
+    def coefficients(self) -> Coefficients:
+        """The cost model that the steps of this run teach."""
+        return Coefficients.of(self.fitted, about=f"replayed run of {self.header.get('about') or 'an engine'}")
+
+
+class ReplayedGapCost:
+    """A GapCost in the states that a recorded one was in."""
+
+    def __init__(self) -> None:
+        self.max_trusted_rows = 0
+        self._device = FittedCost()
+        self._fixed_s, self._factor = 0.0, 1.0
+
+    def set(self, state: list[Any]) -> None:
+        weights, self._fixed_s, self._factor, self.max_trusted_rows = state
+        self._device.weights[:] = weights
+
+    def begin(self, now: float) -> None:
+        """The state was set already."""
+
+    def gap_seconds(self, shape: StepShape) -> float:
+        return self._fixed_s + self._factor * self._device.seconds_of(shape)
+
+
+class ReplayedPreemptionCost:
+    """A PreemptionCost in the states that a recorded one was in."""
+
+    def __init__(self) -> None:
+        self._device = FittedCost()
+        self._seconds_per_block = 0.0
+
+    def set(self, state: list[Any]) -> None:
+        weights, self._seconds_per_block = state
+        self._device.weights[:] = weights
+
+    def recompute_seconds(self, num_tokens: int) -> float:
+        shape = StepShape(num_sequences=1)
+        return self._device.seconds_of(shape.plus(0, num_tokens, 0)) - self._device.seconds_of(StepShape(num_sequences=2))
+
+    def swap_seconds(self, num_blocks: int) -> float:
+        return num_blocks * self._seconds_per_block
+
+
+class _LiveRequest:
+    """A request on its way: output tokens by choice, and how many choices have not ended."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.num_output = [0] * request.params.n
+        self.num_open = request.params.n
+
+
+class Replayer:
+    """Tells a scheduler the lines of a recording, one by one."""
+
+    def __init__(self, head: dict[str, Any], on_step: StepObserver | None = None) -> None:
+        self.replay = Replay(head)
+        self._gap = ReplayedGapCost() if head["scheduler"]["max_itl_ms"] is not None else None
+        self._preemption = ReplayedPreemptionCost() if head["prices_preemption"] else None
+        self.scheduler = Scheduler(
+            SchedulerConfig(**head["scheduler"]), CacheConfig(**head["cache"]), head["num_blocks"], head["max_model_len"],
+            head["fingerprint"], self._gap, head["num_host_blocks"], self._preemption, layout=recording.layout_of(head["layout"]),
+        )  # fmt: skip
+        self._on_step = on_step
+        self._plan: StepPlan | None = None
+        self._live: dict[str, _LiveRequest] = {}
+
+    def take(self, kind: str, step: int, data: list[Any]) -> None:
+        """One line. Raises RecordingError when the scheduler does something else than the recorded one."""
+        if kind == "add":
+            request = recording.request_of(data[0])
+            self.scheduler.add(request)
+            self._live[request.request_id] = _LiveRequest(request)
+        elif kind == "abort":
+            self.replay.num_aborts += 1
+            self._ended(self.scheduler.abort(data[0]))
+        elif kind == "fail":
+            self._ended(self.scheduler.fail_all(data[0]))
+        elif kind == "plan":
+            self._make_plan(step, *data)
+        elif kind == "result":
+            self._apply(step, data)
+        else:
+            raise RecordingError(f"{kind!r} is no kind of line")
+
+    def _make_plan(self, step: int, now: float, digest: str | None, drafts: list[Any], costs: list[Any]) -> None:
+        for cost, state in zip((self._gap, self._preemption), costs, strict=True):
+            if cost is not None:
+                cost.set(state)
+        plan = self._plan = self.scheduler.plan(now, {seq_id: guess for seq_id, guess in drafts})
+        made = None if plan is None else recording.plan_digest(plan, self.replay.header["cache"]["block_size"])
+        if made != digest:
+            raise RecordingError(f"step {step}: the plan is another than the recorded one ({made} instead of {digest})")
+        if plan is not None:
+            self.replay.num_plans += 1
+            self.replay.first_s = now if self.replay.first_s is None else self.replay.first_s
+            self.replay.last_s = now
+
+    def _apply(self, step: int, data: list[Any]) -> None:
+        plan = self._plan
+        if plan is None:
+            raise RecordingError(f"step {step}: a result without a plan")
+        result, stops = recording.result_of(plan.step_index, data)
+        self.replay.device_s += result.seconds
+        self.replay.fitted.observe(StepShape.of(plan), result.seconds - result.move_seconds)
+        if self._on_step is not None:
+            self._on_step(plan, result)
+        self._ended(self.scheduler.apply(result, stops))
+
+    def _ended(self, events: list[Any]) -> None:
+        """Count tokens; of a request whose choices have all ended, note what it was."""
+        for event in events:
+            live = self._live[event.request_id]
+            live.num_output[event.choice] += len(event.token_ids)
+            live.num_open -= event.finish_reason is not None
+            if live.num_open == 0:
+                request, num_output = self._live.pop(event.request_id).request, max(live.num_output)
+                if num_output:
+                    self.replay.requests.append(WorkloadRequest(request.arrival_s, request.prompt_token_ids, num_output))
+
+    def end(self) -> Replay:
+        """The recording is over."""
+        self.replay.requests.sort(key=lambda work: work.arrival_s)
+        self.replay.num_preemptions = self.scheduler.stats.num_preemptions
+        self.replay.prefix_hit_tokens = self.scheduler.stats.prefix_hit_tokens
+        return self.replay
+
+
+def replay_recording(path: str | Path, on_step: StepObserver | None = None) -> Replay:
+    """Tell the run recorded in ``path`` again. ``on_step`` sees each plan with its result. Raises RecordingError, OSError.
+
+    A last line that was cut off, as a crash leaves it, ends the recording.
+    """
+    lines = _lines(path)
+    first = next(lines, None)
+    if first is None:
+        raise RecordingError(f"{path}: the file is empty")
+    head = first[1]
+    if not isinstance(head, dict) or head.get("format") != recording.FORMAT or head.get("version") != recording.VERSION:
+        raise RecordingError(f'{path}: line 1: "format": "{recording.FORMAT}" and "version": {recording.VERSION} are needed')
+    try:
+        replayer = Replayer(head, on_step)
+    except (KeyError, TypeError, ValueError) as error:
+        raise RecordingError(f"{path}: line 1: {type(error).__name__}: {error}") from None
+    for number, line in lines:
+        try:
+            kind, step, *data = line
+            replayer.take(kind, step, data)
+        except (RecordingError, ValueError, KeyError, TypeError, RuntimeError, AssertionError) as error:
+            raise RecordingError(f"{path}: line {number}: {error}") from error
+    return replayer.end()
+
+
+def _lines(path: str | Path) -> Iterator[tuple[int, Any]]:
+    with open(path, encoding="utf-8") as file:
+        for number, text in enumerate(file, 1):
+            if not text.endswith("\n"):
+                return
+            try:
+                yield number, json.loads(text)
+            except ValueError as error:
+                raise RecordingError(f"{path}: line {number}: it is no JSON: {error}") from None

@@ -1,0 +1,83 @@
+"""Engines of a simulation from what a user says: a model's work on a machine, or coefficients fitted on one; memory; roles."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from octavo.config import CacheConfig, SchedulerConfig
+from octavo.costs.coefficients import Coefficients
+from octavo.costs.machines import Machine
+from octavo.costs.program_work import ProgramWork
+from octavo.costs.roofline import roofline
+from octavo.simulator.engine_spec import EngineSpec, PowerModel
+
+MEMORY_SHARE = 0.9  # of a machine's memory that weights and KV may take
+
+
+def blocks_on(work: ProgramWork, machine: Machine, block_size: int) -> int:
+    """KV blocks that fit beside the weights in MEMORY_SHARE of the machine's memory. ValueError when there is room for none."""
+    free_bytes = MEMORY_SHARE * machine.memory_bytes * machine.devices - work.weight_bytes
+    num_blocks = int(free_bytes // (work.kv_bytes_per_token * block_size))
+    if num_blocks < 1:
+        total = machine.memory_bytes * machine.devices
+        raise ValueError(f"machine: {machine.name!r} is not allowed; {work.weight_bytes:.3g} bytes of weights leave no room in {total:.3g}")
+    return num_blocks
+
+
+def machine_engine(
+    work: ProgramWork,
+    machine: Machine,
+    max_model_len: int,
+    scheduler: SchedulerConfig,
+    cache: CacheConfig,
+    num_blocks: int | None = None,
+) -> EngineSpec:
+    """An engine that runs ``work`` on ``machine``. ``num_blocks`` None: as many as fit."""
+    usd, devices = machine.usd_per_hour, machine.devices
+    power = PowerModel(machine.idle_w * devices, machine.busy_w * devices, None if usd is None else usd * devices)
+    return EngineSpec(
+        roofline(work, machine),
+        num_blocks if num_blocks is not None else blocks_on(work, machine, cache.block_size),
+        max_model_len,
+        scheduler,
+        cache,
+        name=machine.name if devices == 1 else f"{devices} x {machine.name}",
+        power=power,
+        kv_bytes_per_token=int(work.kv_bytes_per_token),
+    )
+
+
+def fitted_engine(
+    coefficients: Coefficients, num_blocks: int, max_model_len: int, scheduler: SchedulerConfig, cache: CacheConfig, kv_bytes: int = 0
+) -> EngineSpec:
+    """An engine whose steps cost what they cost where ``coefficients`` were fitted. ``kv_bytes``: of a token's KV, for hand-offs."""
+    return EngineSpec(coefficients, num_blocks, max_model_len, scheduler, cache, name="fitted", kv_bytes_per_token=kv_bytes)
+
+
+def engines(spec: EngineSpec, num_engines: int, roles: str | None = None) -> list[EngineSpec]:
+    """``num_engines`` alike, or by ``roles``: "prefill=N,decode=M", of which both are needed. Raises ValueError."""
+    if roles is None:
+        if num_engines < 1:
+            raise ValueError(f"engines: {num_engines} is not allowed; at least 1")
+        return [replace(spec, name=f"{spec.name}-{i}") for i in range(num_engines)]
+    match = re.fullmatch(r"prefill=(\d+),decode=(\d+)", roles.replace(" ", ""))
+    counts = {"prefill": int(match[1]), "decode": int(match[2])} if match else {}
+    if not counts or min(counts.values()) < 1:
+        raise ValueError(f"roles: {roles!r} is not allowed; prefill=N,decode=M with at least one of each")
+    return [replace(spec, name=f"{role}-{i}", role=role) for role, count in counts.items() for i in range(count)]
+
+
+def parse_slo(text: str) -> dict[str, float]:
+    """Limits in seconds by the names of ``Slo``'s fields, from "ttft=0.5,itl=0.05" (also e2e, gap). Raises ValueError."""
+    limits = dict[str, float]()
+    for part in text.split(","):
+        name, _, value = part.strip().partition("=")
+        try:
+            limit = float(value)
+        except ValueError:
+            limit = -1.0
+        if name not in ("ttft", "itl", "e2e", "gap") or not 0.0 < limit < float("inf"):
+            raise ValueError(f"slo: {part!r} is not allowed; ttft, itl, e2e or gap = seconds above 0, separated by commas")
+        limits[f"{name}_s"] = limit
+    return limits

@@ -1,0 +1,174 @@
+"""N engines in virtual time: requests arrive, are routed, run step by step, and leave figures behind.
+
+    workload ─▶ router ─▶ engine (EngineLoop over SimBackend) ─▶ RequestLog ─▶ SimulationReport
+
+The engines are the real ones; only the device is a cost model, and time is told instead of read. Everything follows from the specs, the
+requests and the seed. At one moment things happen in this order: steps end (by engine), hand-offs move on, requests arrive, steps begin (by
+engine).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from itertools import count
+
+from octavo.core.clock import VirtualClock
+from octavo.core.request import ParameterError, Request, SamplingParams, derive_seed
+from octavo.distributed.router import Router, RouteRequest, ShortestQueue
+from octavo.engine.outputs import OutputEvent
+from octavo.simulator.engine_spec import EngineSpec
+from octavo.simulator.handing_over import HandoffDesk, HandoffOptions
+from octavo.simulator.records import RequestLog, Slo
+from octavo.simulator.report import SimulationReport, report_of
+from octavo.simulator.sim_engine import SimEngine
+from octavo.workload.requests import WorkloadRequest
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationOptions:
+    """``concurrency``: a closed loop of so many requests at a time; None: requests come when they are due. ``until_s``: stop there, with
+    requests still on their way."""
+
+    slo: Slo = field(default_factory=Slo)
+    seed: int = 0
+    concurrency: int | None = None
+    until_s: float | None = None
+    keep_requests: bool = False
+    keep_gaps: bool = False
+    handoff: HandoffOptions = field(default_factory=HandoffOptions)  # where there are prefill engines
+    jump: bool = True  # take steps that only repeat at once: the same figures, sooner
+
+
+class Simulation:
+    """One run: made, ``run`` once, done. ``router`` chooses among the engines of role both and prefill."""
+
+    def __init__(self, specs: Seq[EngineSpec], router: Router | None = None, options: SimulationOptions | None = None) -> None:
+        if not specs:
+            raise ValueError("engines: at least one is needed")
+        self.options = options or SimulationOptions()
+        self.clock = VirtualClock()
+        self.log = RequestLog(self.options.slo, self.options.keep_requests, self.options.keep_gaps)
+        self._events: list[tuple[float, int, int]] = []  # (end of a step, engine, number of the engine's event)
+        shared = (self.clock, self.log, self._events, self.options.seed, self.options.jump)
+        self.engines = [SimEngine(i, spec, *shared) for i, spec in enumerate(specs)]
+        self._entries = [engine for engine in self.engines if engine.spec.role != "decode"]
+        if not self._entries:
+            raise ValueError("engines: all are of role decode; nobody computes prompts")
+        roles = {engine.spec.role for engine in self.engines}
+        if ("prefill" in roles) != ("decode" in roles):
+            raise ValueError("engines: prefill engines need decode engines to hand over to, and decode engines prefill engines")
+        self.handoffs = HandoffDesk(self.engines, self.options.handoff)
+        self._router = router or ShortestQueue()
+        self._numbers = count()
+        self._requests: dict[str, Request] = {}  # on prefill engines, to be handed over
+        self._dirty: set[int] = set()  # engines that may begin a step now
+
+    # --- the run ------------------------------------------------------------------------------------------------------------------------
+
+    def run(self, requests: Iterable[WorkloadRequest]) -> SimulationReport:
+        """Run all ``requests``, which come by arrival and are taken one by one, to their end (or to ``until_s``)."""
+        source = iter(requests)
+        upcoming = None if self.options.concurrency else next(source, None)
+        if self.options.concurrency:
+            self._refill(source, self.options.concurrency)
+            self._begin_steps(0.0)
+        until_s = float("inf") if self.options.until_s is None else self.options.until_s
+        while upcoming is not None or self._events or self.handoffs.next_s() < float("inf"):
+            now = min(self._events[0][0] if self._events else float("inf"), self.handoffs.next_s())
+            if upcoming is not None:
+                now = min(now, max(upcoming.arrival_s, self.clock.now()))
+            if now > until_s:
+                self.clock.advance_to(until_s)
+                break
+            self.clock.advance_to(now)
+            num_ended = self._end_steps(now)
+            self._dirty |= self.handoffs.advance(now)
+            if self.options.concurrency:
+                self._refill(source, num_ended)
+            else:
+                while upcoming is not None and upcoming.arrival_s <= now:
+                    self._submit(upcoming, upcoming.arrival_s)
+                    upcoming = self._next(source, upcoming)
+            self._begin_steps(now)
+        return report_of(self.log, self.engines, self.handoffs.stats, self.clock.now())
+
+    def _next(self, source: Iterator[WorkloadRequest], last: WorkloadRequest) -> WorkloadRequest | None:
+        upcoming = next(source, None)
+        if upcoming is not None and not upcoming.arrival_s >= last.arrival_s:
+            raise ValueError(f"arrival_s: {upcoming.arrival_s!r} is not allowed; requests come by arrival, the last at {last.arrival_s!r}")
+        return upcoming
+
+    def _refill(self, source: Iterator[WorkloadRequest], num_ended: int) -> None:
+        """Of a closed loop: a request that can never run is followed by the next at once."""
+        while num_ended > 0:
+            upcoming = next(source, None)
+            if upcoming is None:
+                return
+            num_ended -= self._submit(upcoming, self.clock.now())
+
+    def _end_steps(self, now: float) -> int:
+        """Steps that end now; returns the number of requests that did."""
+        num_ended = 0
+        while self._events and self._events[0][0] <= now:
+            _, index, event_number = heapq.heappop(self._events)
+            engine = self.engines[index]
+            if event_number != engine.last_event:
+                continue
+            self._dirty.add(engine.index)
+            for event in engine.finish():
+                num_ended += self._take_event(engine, event, now)
+        return num_ended
+
+    def _begin_steps(self, now: float) -> None:
+        for index in sorted(self._dirty):
+            self.engines[index].begin(now)
+        self._dirty.clear()
+
+    # --- requests -----------------------------------------------------------------------------------------------------------------------
+
+    def _submit(self, work: WorkloadRequest, arrival_s: float) -> bool:
+        """Route a request to an engine. False: it can never run there."""
+        number = next(self._numbers)
+        request = self._request(work, number, arrival_s)
+        num_prompt = len(request.prompt_token_ids)
+        self.log.arrived(request.request_id, arrival_s, num_prompt)
+        route = RouteRequest(request.request_id, num_prompt, work.num_output, work.session)
+        engine = self._entries[self._router.choose(route, self._entries)]
+        if engine.spec.role == "prefill":
+            self._requests[request.request_id] = request
+        try:
+            engine.add(request)
+        except ParameterError as error:
+            self._requests.pop(request.request_id, None)
+            self.log.refused(request.request_id, str(error))
+            return False
+        self._dirty.add(engine.index)
+        return True
+
+    def _request(self, work: WorkloadRequest, number: int, arrival_s: float) -> Request:
+        """The request of a workload, which ends at its recorded length and never before."""
+        params = SamplingParams(max_tokens=work.num_output, ignore_eos=True)
+        return Request(str(number), work.prompt_token_ids, params, derive_seed(self.options.seed, number + 1), arrival_s=arrival_s)
+
+    def _take_event(self, engine: SimEngine, event: OutputEvent, now: float) -> int:
+        """Write down what a step gave a request; 1 when it has ended."""
+        is_first = False
+        if event.token_ids:
+            live = self.log.got_tokens(event.request_id, len(event.token_ids), now)
+            live.num_cached = max(live.num_cached, event.num_cached_tokens)
+            is_first = live.num_output == len(event.token_ids)
+        if event.finish_reason is None:
+            if engine.spec.role == "prefill" and is_first:
+                self.handoffs.offer(engine, self._requests.pop(event.request_id), now, engine.last_step_s)
+            return 0
+        self._requests.pop(event.request_id, None)
+        if engine.spec.role == "decode":
+            self.handoffs.room_may_be_there()
+        if event.error is not None:
+            self.log.failed(event.request_id)
+        else:
+            self.log.completed(event.request_id, engine.index, now)
+        return 1

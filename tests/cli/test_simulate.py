@@ -1,0 +1,134 @@
+"""`octavo simulate`: machines, fitted costs, recordings, loads, and flags that contradict each other."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo.costs.coefficients import Coefficients
+from octavo.costs.machines import known_machines
+from tests.cli.conftest import Ended, Octavo
+
+LOAD = ("--rate", "20", "--num-requests", "30", "--prompt-len", "uniform:5:60", "--output-len", "uniform:2:20")
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("costs") / "cost.json"
+    path.write_text(Coefficients((1e-4, 0.0, 1e-7, 0.0, 0.0, 5e-3)).to_json())
+    return path
+
+
+def last_record(ended: Ended) -> dict[str, Any]:
+    assert ended.code == 0, ended.err
+    record = json.loads(ended.out.splitlines()[-1])
+    assert isinstance(record, dict)
+    return record
+
+
+def test_a_model_on_a_machine(octavo: Octavo, tiny: Path) -> None:
+    ended = octavo("simulate", "-m", tiny, "--machine", "l4", *LOAD, "--slo", "ttft=5,itl=1")
+    record = last_record(ended)
+    assert record["num_completed"] == 30 and record["slo_attainment"] == 1.0 and record["energy_j"] > 0.0
+    for text in ("TTFT", "ITL", "E2E", "KV pool %", "30 of 30 requests", "within the limits: 100 %"):
+        assert text in ended.out
+    assert octavo("simulate", "-m", tiny, "--machine", "l4", *LOAD, "--slo", "ttft=5,itl=1") == ended  # the seed decides
+    assert len(octavo("simulate", "-m", tiny, "--machine", "l4", *LOAD, "--json").out.splitlines()) == 1
+
+
+def test_machines_are_listed(octavo: Octavo, tmp_path: Path) -> None:
+    shown = octavo("simulate", "--machine", "list").out
+    assert all(f"\n{name} " in shown for name in known_machines())
+    own = tmp_path / "own.toml"
+    own.write_text('[mine]\nbasis = "measured"\nops_per_s = 1e12\nbytes_per_s = 1e11\nmemory_bytes = 1e9\nusd_per_hour = 36.0\n')
+    assert "mine" in octavo("simulate", "--machine", "list", "--machines", own).out
+
+
+def test_a_machine_of_ones_own_has_a_price(octavo: Octavo, tiny: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text('[mine]\nbasis = "measured"\nops_per_s = 1e12\nbytes_per_s = 1e11\nmemory_bytes = 1e9\nusd_per_hour = 36.0\n')
+    flags = ("simulate", "-m", tiny, "--machine", "mine", "--machines", own, *LOAD, "--json")
+    record = last_record(octavo(*flags))
+    assert record["cost_usd"] == pytest.approx(record["duration_s"] * 0.01)
+    both = last_record(octavo(*flags, "--engines", "2", "--devices", "2"))
+    assert both["cost_usd"] == pytest.approx(both["duration_s"] * 0.04)
+
+
+def test_fitted_costs_need_no_model(octavo: Octavo, fitted: Path) -> None:
+    flags = ("simulate", "--fitted", fitted, "--num-kv-blocks", "64", *LOAD, "--json")
+    one, two = last_record(octavo(*flags)), last_record(octavo(*flags, "--engines", "2", "--router", "round-robin"))
+    assert [engine["num_requests"] for engine in two["engines"]] == [15, 15]
+    assert two["itl_s"]["mean"] < one["itl_s"]["mean"]
+
+
+def test_roles_hand_over(octavo: Octavo, fitted: Path) -> None:
+    flags = ("simulate", "--fitted", fitted, "--num-kv-blocks", "64", *LOAD, "--json", "--roles", "prefill=1,decode=2")
+    assert last_record(octavo(*flags, "--kv-bytes", "1000"))["num_handed_over"] == 30
+    ended = octavo(*flags)
+    assert ended.code == 2 and "--kv-bytes" in ended.err
+
+
+def test_a_recording_is_told_again_and_gives_costs_and_load(octavo: Octavo, tiny: Path, tmp_path: Path) -> None:
+    recording = tmp_path / "run.jsonl"
+    flags = ("--record", recording, "--threads", "1", "--max-tokens", "12", "--temperature", "0")
+    assert octavo("run", "-m", tiny, *flags, "hello there").code == 0
+    record = last_record(octavo("simulate", "--replay", recording, "--json"))
+    assert (record["num_completed"], record["output_tokens"]) == (1, 12)
+    assert last_record(octavo("simulate", "--fitted", recording, "--num-kv-blocks", "64", *LOAD, "--json"))["num_completed"] == 30
+    lines = recording.read_text().splitlines(keepends=True)
+    recording.write_text("".join(line.replace('"max_tokens":12', '"max_tokens":3') for line in lines))
+    ended = octavo("simulate", "--replay", recording, "--json")
+    assert ended.code == 1 and "line " in ended.err
+
+
+def test_traces_and_closed_loops(octavo: Octavo, fitted: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "t.csv"
+    trace.write_text("arrival_s,num_prompt,num_output\n0,10,3\n4,20,5\n")
+    flags = ("simulate", "--fitted", fitted, "--num-kv-blocks", "64", "--json")
+    slow, fast = (last_record(octavo(*flags, "--trace", trace, "--trace-speed", speed)) for speed in ("1", "4"))
+    assert (slow["prompt_tokens"], slow["output_tokens"]) == (30, 8)
+    assert slow["duration_s"] - fast["duration_s"] == pytest.approx(3.0)
+    resampled = last_record(octavo(*flags, "--trace", trace, "--rate", "5", "--num-requests", "40"))
+    assert resampled["num_completed"] == 40 and resampled["prompt_tokens"] % 10 == 0
+    assert last_record(octavo(*flags, "--concurrency", "3", "--num-requests", "9", "--duration", "100"))["num_completed"] == 9
+    assert last_record(octavo(*flags, "--rate", "5", "--num-requests", "0"))["num_arrived"] == 0
+
+
+def test_drafts_and_prefixes(octavo: Octavo, fitted: Path) -> None:
+    flags = ("simulate", "--fitted", fitted, "--num-kv-blocks", "256", *LOAD, "--json")
+    plain, drafted = last_record(octavo(*flags)), last_record(octavo(*flags, "--spec", "4", "--acceptance", "0.9"))
+    assert drafted["num_steps"] < 0.7 * plain["num_steps"]
+    shared = last_record(octavo(*flags, "--shared-prefix", "64"))
+    assert shared["cached_tokens"] > 20 * 64
+    assert last_record(octavo(*flags, "--shared-prefix", "64", "--no-enable-prefix-caching"))["cached_tokens"] == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ((), "--machine"),
+        (("--machine", "l4", "--fitted", "FITTED"), "--fitted"),
+        (("--fitted", "FITTED", "--rate", "1"), "--num-kv-blocks"),
+        (("--fitted", "FITTED", "--num-kv-blocks", "9"), "--rate"),
+        (("--fitted", "FITTED", "--num-kv-blocks", "9", "--rate", "1", "--concurrency", "2"), "--concurrency"),
+        (("--fitted", "FITTED", "--num-kv-blocks", "9", "--kv-cache-memory", "1G", "--rate", "1"), "--num-kv-blocks"),
+        (("--fitted", "FITTED", "--kv-cache-memory", "1G", "--rate", "1"), "--kv-cache-memory"),
+        (("--fitted", "FITTED", "--kv-cache-memory", "1K", "--kv-bytes", "1000", "--rate", "1"), "hold no block"),
+        (("--fitted", "FITTED", "--num-kv-blocks", "9", "--rate", "0"), "--rate"),
+        (("--fitted", "FITTED", "--num-kv-blocks", "9", "--rate", "1", "--slo", "ttft=0"), "--slo"),
+        (("--fitted", "FITTED", "--num-kv-blocks", "9", "--rate", "1", "--roles", "prefill=1"), "--roles"),
+        (("--fitted", "FITTED", "--num-kv-blocks", "9", "--rate", "1", "--duration", "-1"), "--duration"),
+        (("--fitted", "FITTED", "--num-kv-blocks", "9", "--rate", "1", "--max-num-seqs", "0"), "--max-num-seqs"),
+        (("--fitted", "FITTED", "--num-kv-blocks", "9", "--rate", "1", "--prompt-len", "x"), "--prompt-len"),
+        (("--fitted", "FITTED", "--num-kv-blocks", "9", "--rate", "1", "--spec", "99"), "--spec"),
+        (("-m", "TINY", "--machine", "nothing", "--rate", "1"), "--machine"),
+        (("-m", "TINY", "--machine", "l4", "--kv-bytes", "3", "--rate", "1"), "--kv-bytes"),
+    ],
+)
+def test_contradictions_are_refused(octavo: Octavo, fitted: Path, tiny: Path, flags: tuple[str, ...], message: str) -> None:
+    names = {"FITTED": fitted, "TINY": tiny}
+    ended = octavo("simulate", *(names.get(flag, flag) for flag in flags))
+    assert ended.code == 2 and message in ended.err and ended.out == ""

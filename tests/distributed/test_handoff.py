@@ -1,0 +1,112 @@
+"""Every edge of the hand-off, failures included, and no others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import product
+
+import pytest
+
+from octavo.distributed.handoff import Action, Handoff, HandoffError, HandoffLimits, HandoffState, Link
+
+LIMITS = HandoffLimits(reserve_s=1.0, copy_s=2.0, release_s=3.0)
+MOVES: dict[str, Callable[[Handoff], list[Action]]] = {
+    "reserved": lambda handoff: handoff.reserved(7, 10.0),
+    "copied": lambda handoff: handoff.copied(11.0),
+    "released": lambda handoff: handoff.released(),
+    "fail": lambda handoff: handoff.fail("gone"),
+}
+EDGES = {
+    ("offered", "reserved"): ("reserved", [Action.COPY]),
+    ("reserved", "copied"): ("copied", [Action.BEGIN, Action.RELEASE]),
+    ("copied", "released"): ("released", []),
+    ("offered", "fail"): ("failed", [Action.RESUME]),
+    ("reserved", "fail"): ("failed", [Action.CANCEL, Action.RESUME]),
+}
+WAYS = {
+    "offered": [],
+    "reserved": ["reserved"],
+    "copied": ["reserved", "copied"],
+    "released": ["reserved", "copied", "released"],
+    "failed": ["fail"],
+}
+
+
+def handoff_in(state: str) -> Handoff:
+    handoff = Handoff("r", 0, 1000, 9.0, LIMITS)
+    for move in WAYS[state]:
+        MOVES[move](handoff)
+    assert handoff.state.value == state
+    return handoff
+
+
+@pytest.mark.parametrize(("state", "move"), product(WAYS, MOVES))
+def test_moves(state: str, move: str) -> None:
+    handoff = handoff_in(state)
+    if (state, move) not in EDGES:
+        with pytest.raises(HandoffError, match=f"'r': it is {state}"):
+            MOVES[move](handoff)
+        assert handoff.state.value == state
+        return
+    after, actions = EDGES[state, move]
+    assert MOVES[move](handoff) == actions
+    assert handoff.state.value == after
+    assert handoff.is_over == (after in ("released", "failed"))
+
+
+@pytest.mark.parametrize(
+    ("state", "deadline_s", "after", "actions", "failure"),
+    [
+        ("offered", 10.0, "failed", [Action.RESUME], "a receiver with room took longer than 1 s"),
+        ("reserved", 12.0, "failed", [Action.CANCEL, Action.RESUME], "the copy took longer than 2 s"),
+        ("copied", 14.0, "released", [], None),
+        ("released", math.inf, "released", [], None),
+        ("failed", math.inf, "failed", [], "gone"),
+    ],
+)
+def test_time_outs(state: str, deadline_s: float, after: str, actions: list[Action], failure: str | None) -> None:
+    handoff = handoff_in(state)
+    assert handoff.deadline_s == deadline_s
+    if math.isfinite(deadline_s):
+        assert handoff.expire(math.nextafter(deadline_s, 0.0)) == [] and handoff.state.value == state
+    assert handoff.expire(deadline_s) == actions
+    assert (handoff.state, handoff.failure) == (HandoffState(after), failure)
+
+
+def test_at_any_time_one_side_can_go_on() -> None:
+    """Whatever happens, either the sender resumes or the receiver begins, never both and never neither."""
+    for moves in product([*MOVES, "expire"], repeat=4):
+        handoff, actions = handoff_in("offered"), list[Action]()
+        for move in moves:
+            if not handoff.is_over:
+                try:
+                    actions += handoff.expire(handoff.deadline_s) if move == "expire" else MOVES[move](handoff)
+                except HandoffError:
+                    continue
+        goes_on = [action for action in actions if action in (Action.RESUME, Action.BEGIN)]
+        assert len(goes_on) == (handoff.is_over or handoff.state is HandoffState.COPIED)
+        if Action.CANCEL in actions:
+            assert Action.COPY in actions and Action.BEGIN not in actions
+
+
+def test_a_link_moves_one_after_the_other() -> None:
+    link = Link(bytes_per_s=100.0, latency_s=0.5)
+    assert link.copy(200, 10.0) == 12.5
+    assert link.copy(100, 11.0) == 13.5  # waits for the first, whose latency is no load of the link
+    assert link.copy(0, 20.0) == 20.5
+
+
+def test_layers_are_sent_beside_computing() -> None:
+    assert Link(100.0, num_layers=4).copy(400, 0.0, overlap_s=1.5) == 2.5
+    assert Link(100.0, num_layers=4).copy(400, 0.0, overlap_s=60.0) == 1.0  # the last layer is there at the end alone
+    assert Link(100.0).copy(400, 0.0, overlap_s=60.0) == 4.0
+
+
+def test_bad_limits_and_links_are_refused() -> None:
+    with pytest.raises(ValueError, match="copy_s: 0 is not allowed"):
+        HandoffLimits(copy_s=0)
+    with pytest.raises(ValueError, match="bytes_per_s: nan"):
+        Link(math.nan)
+    with pytest.raises(ValueError, match="latency_s: -1"):
+        Link(1.0, -1)
