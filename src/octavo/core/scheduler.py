@@ -28,11 +28,8 @@ from octavo.core.result_checks import StepProtocolError, TextStops, check_result
 from octavo.core.state import NO_GUESSES, Draft, Guesses, RequestState, SchedulerState, SchedulerStats
 from octavo.core.step import NO_TOKEN_ALLOWED, BlockMove, SequenceSlice, SliceResult, StepPlan, StepResult, TokenEvent, TokenLogprobs
 from octavo.core.swapping import SwapSpace
-<<<<<<< HEAD
-from octavo.core.waiting import Block, Wait, admission_block, why_waiting
-=======
 from octavo.core.transfers import Transfers
->>>>>>> main
+from octavo.core.waiting import Block, Wait, admission_block, why_waiting
 
 _NO_TEXT_STOPS: TextStops = MappingProxyType({})
 

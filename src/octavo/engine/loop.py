@@ -78,6 +78,8 @@ class EngineLoop:
         """Queue a request whose parameters are resolved (``max_tokens`` a number, limits checked)."""
         running = self._open(request)
         self.scheduler.add(request)
+        if self.timeline is not None:
+            self.timeline.added(request)
         self._keep(request.request_id, running)
 
     def offer(self, request_id: str) -> list[int]:
@@ -116,12 +118,6 @@ class EngineLoop:
         first = TextOutput(decoder, params.stop, params.min_tokens, params.include_stop_str_in_output)
         texts = [first, *(first.fork() for _ in range(params.n - 1))]
         rule = StopRule.of(request, params.max_tokens)
-<<<<<<< HEAD
-        self.scheduler.add(request)
-        if self.timeline is not None:
-            self.timeline.added(request)
-=======
->>>>>>> main
         speculates = self.speculator is not None and params.beam is None and (request.speculative or self.speculator.default).enabled
         running = _RunningText(texts, rule, params.include_stop_str_in_output, mask, params.n, speculates)
         _read_tokens(running, first, output_token_ids)
@@ -226,15 +222,9 @@ class EngineLoop:
                 timeline.mark(Cause.DRAFTS)
         return events
 
-<<<<<<< HEAD
-    def end_step(self, plan: StepPlan, result: StepResult, now_s: float, events: Seq[OutputEvent] = ()) -> None:
-        """The events of the step, which ``finish_step`` gave, go out at ``now_s``, on the clock of ``begin_step``."""
-        if self.timeline is not None:
-            self.timeline.end_step(plan, result, events, now_s)
-=======
     def num_repeats(self) -> int:
-        """How many of the coming steps need nothing that only a step can do; 0 wherever text, masks or drafts are made."""
-        if self._tokenizer is not None or self._num_masked or self._num_speculating:
+        """How many of the coming steps need nothing that only a step can do; 0 wherever text, masks or drafts are made, or a timeline is."""
+        if self._tokenizer is not None or self.timeline is not None or self._num_masked or self._num_speculating:
             return 0
         return self.scheduler.num_repeats()
 
@@ -245,9 +235,10 @@ class EngineLoop:
             self._running[seq.request.request_id].texts[seq.choice].num_tokens += num_steps
         return used
 
-    def end_step(self, plan: StepPlan, result: StepResult, now_s: float) -> None:
-        """The events of the step go out at ``now_s``, on the clock of ``begin_step``."""
->>>>>>> main
+    def end_step(self, plan: StepPlan, result: StepResult, now_s: float, events: Seq[OutputEvent] = ()) -> None:
+        """The events of the step, which ``finish_step`` gave, go out at ``now_s``, on the clock of ``begin_step``."""
+        if self.timeline is not None:
+            self.timeline.end_step(plan, result, events, now_s)
         if self._gap_model is not None:
             self._gap_model.end(plan, result, now_s)
 
