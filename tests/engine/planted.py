@@ -8,9 +8,19 @@ from dataclasses import dataclass, replace
 
 from octavo.core.request import SamplingParams
 from octavo.engine.explain import Explanation, explain
+from octavo.engine.step_split import KnownPrice
+from octavo.engine.timeline import Timeline
 from tests.engine.timed import Law, TimedRun
 
 LAW = Law()
+
+
+def with_known_price(run: TimedRun, capacity: int = 2048) -> Timeline:
+    """Give the run's engine a timeline that knows what its device's steps cost."""
+    law, engine = run.device.law, run.engine
+    price = KnownPrice([law.row, law.pair, law.position, 0.0, law.logit_row, law.step])
+    engine.timeline = engine.loop.timeline = Timeline(engine.scheduler, run.clock, price, run.engine.gap_model is not None, capacity)
+    return engine.timeline
 
 
 @dataclass(frozen=True)
@@ -36,9 +46,11 @@ def steady_load(num_requests: int, rate: float, seed: int, prefix: int = 0) -> l
     return out
 
 
-def run_load(arrivals: Sequence[Arrival], **options: object) -> TimedRun:
-    """To its end. Requests come when they are due, in the middle of a step as well."""
-    run, left = TimedRun(LAW, **options), sorted(arrivals, key=lambda a: a.at_s)  # type: ignore[arg-type]
+def run_load(arrivals: Sequence[Arrival], law: Law = LAW, known: bool = False, **options: object) -> TimedRun:
+    """To its end. Requests come when they are due, in the middle of a step as well. ``known``: what steps cost need not be learned."""
+    run, left = TimedRun(law, **options), sorted(arrivals, key=lambda a: a.at_s)  # type: ignore[arg-type]
+    if known:
+        with_known_price(run)
     while left or run.engine.has_work:
         if left and not run.engine.has_work and left[0].at_s > run.clock.now():
             run.clock.advance_to(left[0].at_s)

@@ -16,8 +16,7 @@ from octavo.core.step import StepPlan
 from octavo.engine.causes import Cause
 from octavo.engine.engine import Engine
 from octavo.engine.request_record import RecordState, RequestRecord
-from octavo.engine.step_split import KnownPrice
-from octavo.engine.timeline import Timeline
+from tests.engine.planted import with_known_price
 from tests.engine.scripted import bigram_engine
 from tests.engine.timed import HOST_S, Law, TimedRun
 
@@ -27,14 +26,6 @@ def seconds(run_or_engine: TimedRun | Engine, name: str) -> list[float]:
     record = engine.timeline.find(name)
     assert record is not None
     return engine.timeline.seconds_of(record, engine.clock.now())
-
-
-def with_known_price(run: TimedRun, capacity: int = 2048) -> Timeline:
-    """Give the run's engine a timeline that knows what its device's steps cost."""
-    law, engine = run.device.law, run.engine
-    price = KnownPrice([law.row, law.pair, law.position, 0.0, law.logit_row, law.step])
-    engine.timeline = engine.loop.timeline = Timeline(engine.scheduler, run.clock, price, run.engine.gap_model is not None, capacity)
-    return engine.timeline
 
 
 def unexplained(record: RequestRecord) -> float:

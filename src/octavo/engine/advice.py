@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from octavo.engine.timeline import Timeline
 
 LEAST_SHARE = 0.02  # of the wall time: less is no advice
-_KV = (Cause.QUEUED_KV, Cause.PREEMPTED, Cause.RECOMPUTED, Cause.SWAPPED)
+_WAITS_FOR_KV = (Cause.QUEUED_KV, Cause.PREEMPTED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,8 @@ class RuleAdvisor:
 
     def of_request(self, timeline: Timeline, record: RequestRecord, seconds: Seq[float], wall_s: float) -> list[Advice]:
         """See Advisor."""
-        found = [*self._kv(seconds), *self._queue(seconds), *self._cache(record, seconds), *self._client(seconds)]
+        shared = shared_part(timeline, record)
+        found = [*self._kv(seconds, shared), *self._queue(seconds, shared), *self._cache(record, seconds), *self._client(seconds)]
         found += self._drafts(record, seconds)
         pacing = self._pacing(timeline, record, seconds)
         return _ranked([*found, *([] if pacing is None else [pacing])], wall_s)
@@ -79,16 +80,16 @@ class RuleAdvisor:
         means = [Advice(change, gain_s / len(ended), first[change].why) for change, gain_s in gains.items()]
         return _ranked(means, wall_s / len(ended))
 
-    def _kv(self, seconds: Seq[float]) -> list[Advice]:
-        gain_s = sum(seconds[cause] for cause in _KV)
+    def _kv(self, seconds: Seq[float], shared: float) -> list[Advice]:
+        gain_s = shared * sum(seconds[cause] for cause in _WAITS_FOR_KV) + seconds[Cause.RECOMPUTED] + seconds[Cause.SWAPPED]
         cache = self._config.cache
         smaller = "" if cache.kv_cache_dtype == "int8" else ", or --kv-cache-dtype int8, which halves the bytes of a 16-bit KV"
         return [Advice("more KV blocks (--kv-cache-memory or --num-kv-blocks" + smaller + ")", gain_s, "it waited for room in the KV pool")]
 
-    def _queue(self, seconds: Seq[float]) -> list[Advice]:
+    def _queue(self, seconds: Seq[float], shared: float) -> list[Advice]:
         config = self._config.scheduler
         return [
-            Advice(f"--max-num-seqs above {config.max_num_seqs}", seconds[Cause.QUEUED_BATCH], "all places were taken"),
+            Advice(f"--max-num-seqs above {config.max_num_seqs}", shared * seconds[Cause.QUEUED_BATCH], "all places were taken"),
             Advice("--scheduling-policy fcfs", seconds[Cause.QUEUED_POLICY], "it waited for a whole batch to finish"),
             Advice("a second worker", seconds[Cause.QUEUED_TOKENS] / 2, "prompts before it kept the engine busy; two halve that queue"),
         ]
@@ -119,6 +120,19 @@ class RuleAdvisor:
         queued_s = seconds[Cause.QUEUED_PROMPT] - seconds[Cause.PREFILL]  # a short prompt runs at half speed or better beside a long one
         why = "it waited for long pieces of another's prompt; the bound is twice a usual step"
         return Advice(f"--max-itl-ms {1000 * bound_s:.2g}", gain_s + max(0.0, queued_s), why)
+
+
+def shared_part(timeline: Timeline, record: RequestRecord) -> float:
+    """What is fixed in the steps that ran while the request waited, as a share of their time.
+
+    Had it run beside those before it, their work and its own would still have had to be done; what they would have shared is the fixed
+    part of the steps, so that is what a place of its own gains of each second of waiting. Little where arithmetic is short, nearly all
+    where each step only reads the weights.
+    """
+    until_s = record.ended_s if record.num_preemptions or record.admitted_s is None else record.admitted_s
+    steps = timeline.window.since(record.arrival_s, float("inf") if until_s is None else until_s)
+    total_s = sum(step.end_s - step.since_s for step in steps)
+    return sum(step.fixed_s for step in steps) / total_s if total_s > 0.0 else 0.0
 
 
 def _excess(step: StepParts, bound_s: float) -> float:

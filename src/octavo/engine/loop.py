@@ -223,7 +223,7 @@ class EngineLoop:
         return events
 
     def num_repeats(self) -> int:
-        """How many of the coming steps need nothing that only a step can do; 0 wherever text, masks or drafts are made, or a timeline is."""
+        """How many of the coming steps need nothing that only a step can do; 0 wherever text, masks, drafts or a timeline are made."""
         if self._tokenizer is not None or self.timeline is not None or self._num_masked or self._num_speculating:
             return 0
         return self.scheduler.num_repeats()

@@ -38,6 +38,7 @@ class StepParts(NamedTuple):
     num_prompt_tokens: int
     num_tokens: int
     num_sequences: int
+    fixed_s: float = 0.0  # of decode_s, what the step would have taken whatever it held
 
     @property
     def seconds(self) -> float:

@@ -318,6 +318,7 @@ class Timeline:
             step = StepParts(
                 plan.step_index, self._since_s, self._begun_s, now_s, split.prefill_s, split.decode_s,
                 marks[Cause.SWAPPED] + marks[Cause.RESTORED], split.num_prompt_tokens, plan.num_tokens, len(plan.slices),
+                split.fixed_s,
             )  # fmt: skip
             for cause, seconds in enumerate(marks):
                 if seconds:
