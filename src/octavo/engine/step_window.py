@@ -7,14 +7,15 @@ made, and a percentile is exact to the width of its class. Knows no request.
 from __future__ import annotations
 
 import math
+from array import array
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from octavo.engine.causes import Bottleneck
 
 MAX_WINDOW_S = 600
-_MAX_STEPS = 4096
+_MAX_STEPS = 1024
 _WIDTH = math.log(1.05)
 _LEAST_S = 1e-6
 _PLACES = {bottleneck: i for i, bottleneck in enumerate(Bottleneck)}
@@ -69,16 +70,15 @@ def held_by(seconds: float, sums: list[float]) -> Held:
     return Held(seconds, tuple((bottleneck, share) for bottleneck, share in shares if share > 0.0) or ((Bottleneck.HOST, 1.0),))
 
 
-@dataclass(slots=True)
-class _GapClass:
-    count: int = 0
-    sums: list[float] = field(default_factory=lambda: [0.0] * len(_PLACES))
+def _no_gaps() -> array[float]:
+    """A class of gaps: their number, then seconds in the order of ``Bottleneck``."""
+    return array("d", [0.0] * (1 + len(_PLACES)))
 
 
 class StepWindow:
     def __init__(self) -> None:
         self.steps: deque[StepParts] = deque(maxlen=_MAX_STEPS)
-        self._seconds: deque[tuple[int, dict[int, _GapClass]]] = deque(maxlen=MAX_WINDOW_S)  # (second, gaps that ended in it)
+        self._seconds: deque[tuple[int, dict[int, array[float]]]] = deque(maxlen=MAX_WINDOW_S)  # (second, gaps that ended in it)
 
     @property
     def last(self) -> StepParts | None:
@@ -103,31 +103,30 @@ class StepWindow:
         place = math.ceil(math.log(max(gap_s, _LEAST_S)) / _WIDTH)
         found = gaps.get(place)
         if found is None:
-            found = gaps[place] = _GapClass()
-        found.count += count
+            found = gaps[place] = _no_gaps()
+        found[0] += count
         for bottleneck, seconds in parts.items():
-            found.sums[_PLACES[bottleneck]] += count * seconds
+            found[1 + _PLACES[bottleneck]] += count * seconds
 
     def gaps(self, since_s: float, quantiles: tuple[float, ...]) -> tuple[int, list[Held]]:
         """(number of gaps that ended since then, each quantile of them). What holds the median is told by the gaps of its class, what
         holds a higher quantile by all gaps from there on. No gaps: an empty list."""
-        merged: dict[int, _GapClass] = {}
+        merged: dict[int, array[float]] = {}
         for second, gaps in self._seconds:
             if second + 1 <= since_s:
                 continue
             for place, found in gaps.items():
-                into = merged.setdefault(place, _GapClass())
-                into.count += found.count
-                into.sums[:] = [a + b for a, b in zip(into.sums, found.sums, strict=True)]
-        total = sum(found.count for found in merged.values())
+                into = merged.setdefault(place, _no_gaps())
+                into[:] = array("d", map(sum, zip(into, found, strict=True)))
+        total = round(sum(found[0] for found in merged.values()))
         return total, [_quantile(merged, total, q) for q in quantiles] if total else []
 
 
-def _quantile(merged: dict[int, _GapClass], total: int, q: float) -> Held:
+def _quantile(merged: dict[int, array[float]], total: int, q: float) -> Held:
     left = math.ceil(q * total)
     for place in sorted(merged):
-        left -= merged[place].count
+        left -= round(merged[place][0])
         if left <= 0:
             break
-    above = [merged[other].sums for other in merged if other == place or (other > place and q > 0.5)]
+    above = [merged[other][1:] for other in merged if other == place or (other > place and q > 0.5)]
     return held_by(math.exp((place - 0.5) * _WIDTH), [sum(column) for column in zip(*above, strict=True)])

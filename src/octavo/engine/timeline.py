@@ -64,7 +64,7 @@ class Timeline:
         self._learner = FittedCost() if price is None else None
         self._price: StepPrice = price or self._learner  # type: ignore[assignment]
         self._is_paced = is_paced
-        self._capacity = capacity
+        self.capacity = capacity
         self._live: dict[str, RequestRecord] = {}
         self._ended: OrderedDict[str, RequestRecord] = OrderedDict()  # oldest first
         self._new: list[RequestRecord] = []
@@ -383,7 +383,7 @@ class Timeline:
         self.total_own_missed_s += record.own_missed_s
         self._ended[record.request_id] = record
         self._ended.move_to_end(record.request_id)
-        if len(self._ended) > self._capacity:
+        if len(self._ended) > self.capacity:
             _, oldest = self._ended.popitem(last=False)
             self.forgotten_s = oldest.ended_s or self.forgotten_s
 
