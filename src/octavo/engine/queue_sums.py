@@ -1,14 +1,17 @@
 """What the queue's time is charged to, summed for everybody in it: who waits takes over the difference between two moments.
 
 While something keeps the head of the queue out, everybody behind it waits for that. What has piled up behind something worse (a long
-prompt, a full pool) since the queue was last empty is charged to that, until the pile's own length has kept the head out for as long.
+prompt, a full pool, prompts that missed the cache) since the queue was last empty is charged to that, until the pile's own length has kept
+the head out for as long.
 """
 
 from __future__ import annotations
 
 from octavo.engine.causes import NUM_CAUSES, Cause
 
-QUEUE_CAUSES = (Cause.QUEUED_TOKENS, Cause.QUEUED_PROMPT, Cause.QUEUED_KV, Cause.QUEUED_BATCH, Cause.QUEUED_POLICY)
+QUEUE_CAUSES = (
+    Cause.QUEUED_TOKENS, Cause.QUEUED_PROMPT, Cause.QUEUED_KV, Cause.QUEUED_BATCH, Cause.QUEUED_POLICY, Cause.CACHE_MISS, Cause.RECOMPUTED,
+)  # fmt: skip
 _BY_LENGTH = (Cause.QUEUED_TOKENS, Cause.QUEUED_BATCH)  # a queue keeps itself waiting
 
 

@@ -44,6 +44,21 @@ def lost_seconds(plan: StepPlan, split: StepSplit, prompts: Seq[tuple[int, int, 
     return again_s, missed_s
 
 
+def charge_arrival(record: RequestRecord, last: StepParts | None, now_s: float) -> None:
+    """From its arrival to ``now_s``, when the first plan meets it: it waited for the step in flight, ``last`` (None: there has been none),
+    by what that held, and then for its turn to be taken in."""
+    waited_s = max(0.0, now_s - record.arrival_s)
+    if last is not None:
+        in_step_s = max(0.0, min(last.end_s, now_s) - max(record.arrival_s, last.begin_s))
+        part = in_step_s / max(last.seconds, 1e-12)
+        record.charge(Cause.RECOMPUTED, part * last.again_s)
+        record.charge(Cause.CACHE_MISS, part * last.missed_s)
+        record.charge(Cause.OTHERS_PREFILL, part * (last.prefill_s - last.again_s - last.missed_s))
+        record.charge(Cause.OTHERS_DECODE, in_step_s - part * last.prefill_s)
+        waited_s -= in_step_s
+    record.charge(Cause.BETWEEN_STEPS, waited_s)
+
+
 class StepCharges:
     """``last_end_s``: the end of the step before. After ``decoding`` or ``mixed``: ``num_whole_gaps`` gaps that are this step, from the end
     of the last one on, and ``other_gaps`` with the moments that they began."""

@@ -40,6 +40,8 @@ class StepParts(NamedTuple):
     num_tokens: int
     num_sequences: int
     fixed_s: float = 0.0  # of decode_s, what the step would have taken whatever it held
+    again_s: float = 0.0  # of prefill_s, for what preemptions had lost
+    missed_s: float = 0.0  # of prefill_s, for what the prefix cache would have had
 
     @property
     def seconds(self) -> float:

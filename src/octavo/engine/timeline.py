@@ -28,7 +28,7 @@ from octavo.costs.fitted import FittedCost
 from octavo.engine.causes import BOTTLENECK_OF, NUM_CAUSES, Bottleneck, Cause
 from octavo.engine.queue_sums import QUEUE_CAUSES, QueueSums
 from octavo.engine.request_record import RecordState, RequestRecord
-from octavo.engine.step_charges import StepCharges, charge_call, lost_seconds
+from octavo.engine.step_charges import StepCharges, charge_arrival, charge_call, lost_seconds
 from octavo.engine.step_split import StepPrice, split_step, weights_of
 from octavo.engine.step_window import StepParts, StepWindow
 
@@ -184,14 +184,7 @@ class Timeline:
 
     def _enter_queue(self, record: RequestRecord, now_s: float) -> None:
         """A newcomer meets its first plan: until here it waited for the step in flight, and then for its turn to be taken in."""
-        last, waited_s = self.window.last, max(0.0, now_s - record.arrival_s)
-        if last is not None:
-            in_step_s = max(0.0, min(last.end_s, now_s) - max(record.arrival_s, last.begin_s))
-            prefill_s = in_step_s * last.prefill_s / max(last.end_s - last.begin_s, 1e-12)
-            record.charge(Cause.OTHERS_PREFILL, prefill_s)
-            record.charge(Cause.OTHERS_DECODE, in_step_s - prefill_s)
-            waited_s -= in_step_s
-        record.charge(Cause.BETWEEN_STEPS, waited_s)
+        charge_arrival(record, self.window.last, now_s)
         record.state, record.snapshot = RecordState.QUEUED, self._queue.seconds[:]
 
     def mark(self, cause: Cause) -> None:
@@ -298,11 +291,16 @@ class Timeline:
         """What keeps the head of the queue out, and so everybody behind it."""
         has_preempted = self._scheduler.stats.num_preemptions > self._num_preemptions
         cause = _CAUSE_OF[self._scheduler.admission_block(0 if plan is None else plan.num_tokens, has_preempted)]
-        if cause is Cause.QUEUED_TOKENS and plan is not None and self._prompts:
-            longest = max((plan.slices[place] for place, _, _ in self._prompts), key=lambda piece: len(piece.token_ids))
-            if not longest.num_samples and 2 * len(longest.token_ids) >= plan.num_tokens:  # a piece of more than a step holds
-                return Cause.QUEUED_PROMPT
-        return cause
+        if cause is not Cause.QUEUED_TOKENS or plan is None or not self._prompts:
+            return cause
+        half = plan.num_tokens / 2  # what most of the step is for is what the queue waits for
+        if sum(num_recomputed for _, num_recomputed, _ in self._prompts) >= half:
+            return Cause.RECOMPUTED
+        if sum(num_missed for _, _, num_missed in self._prompts) >= half:
+            return Cause.CACHE_MISS
+        longest = max((plan.slices[place] for place, _, _ in self._prompts), key=lambda piece: len(piece.token_ids))
+        is_piece = not longest.num_samples  # of more than a step holds
+        return Cause.QUEUED_PROMPT if is_piece and len(longest.token_ids) >= half else cause
 
     def executed(self) -> None:
         """The backend has returned."""
@@ -315,15 +313,15 @@ class Timeline:
             marks[Cause.SCHEDULING] += max(0.0, now_s - self._mark_s)
             device_s = charge_call(marks, self._executed_s - self._planned_s, plan, result, self._scheduler.tiers)
             split = split_step(plan, weights_of(self._price), [place for place, _, _ in self._prompts], device_s)
+            again_s, missed_s = lost_seconds(plan, split, self._prompts)
             step = StepParts(
                 plan.step_index, self._since_s, self._begun_s, now_s, split.prefill_s, split.decode_s,
                 marks[Cause.SWAPPED] + marks[Cause.RESTORED], split.num_prompt_tokens, plan.num_tokens, len(plan.slices),
-                split.fixed_s,
+                split.fixed_s, again_s, missed_s,
             )  # fmt: skip
             for cause, seconds in enumerate(marks):
                 if seconds:
                     sums[cause] += seconds
-            again_s, missed_s = lost_seconds(plan, split, self._prompts)
             sums[Cause.RECOMPUTED] += again_s
             sums[Cause.CACHE_MISS] += missed_s
             sums[Cause.OTHERS_PREFILL] += split.prefill_s - again_s - missed_s
