@@ -39,7 +39,7 @@ def test_one_huge_prompt(seed: int) -> None:
 def test_a_long_queue(seed: int) -> None:
     load = steady_load(120, 8.0, seed)
     rng = random.Random(seed)
-    burst = [Arrival(f"burst{i}", 2.0, tokens(rng, 10), 40) for i in range(100)]
+    burst = [Arrival(f"burst{i}", 2.0, tokens(rng, 10), 40) for i in range(250)]
     plain, planted = run_load(load, max_num_seqs=6), run_load([*load, *burst], max_num_seqs=6)
     found = hurt(accounts(planted), accounts(plain))
     assert share_named(found, {Cause.QUEUED_BATCH, Cause.QUEUED_TOKENS}) >= 0.95
