@@ -13,7 +13,7 @@ from typing import Any
 import gguf
 import numpy as np
 
-from tests.models.tiny import CONTROL_TOKENS, byte_alphabet, write_tiny_gguf
+from tests.models.tiny import CONTROL_TOKENS, byte_alphabet, byte_vocabulary, write_tiny_gguf
 
 SIZE = 288  # vocabulary and hidden
 SURE = 30.0  # logit of what follows surely
@@ -27,7 +27,7 @@ def byte_id(character: str) -> int:
 
 
 def piece_id(pieces: Sequence[str], piece: str) -> int:
-    return _vocabulary(pieces)[0].index("".join(byte_alphabet()[b] for b in piece.encode()))
+    return byte_vocabulary(pieces)[0].index("".join(byte_alphabet()[b] for b in piece.encode()))
 
 
 def then(*token_ids: int) -> dict[int, dict[int, float]]:
@@ -62,7 +62,7 @@ def write_bigram(
         **{f"blk.{i}.attn_output.weight": zero for i in range(layers)},
         **{f"blk.{i}.ffn_down.weight": zero[:, :32] for i in range(layers)},
     }
-    tokens, merges = _vocabulary(pieces)
+    tokens, merges = byte_vocabulary(pieces)
     unused = size - len(tokens)
     kinds = [gguf.TokenType.CONTROL] * len(CONTROL_TOKENS) + [gguf.TokenType.NORMAL] * (len(tokens) - len(CONTROL_TOKENS))
     vocabulary: dict[str, Any] = {
@@ -72,16 +72,3 @@ def write_bigram(
     }
     sizes = {"layers": layers, "hidden": size, "heads": size // 32, "kv_heads": 1, "ffn": 32, "vocab": size}
     return write_tiny_gguf(path, **sizes, metadata_overrides=vocabulary | dict(metadata or {}), tensors=tensors)
-
-
-def _vocabulary(pieces: Sequence[str]) -> tuple[list[str], list[str]]:
-    """(tokens, merges): a token for each piece and for what its merges pass through."""
-    alphabet = byte_alphabet()
-    tokens, merges = [*CONTROL_TOKENS, *alphabet], list[str]()
-    for piece in ("\x00\x01", *pieces):  # a file without merges is refused, so there is always one
-        spelled = [alphabet[b] for b in piece.encode()]
-        for size in range(2, len(spelled) + 1):
-            if "".join(spelled[:size]) not in tokens:
-                merges.append(f"{''.join(spelled[: size - 1])} {spelled[size - 1]}")
-                tokens.append("".join(spelled[:size]))
-    return tokens, merges

@@ -192,3 +192,20 @@ def test_a_shared_block_comes_back_with_its_window_part_for_who_reads_it() -> No
     assert len(completed) == 1  # the block between the two windows: its full part came with the first choice
     harness.run()
     harness.check_texts()
+
+
+@pytest.mark.parametrize("seed", [19, 29, 86, 147, 180])
+def test_blocks_of_which_no_page_is_left_are_counted_when_somebody_is_let_in(seed: int) -> None:
+    """All layers have a window: long sequences hold many blocks and few pages, so that ids are what runs out."""
+    rng = random.Random(seed)
+    size, budget, window = rng.choice([3, 4]), rng.randint(4, 9), rng.randint(2, 6)
+    least = (budget + window - 2) // size + 2
+    num_blocks, caching, num_host_blocks = rng.randint(least, least + 2), rng.random() < 0.5, rng.choice([0, 100])
+    harness = Harness(num_blocks, size, 200, 6, budget, caching=caching, pages=(0, 1, window), num_host_blocks=num_host_blocks)
+    most = harness.scheduler.limits.max_total_tokens - 2
+    for i in range(8):
+        prompt = [rng.randrange(3) for _ in range(rng.randint(1, min(150, most)))]
+        harness.add(make_request(f"r{i}", prompt, max_tokens=rng.randint(1, 100), ignore_eos=True))
+    harness.run()
+    harness.check_texts()
+    harness.check_idle()

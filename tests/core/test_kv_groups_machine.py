@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
-from tests.core.harness import Harness, Oracle
+from tests.core.harness import Harness
 from tests.core.test_kv_tiers_machine import TierMachine
 from tests.core.test_scheduler_machine import SchedulerMachine
 from tests.core.tier_harness import TierHarness, ToyDisk
@@ -36,10 +36,7 @@ class GroupsMachine(SchedulerMachine):
     )
     def start(self, max_itl_ms: float | None, guessing: tuple[int, float] | None, seed: int, **sizes: Any) -> None:
         sizes["granularity"] = sizes["granularity"] if sizes["caching"] else "block"
-        self.harness = Harness(max_itl_ms=max_itl_ms if sizes["chunked"] else None, **sizes)
-        if guessing is not None:
-            self.harness.guess = Oracle(self.harness, *guessing, seed)
-        self.num_requests = 0
+        self.set_up(Harness(max_itl_ms=max_itl_ms if sizes["chunked"] else None, **sizes), guessing, seed)
 
 
 class GroupTiersMachine(TierMachine):
@@ -61,8 +58,7 @@ class GroupTiersMachine(TierMachine):
         granularity=st.sampled_from(["block", "token"]),
     )
     def start(self, max_itl_ms: float | None, **sizes: Any) -> None:  # type: ignore[override]
-        self.harness = TierHarness(max_itl_ms=max_itl_ms if sizes["chunked"] else None, **sizes)
-        self.num_requests = 0
+        self.set_up(TierHarness(max_itl_ms=max_itl_ms if sizes["chunked"] else None, **sizes), None)
 
 
 for machine, max_examples in ((GroupsMachine, 100), (GroupTiersMachine, 60)):

@@ -9,7 +9,6 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
-from tests.core.harness import Oracle
 from tests.core.test_scheduler_machine import SchedulerMachine
 from tests.core.tier_harness import TierHarness, ToyDisk
 
@@ -37,10 +36,7 @@ class TierMachine(SchedulerMachine):
         rounds=st.booleans(),
     )
     def start(self, max_itl_ms: float | None, guessing: tuple[int, float] | None, seed: int, **sizes: Any) -> None:
-        self.harness = TierHarness(max_itl_ms=max_itl_ms if sizes["chunked"] else None, **sizes)
-        if guessing is not None:
-            self.harness.guess = Oracle(self.harness, *guessing, seed)
-        self.num_requests = 0
+        self.set_up(TierHarness(max_itl_ms=max_itl_ms if sizes["chunked"] else None, **sizes), guessing, seed)
 
     @precondition(lambda self: self.num_requests and self.harness.pending is None)
     @rule(num=st.integers(1, 4), more=st.lists(st.integers(0, 2), max_size=4), apart=st.booleans())

@@ -12,7 +12,7 @@ from hypothesis.stateful import initialize, precondition, rule
 
 from octavo.core.kv_pages import guest_layout
 from octavo.core.lodging import Lodging
-from tests.core.harness import Harness, Oracle, make_request
+from tests.core.harness import Harness, make_request
 from tests.core.page_memory import PageMemoryBackend
 from tests.core.test_scheduler_machine import SchedulerMachine
 
@@ -80,10 +80,7 @@ class GuestMachine(SchedulerMachine):
     )
     def start(self, shape: tuple[int, int], guessing: tuple[int, float] | None, **sizes: Any) -> None:  # type: ignore[override]
         sizes["granularity"] = sizes["granularity"] if sizes["caching"] else "block"
-        self.harness = Harness(**sizes)
-        if guessing is not None:
-            self.harness.guess = Oracle(self.harness, *guessing)
-        self.num_requests = 0
+        self.set_up(Harness(**sizes), guessing)
         self.guest = Guest(self.harness, *shape)
 
     @precondition(lambda self: self.harness.pending is None)

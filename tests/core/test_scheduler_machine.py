@@ -33,9 +33,13 @@ class SchedulerMachine(RuleBasedStateMachine):
     )
     def start(self, max_itl_ms: float | None, guessing: tuple[int, float] | None, seed: int, **sizes: Any) -> None:
         sizes["granularity"] = sizes["granularity"] if sizes["caching"] else "block"
-        self.harness = Harness(max_itl_ms=max_itl_ms if sizes["chunked"] else None, **sizes)
+        self.set_up(Harness(max_itl_ms=max_itl_ms if sizes["chunked"] else None, **sizes), guessing, seed)
+
+    def set_up(self, harness: Harness, guessing: tuple[int, float] | None, seed: int = 0) -> None:
+        """``guessing``: drafts, and how often they are right; see ``Oracle``."""
+        self.harness = harness
         if guessing is not None:
-            self.harness.guess = Oracle(self.harness, *guessing, seed)
+            harness.guess = Oracle(harness, *guessing, seed)
         self.num_requests = 0
 
     @rule(

@@ -21,23 +21,15 @@ from octavo.models.loaded import LoadedModel
 from octavo.models.program import KVLayer, Program
 from octavo.models.tokenizer import Tokenizer
 from octavo.sampling.reference import LogitsError, ReferenceSampler, raw_logprobs
-from tests.models.tiny import BOS_ID, CONTROL_TOKENS, IM_END_ID, byte_alphabet
+from tests.models.tiny import BOS_ID, CONTROL_TOKENS, IM_END_ID, byte_vocabulary
 
 EOS_ID = IM_END_ID
 LIKELY = 30.0  # logit of a scripted token; all others have 0
 
 
 def byte_tokenizer(pieces: Sequence[str] = (), **overrides: Any) -> Tokenizer:
-    """Byte-level BPE with a token for each of ``pieces`` (and for what its merges pass through)."""
-    alphabet = byte_alphabet()
-    tokens = [*CONTROL_TOKENS, *alphabet]
-    merges = []
-    for piece in ("\x00\x01", *pieces):  # a file without merges is refused, so there is always one
-        spelled = [alphabet[b] for b in piece.encode()]
-        for size in range(2, len(spelled) + 1):
-            if "".join(spelled[:size]) not in tokens:
-                merges.append(f"{''.join(spelled[: size - 1])} {spelled[size - 1]}")
-                tokens.append("".join(spelled[:size]))
+    """Byte-level BPE with the tokens of ``byte_vocabulary``."""
+    tokens, merges = byte_vocabulary(pieces)
     metadata = {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",

@@ -72,11 +72,6 @@ def test_some_prompts(plain: Plain, smollm2_path: Path, method: str) -> None:
             assert 0.2 < stats.num_accepted / stats.num_proposed < 0.9
 
 
-@pytest.fixture(params=["smollm2", "gemma3"])
-def path(request: pytest.FixtureRequest) -> Path:
-    return request.getfixturevalue(f"{request.param}_path")  # type: ignore[no-any-return]
-
-
 @pytest.mark.soak
 @pytest.mark.model
 @pytest.mark.parametrize("name", PARAMS)

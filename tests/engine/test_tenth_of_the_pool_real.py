@@ -49,11 +49,6 @@ def large() -> Large:
     return of
 
 
-@pytest.fixture(params=["smollm2", "gemma3"])
-def path(request: pytest.FixtureRequest) -> Path:
-    return request.getfixturevalue(f"{request.param}_path")  # type: ignore[no-any-return]
-
-
 @pytest.mark.soak
 @pytest.mark.model
 @pytest.mark.parametrize("name", PARAMS)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,19 @@ def byte_alphabet() -> list[str]:
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     extra = iter(range(256, 512))
     return [chr(b) if b in printable else chr(next(extra)) for b in range(256)]
+
+
+def byte_vocabulary(pieces: Sequence[str] = ()) -> tuple[list[str], list[str]]:
+    """(tokens, merges): the control tokens, the 256 bytes, and a token for each of ``pieces`` and for what its merges pass through."""
+    alphabet = byte_alphabet()
+    tokens, merges = [*CONTROL_TOKENS, *alphabet], list[str]()
+    for piece in ("\x00\x01", *pieces):  # a file without merges is refused, so there is always one
+        spelled = [alphabet[b] for b in piece.encode()]
+        for size in range(2, len(spelled) + 1):
+            if "".join(spelled[:size]) not in tokens:
+                merges.append(f"{''.join(spelled[: size - 1])} {spelled[size - 1]}")
+                tokens.append("".join(spelled[:size]))
+    return tokens, merges
 
 
 def bpe_vocabulary(vocab: int) -> tuple[list[str], list[int], list[str]]:

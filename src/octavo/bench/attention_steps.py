@@ -21,10 +21,11 @@ _FILLED_AT_ONCE = 512  # tokens
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """A sequence with one new row: behind ``position`` others, whose blocks are ``block_table``."""
+    """A sequence with ``num_rows`` new rows, behind ``position`` others; ``block_table`` has the blocks of all."""
 
     position: int
     block_table: Sequence[int]
+    num_rows: int = 1
 
 
 class AttentionSteps:
@@ -64,21 +65,23 @@ class AttentionSteps:
         for first in range(0, num_blocks, at_once):
             blocks = range(first, min(first + at_once, num_blocks))
             tokens = array("i", [rng.randrange(_NUM_TOKENS) for _ in range(len(blocks) * self.block_size)])
-            self._run(self._filler, tokens, [Stream(0, blocks)], [len(tokens)], None)
+            self._run(self._filler, tokens, [Stream(0, blocks, len(tokens))], None)
 
     def step(self, streams: Sequence[Stream], logits: object | None = None) -> None:
-        """One row of each stream. ``logits``: float32 [streams, 16], to compare results by."""
-        self._run(self.native, array("i", [i % _NUM_TOKENS for i in range(len(streams))]), streams, [1] * len(streams), logits)
+        """The rows of each stream. ``logits``: float32 [rows, 16], to compare results by."""
+        num_rows = sum(s.num_rows for s in streams)
+        self._run(self.native, array("i", [i % _NUM_TOKENS for i in range(num_rows)]), streams, logits)
 
-    def _run(self, model: object, tokens: array[int], streams: Sequence[Stream], rows: list[int], logits: object | None) -> None:
+    def _run(self, model: object, tokens: array[int], streams: Sequence[Stream], logits: object | None) -> None:
         tables, offsets = array("i"), array("i")
         for s in streams:
             offsets.append(len(tables))
             tables.extend(s.block_table)
-        wanted = array("i", range(len(streams)) if logits is not None else [])
+        wanted = array("i", range(len(tokens)) if logits is not None else [])
+        rows = array("i", [s.num_rows for s in streams])
         i, f = array("i"), array("f")
         model.step(  # type: ignore[attr-defined]
-            self._slots, tokens, array("i", [s.position for s in streams]), array("i", rows), offsets, tables, wanted, i, array("I"), i,
+            self._slots, tokens, array("i", [s.position for s in streams]), rows, offsets, tables, wanted, i, array("I"), i,
             i, i, i, f, 0, i, f, logits, None,
         )  # fmt: skip
 

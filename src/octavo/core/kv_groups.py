@@ -78,7 +78,11 @@ class GroupedKV(KVManager):
         num_shared = len(nodes) + match.num_pending
         num_new = needs.missing(len(seq.token_ids), num_shared, num_shared * self.block_size)
         passed = needs.num_passed(len(nodes) * self.block_size)
-        num_revived = needs.num_full * sum(pool.ref_counts[node.block] == 0 for node in nodes)
+        num_cached = sum(pool.ref_counts[node.block] == 0 for node in nodes)
+        # Of a model whose layers all have a window, what has been passed takes an id and no page.
+        if self.blocks_for(len(seq.token_ids)) - num_shared + num_cached + num_spare > pool.num_available_ids:
+            return False
+        num_revived = needs.num_full * num_cached
         num_revived += needs.num_window * sum(pool.ref_counts[node.block] == 0 or pool.is_loose(node.block) for node in nodes[passed:])
         return num_new + num_revived + num_spare * needs.num_pages <= pool.num_available_pages
 

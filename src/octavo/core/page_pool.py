@@ -79,7 +79,12 @@ class PagePool(BlockPool):
     @property
     def num_available(self) -> int:
         """Whole blocks that ``allocate`` can still hand out."""
-        return min(self.num_available_pages // self._per_block, len(self._free) + len(self._cached))
+        return min(self.num_available_pages // self._per_block, self.num_available_ids)
+
+    @property
+    def num_available_ids(self) -> int:
+        """Blocks that ``allocate_pages`` can still hand out, were there pages without end."""
+        return len(self._free) + len(self._cached)
 
     @property
     def num_used(self) -> int:

@@ -227,6 +227,7 @@ class Scheduler:
     def block_save(self, block: int, host_block: int) -> BlockMove:
         """A move of one of these blocks to host memory."""
         return BlockMove(block, host_block, pages=self._state.kv.pool.pages_of(block))
+
     def cached_blocks(self) -> list[int]:
         """All blocks that ``num_cached_blocks`` counts, as ``evictable_blocks`` but part-filled ones too."""
         return self._state.kv.pool.eviction_order()

@@ -95,6 +95,11 @@ class DiskStore:
     def __len__(self) -> int:
         return len(self._keys)
 
+    @property
+    def num_wanted_blocks(self) -> int:
+        """Blocks that are worth writing at a time: with more of them the limit would drop some as soon as they are there."""
+        return int(_KEEP * self.limit_bytes) // self.file_bytes
+
     # --- writing ------------------------------------------------------------------------------------------------------------------------
 
     def put(self, ref: BlockRef, payload: bytes, used_ns: int | None = None) -> bool:

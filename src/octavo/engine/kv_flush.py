@@ -96,7 +96,7 @@ class IdleFlush:
 
     def _blocks(self, scheduler: Scheduler) -> Iterator[tuple[BlockRef, Callable[[], bytes]]]:
         """Blocks and how to read them, those of the pool first. Steps may come between two: each is looked at when it is its turn."""
-        num_left = int(0.9 * self._disk.store.limit_bytes) // self._disk.store.file_bytes
+        num_left = self._disk.store.num_wanted_blocks
         for block in reversed(scheduler.cached_blocks()):
             ref = scheduler.offered_block(block)
             if ref is not None and num_left > 0:

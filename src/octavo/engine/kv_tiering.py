@@ -135,7 +135,7 @@ class KVTiering:
     def _flush_all(self, scheduler: Scheduler, deadline_s: float) -> None:
         """The most recently used first, parents before children, as far as size and time allow. A parent counts as used later."""
         assert self.disk is not None
-        num_left = int(0.9 * self.disk.store.limit_bytes) // self.disk.store.file_bytes
+        num_left = self.disk.store.num_wanted_blocks
         used_ns = time.time_ns()
         for ref, payload in self._kept(scheduler):
             wait_s = deadline_s - time.monotonic()
