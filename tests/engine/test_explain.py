@@ -11,7 +11,7 @@ from octavo.core.request import SamplingParams
 from octavo.engine.advice import RuleAdvisor
 from octavo.engine.causes import BOTTLENECK_OF, MEANINGS, NAMES, NUM_CAUSES, Bottleneck, Cause
 from octavo.engine.explain import explain, hide_misses, main_cause, summarise
-from octavo.engine.step_window import StepWindow
+from octavo.engine.step_window import StepWindow, in_order
 from tests.engine.planted import LAW, Arrival, accounts, run_load, salted, steady_load, tokens
 from tests.engine.timed import Law, TimedRun
 
@@ -129,13 +129,13 @@ def test_gap_percentiles_against_all_gaps() -> None:
     for i in range(2000):
         gap_s = rng.lognormvariate(-4.0, 1.0)
         gaps.append(gap_s)
-        window.add_gap(i * 0.01, gap_s, {Bottleneck.DECODE: gap_s})
+        window.add_gap(i * 0.01, gap_s, in_order({Bottleneck.DECODE: gap_s}))
     gaps.sort()
     count, (half, most) = window.gaps(0.0, (0.5, 0.99))
     assert count == 2000
     assert half.seconds == pytest.approx(gaps[999], rel=0.05) and most.seconds == pytest.approx(gaps[1979], rel=0.05)
     for i in range(700):
-        window.add_gap(1000.0 + i, 0.01, {Bottleneck.KV: 0.01})
+        window.add_gap(1000.0 + i, 0.01, in_order({Bottleneck.KV: 0.01}))
     assert window.gaps(0.0, (0.5,))[0] == 600  # ten minutes are kept
 
 

@@ -203,7 +203,7 @@ def summarise(timeline: Timeline, window_s: float, now_s: float, shows_misses: b
     with timeline.lock:
         num_gaps, gaps = timeline.window.gaps(since_s, tuple(QUANTILES.values()))
     itl, causes = dict(zip(QUANTILES, gaps, strict=False)), dict(zip(Cause, seconds, strict=True))
-    return Summary(window_s, len(ended), len(told), num_gaps, _ttft(told), itl, causes, timeline.forgotten_s < since_s)
+    return Summary(window_s, len(ended), len(told), num_gaps, _ttft(told), itl, causes, timeline.ended_records.forgotten_s < since_s)
 
 
 def _ttft(told: Seq[RequestRecord]) -> dict[str, Held]:

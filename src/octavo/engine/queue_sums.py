@@ -33,6 +33,8 @@ class QueueSums:
 
     def blocked_by(self, fault: Cause | None) -> None:
         """From the last ``advance`` on the head is kept out by ``fault``; None: nobody waits."""
+        if fault is None and self._fault is None:
+            return
         self.cause = self._fault = fault
         if fault is None:
             self._faults_s[:] = [0.0] * NUM_CAUSES

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 from enum import IntEnum
 
 from octavo.core.match_report import MatchReport
-from octavo.core.request import FinishReason, Request
+from octavo.core.request import FinishReason, Request, Sequence
 from octavo.engine.causes import NUM_CAUSES, Bottleneck, Cause
 
 MAX_CHUNKS = 8
@@ -74,13 +75,16 @@ class RequestRecord:
     draft_gain_s: float = 0.0  # steps that accepted drafts made needless, at what those steps took without their drafts
     blocked_s: float = 0.0  # all the time that its writes were held up by the client, overlapping with everything else
     tail_blocked_s: float = 0.0  # of this, what came after its last token
+    num_choices: int = 1
+    sequence: Sequence | None = None  # of its first choice, while it runs
+    keys: array[int] = field(default_factory=lambda: array("Q"))  # of its full blocks, once it has ended
 
     @classmethod
     def of(cls, request: Request) -> RequestRecord:
         arrival_s = request.arrival_s
         received_s = arrival_s if request.received_s is None else min(request.received_s, arrival_s)
         record = cls(request.request_id, arrival_s, received_s, len(request.prompt_token_ids), request.cache_salt, request.priority)
-        record.num_open = request.params.n
+        record.num_open = record.num_choices = request.params.n
         record.charge(Cause.PREPARATION, arrival_s - received_s)
         return record
 

@@ -6,7 +6,7 @@ The others' part needs no charge here: the timeline has added the whole step to 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from octavo.core.step import SequenceSlice, SliceResult, StepPlan, StepResult
 from octavo.engine.causes import Bottleneck, Cause
@@ -17,6 +17,9 @@ from octavo.engine.step_window import StepParts
 if TYPE_CHECKING:
     from octavo.core.kv_tiers import KVTiers
 
+_ENDED = RecordState.ENDED
+_SCHEDULING, _SWAPPED, _RESTORED, _SAMPLING = map(int, (Cause.SCHEDULING, Cause.SWAPPED, Cause.RESTORED, Cause.SAMPLING))
+
 Records = Seq[RequestRecord | None]  # by slice; None: of a request that the timeline does not know
 
 
@@ -26,11 +29,12 @@ def charge_call(marks: list[float], call_s: float, plan: StepPlan, result: StepR
     device_s = min(result.seconds, call_s) if result.seconds > 0.0 else call_s
     moves_s = min(result.move_seconds, device_s)
     sampling_s = min(result.sampling_seconds, device_s - moves_s)
-    restored_s = moves_s * tiers.num_moves(plan) / plan.num_moves if moves_s and tiers is not None and plan.num_moves else 0.0
-    marks[Cause.SCHEDULING] += call_s - device_s
-    marks[Cause.SWAPPED] += moves_s - restored_s
-    marks[Cause.RESTORED] += restored_s
-    marks[Cause.SAMPLING] += sampling_s
+    marks[_SCHEDULING] += call_s - device_s
+    marks[_SAMPLING] += sampling_s
+    if moves_s:
+        restored_s = moves_s * tiers.num_moves(plan) / plan.num_moves if tiers is not None and plan.num_moves else 0.0
+        marks[_SWAPPED] += moves_s - restored_s
+        marks[_RESTORED] += restored_s
     return device_s - moves_s - sampling_s
 
 
@@ -59,30 +63,58 @@ def charge_arrival(record: RequestRecord, last: StepParts | None, now_s: float) 
     record.charge(Cause.BETWEEN_STEPS, waited_s)
 
 
+Gaps = list[tuple[RequestRecord, float]]  # of single records, with the moments that they began
+
+
+class DecodingCharges(NamedTuple):
+    """``fixed_s``: what the step would have taken whatever it held. ``num_positions``: computed tokens behind its rows, in all.
+    ``num_whole_gaps`` gaps that are this step, from the end of the last one on, and ``other_gaps``."""
+
+    fixed_s: float
+    num_positions: int
+    num_whole_gaps: int
+    other_gaps: Gaps
+
+
+def charge_decoding(
+    plan: StepPlan, records: Records, weights: Seq[float], device_s: float, last_end_s: float, now_s: float
+) -> DecodingCharges:
+    """Every slice is one token of a request of its own: ``split_step`` and ``StepCharges.mixed`` in one pass.
+
+    ``device_s``: of the model's pass; ``last_end_s``: the end of the step before; ``now_s``: of this one.
+    """
+    row, pair, position, sequence, logit_row, fixed = weights
+    first, slope = row + pair + position + sequence + logit_row, pair + position
+    starts = [piece.start for piece in plan.slices]
+    num_positions = sum(starts)
+    total = fixed + first * len(starts) + slope * num_positions
+    scale = device_s / total if total > 0.0 else 0.0
+    fixed_s, slope = scale * fixed, scale * slope
+    own_s, num_whole = fixed_s + scale * first, 0
+    others: Gaps = []
+    for record, start in zip(records, starts, strict=True):
+        if record is None or record.state is _ENDED:
+            continue
+        record.decode_s += own_s + slope * start
+        record.num_output_tokens += 1
+        token_s = record.token_s
+        if token_s == last_end_s:
+            num_whole += 1
+        elif token_s:
+            others.append((record, token_s))
+        record.token_s = now_s
+    return DecodingCharges(fixed_s, num_positions, num_whole, others)
+
+
 class StepCharges:
-    """``last_end_s``: the end of the step before. After ``decoding`` or ``mixed``: ``num_whole_gaps`` gaps that are this step, from the end
-    of the last one on, and ``other_gaps`` with the moments that they began."""
+    """Of a step that holds more than single tokens. ``last_end_s``: the end of the step before. After ``mixed``: ``num_whole_gaps`` gaps
+    that are this step, from the end of the last one on, and ``other_gaps``."""
 
     def __init__(self, plan: StepPlan, result: StepResult, split: StepSplit, step: StepParts, last_end_s: float) -> None:
         self._plan, self._result, self._split, self._step = plan, result, split, step
         self._last_end_s = last_end_s
         self.num_whole_gaps = 0
-        self.other_gaps: list[tuple[RequestRecord, float]] = []
-
-    def decoding(self, records: Records) -> None:
-        """Every slice is one token of a request of its own."""
-        fixed_s, now_s, last_end_s, num_whole = self._split.fixed_s, self._step.end_s, self._last_end_s, 0
-        for record, share_s in zip(records, self._split.shares, strict=True):
-            if record is None or record.state is RecordState.ENDED:
-                continue
-            record.decode_s += fixed_s + share_s
-            record.num_output_tokens += 1
-            if record.token_s == last_end_s:
-                num_whole += 1
-            elif record.token_s:
-                self.other_gaps.append((record, record.token_s))
-            record.token_s = now_s
-        self.num_whole_gaps += num_whole
+        self.other_gaps: Gaps = []
 
     def mixed(self, records: Records, prompts: Seq[tuple[int, int, int]]) -> None:
         """Any slices. ``prompts``: (place, rows computed before, rows that might have been cached)."""

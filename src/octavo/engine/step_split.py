@@ -69,7 +69,6 @@ class StepSplit(NamedTuple):
     prefill_s: float
     decode_s: float
     num_prompt_tokens: int
-    has_drafts: bool
 
 
 def split_step(plan: StepPlan, weights: Seq[float], prompts: Seq[int], seconds: float) -> StepSplit:
@@ -85,4 +84,4 @@ def split_step(plan: StepPlan, weights: Seq[float], prompts: Seq[int], seconds: 
     prefill_s = scale * sum(shares[place] for place in prompts)
     num_prompt_tokens = sum(len(plan.slices[place].token_ids) for place in prompts)
     shares = [scale * share for share in shares]
-    return StepSplit(shares, scale * fixed, prefill_s, seconds - prefill_s, num_prompt_tokens, bool(drafting))
+    return StepSplit(shares, scale * fixed, prefill_s, seconds - prefill_s, num_prompt_tokens)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,7 +21,12 @@ _WIDTH = math.log(1.05)
 _LEAST_S = 1e-6
 _PLACES = {bottleneck: i for i, bottleneck in enumerate(Bottleneck)}
 
-Parts = dict[Bottleneck, float]
+Parts = Sequence[float]
+"""Seconds in the order of ``Bottleneck``."""
+
+
+def in_order(parts: Mapping[Bottleneck, float]) -> list[float]:
+    return [parts.get(bottleneck, 0.0) for bottleneck in Bottleneck]
 
 
 class StepParts(NamedTuple):
@@ -50,7 +56,7 @@ class StepParts(NamedTuple):
     def parts(self) -> Parts:
         """What a gap that is this step consists of."""
         host_s = max(0.0, self.end_s - self.since_s - self.prefill_s - self.decode_s - self.kv_s)
-        return {Bottleneck.PREFILL: self.prefill_s, Bottleneck.DECODE: self.decode_s, Bottleneck.KV: self.kv_s, Bottleneck.HOST: host_s}
+        return (self.prefill_s, self.decode_s, self.kv_s, 0.0, 0.0, host_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +113,9 @@ class StepWindow:
         if found is None:
             found = gaps[place] = _no_gaps()
         found[0] += count
-        for bottleneck, seconds in parts.items():
-            found[1 + _PLACES[bottleneck]] += count * seconds
+        for i, seconds in enumerate(parts, 1):
+            if seconds:
+                found[i] += count * seconds
 
     def gaps(self, since_s: float, quantiles: tuple[float, ...]) -> tuple[int, list[Held]]:
         """(number of gaps that ended since then, each quantile of them). What holds the median is told by the gaps of its class, what

@@ -14,36 +14,38 @@ that the engine does.
 
 from __future__ import annotations
 
-import math
 import threading
-from collections import OrderedDict
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING
 
-from octavo.core.cost import StepShape
+from octavo.core.recorded_window import block_keys
 from octavo.core.request import FinishReason, Request, Sequence
 from octavo.core.step import SequenceSlice, StepPlan, StepResult
-from octavo.costs.fitted import FittedCost
 from octavo.engine.causes import BOTTLENECK_OF, NUM_CAUSES, Bottleneck, Cause
+from octavo.engine.ended_records import CAPACITY, EndedRecords
 from octavo.engine.queue_sums import QUEUE_CAUSES, QueueSums
 from octavo.engine.request_record import RecordState, RequestRecord
-from octavo.engine.step_charges import StepCharges, charge_arrival, charge_call, lost_seconds
+from octavo.engine.step_charges import Gaps, StepCharges, charge_arrival, charge_call, charge_decoding, lost_seconds
+from octavo.engine.step_lessons import StepLessons
 from octavo.engine.step_split import StepPrice, split_step, weights_of
-from octavo.engine.step_window import StepParts, StepWindow
+from octavo.engine.step_window import StepParts, StepWindow, in_order
 
 if TYPE_CHECKING:
     from octavo.core.clock import Clock
     from octavo.core.scheduler import Scheduler
     from octavo.engine.outputs import OutputEvent
 
-CAPACITY = 2048  # ended requests that are remembered
 _CAUSE_OF = {
     None: None, "policy": Cause.QUEUED_POLICY, "places": Cause.QUEUED_BATCH, "blocks": Cause.QUEUED_KV, "tokens": Cause.QUEUED_TOKENS,
 }  # fmt: skip
 _IN_STEP, _ENDED = RecordState.IN_STEP, RecordState.ENDED
-_DECODE, _OTHERS_DECODE = int(Cause.DECODE), int(Cause.OTHERS_DECODE)
-_LEARN_FIRST, _LEARN_EVERY = 16, 16  # steps of a size that the price is learned from: the first, then every so many
+_DECODE, _OTHERS_DECODE, _OTHERS_PREFILL = int(Cause.DECODE), int(Cause.OTHERS_DECODE), int(Cause.OTHERS_PREFILL)
+_SCHEDULING, _BETWEEN_STEPS = int(Cause.SCHEDULING), int(Cause.BETWEEN_STEPS)
+_SWAPPED, _RESTORED = int(Cause.SWAPPED), int(Cause.RESTORED)
+_MARKED = tuple(
+    map(int, (Cause.SCHEDULING, Cause.DETOKENISE, Cause.SAMPLING, Cause.MASKS, Cause.DRAFTS, Cause.SWAPPED, Cause.RESTORED))
+)  # what a step's marks may be of
 
 
 class Timeline:
@@ -52,21 +54,14 @@ class Timeline:
     def __init__(
         self, scheduler: Scheduler, clock: Clock, price: StepPrice | None = None, is_paced: bool = False, capacity: int = CAPACITY
     ) -> None:
-        if capacity < 1:
-            raise ValueError(f"capacity: {capacity!r} is not allowed; at least 1 request")
         self.window = StepWindow()
-        self.totals = [0.0] * NUM_CAUSES  # of all ended requests
-        self.total_own_missed_s = 0.0
-        self.forgotten_s = -math.inf  # requests that ended by then are not remembered
+        self.ended_records = EndedRecords(capacity)
+        self.lessons = StepLessons(price)
         self.lock = threading.RLock()
         self._scheduler = scheduler
         self._clock = clock
-        self._learner = FittedCost() if price is None else None
-        self._price: StepPrice = price or self._learner  # type: ignore[assignment]
         self._is_paced = is_paced
-        self.capacity = capacity
         self._live: dict[str, RequestRecord] = {}
-        self._ended: OrderedDict[str, RequestRecord] = OrderedDict()  # oldest first
         self._new: list[RequestRecord] = []
         self._in_step: dict[str, RequestRecord] = {}
         self._out: dict[str, RequestRecord] = {}
@@ -78,11 +73,12 @@ class Timeline:
         self._marks = [0.0] * NUM_CAUSES  # of the step being made
         self._mark_s = self._planned_s = self._executed_s = 0.0
         self._begun_s = self._since_s = 0.0
-        self._num_learned: dict[int, int] = {}  # steps, by the bits of their number of tokens
+        self._last_end_s = 0.0  # of a step
         self._num_preemptions = 0
         self._slices: list[RequestRecord | None] = []  # of the plan in flight, in its order
         self._prompts: list[tuple[int, int, int]] = []  # of these, slices of prompts: (place, recomputed rows, missed rows)
         self._num_in_plan = 0  # requests
+        self._has_drafts = False
 
     # --- requests -----------------------------------------------------------------------------------------------------------------------
 
@@ -113,35 +109,23 @@ class Timeline:
                 record.blocked_s += end_s - begin_s
                 if record.ended_s is not None:
                     record.tail_blocked_s += max(0.0, end_s - max(begin_s, record.ended_s))
-            self.window.add_gap(end_s, end_s - begin_s, {Bottleneck.CLIENT: end_s - begin_s})
+            self.window.add_gap(end_s, end_s - begin_s, in_order({Bottleneck.CLIENT: end_s - begin_s}))
 
     def delivered(self, request_ids: Iterable[str], now_s: float) -> None:
-        """The last byte of these requests, which are answered together, was handed to the connection at ``now_s``."""
+        """See ``EndedRecords.delivered``."""
         with self.lock:
-            ended = [r for r in map(self._ended.get, request_ids) if r is not None and r.sent_s is None]
-            ready_s = max((record.ended_s or 0.0 for record in ended), default=0.0)
-            for record in ended:
-                ended_s = record.ended_s or 0.0
-                record.sent_s = max(now_s, ended_s)
-                left_s = record.sent_s - ended_s
-                for cause, seconds in (
-                    (Cause.OTHER_PROMPTS, ready_s - ended_s), (Cause.SLOW_READER, record.tail_blocked_s), (Cause.DELIVERY, left_s),
-                ):  # fmt: skip
-                    part_s = min(seconds, left_s)
-                    record.charge(cause, part_s)
-                    self.totals[cause] += part_s
-                    left_s -= part_s
+            self.ended_records.delivered(request_ids, now_s)
 
     # --- reading ------------------------------------------------------------------------------------------------------------------------
 
     def find(self, request_id: str) -> RequestRecord | None:
         """The record of a running request or one of the last that ended."""
-        return self._live.get(request_id) or self._ended.get(request_id)
+        return self._live.get(request_id) or self.ended_records.find(request_id)
 
     def records(self) -> list[RequestRecord]:
         """Ended ones, oldest first, then those that go on, in the order of their arrival."""
         with self.lock:
-            return [*self._ended.values(), *self._live.values()]
+            return [*self.ended_records.records(), *self._live.values()]
 
     def seconds_of(self, record: RequestRecord, now_s: float) -> list[float]:
         """Seconds by cause up to ``now_s``, [NUM_CAUSES]; of a running request the time since the last step's end is not in them."""
@@ -172,14 +156,17 @@ class Timeline:
         """Planning begins."""
         with self.lock:
             self._since_s = self._summed_s if self._in_step else now_s
-            self._steps_s[Cause.BETWEEN_STEPS] += max(0.0, now_s - self._summed_s)
+            if now_s > self._summed_s:
+                self._steps_s[_BETWEEN_STEPS] += now_s - self._summed_s
             self._queue.advance(now_s)
             self._begun_s = self._mark_s = now_s
-            self._marks[:] = [0.0] * NUM_CAUSES
-            for record in self._new:
-                if record.state is RecordState.NEW:
-                    self._enter_queue(record, now_s)
-            self._new.clear()
+            for cause in _MARKED:
+                self._marks[cause] = 0.0
+            if self._new:
+                for record in self._new:
+                    if record.state is RecordState.NEW:
+                        self._enter_queue(record, now_s)
+                self._new.clear()
             self._summed_s = now_s
 
     def _enter_queue(self, record: RequestRecord, now_s: float) -> None:
@@ -196,7 +183,7 @@ class Timeline:
     def planned(self, plan: StepPlan | None) -> None:
         """The plan is made, or there is none; its execution begins."""
         with self.lock:
-            self._slices, self._prompts, self._num_in_plan = [], [], 0
+            self._slices, self._prompts, self._num_in_plan, self._has_drafts = [], [], 0, False
             sequences: Seq[Sequence] = self._scheduler.in_flight_sequences
             if plan is not None:
                 self._see_slices(plan, sequences)
@@ -219,11 +206,15 @@ class Timeline:
                 self._num_in_plan += 1
                 if record.state is not _IN_STEP:
                     self._join(record)
+            if piece.num_drafts:
+                self._has_drafts = True
             if piece.start < record.num_prompt_tokens or len(piece.token_ids) - piece.num_drafts != 1:
                 self._see_prompt(record, piece, seq)
 
     def _see_prompt(self, record: RequestRecord, piece: SequenceSlice, seq: Sequence) -> None:
         """A slice of known tokens: which of its rows were computed before, and which would have been cached."""
+        if seq.choice == 0:
+            record.sequence = seq
         if seq.match_report is not None:
             record.match = seq.match_report
         record.num_cached = max(record.num_cached, seq.num_cached)
@@ -289,6 +280,8 @@ class Timeline:
 
     def _why_queued(self, plan: StepPlan | None) -> Cause | None:
         """What keeps the head of the queue out, and so everybody behind it."""
+        if not self._scheduler.num_waiting:
+            return None
         has_preempted = self._scheduler.stats.num_preemptions > self._num_preemptions
         cause = _CAUSE_OF[self._scheduler.admission_block(0 if plan is None else plan.num_tokens, has_preempted)]
         if cause is not Cause.QUEUED_TOKENS or plan is None or not self._prompts:
@@ -310,44 +303,59 @@ class Timeline:
         """The events of the step go out at ``now_s``."""
         with self.lock:
             marks, sums = self._marks, self._steps_s
-            marks[Cause.SCHEDULING] += max(0.0, now_s - self._mark_s)
+            if now_s > self._mark_s:
+                marks[_SCHEDULING] += now_s - self._mark_s
             device_s = charge_call(marks, self._executed_s - self._planned_s, plan, result, self._scheduler.tiers)
-            split = split_step(plan, weights_of(self._price), [place for place, _, _ in self._prompts], device_s)
-            again_s, missed_s = lost_seconds(plan, split, self._prompts)
-            step = StepParts(
-                plan.step_index, self._since_s, self._begun_s, now_s, split.prefill_s, split.decode_s,
-                marks[Cause.SWAPPED] + marks[Cause.RESTORED], split.num_prompt_tokens, plan.num_tokens, len(plan.slices),
-                split.fixed_s, again_s, missed_s,
-            )  # fmt: skip
-            for cause, seconds in enumerate(marks):
-                if seconds:
-                    sums[cause] += seconds
-            sums[Cause.RECOMPUTED] += again_s
-            sums[Cause.CACHE_MISS] += missed_s
-            sums[Cause.OTHERS_PREFILL] += split.prefill_s - again_s - missed_s
-            sums[Cause.OTHERS_DECODE] += split.decode_s
-            last_end_s, self._summed_s = (0.0 if self.window.last is None else self.window.last.end_s), now_s
-            charges = StepCharges(plan, result, split, step, last_end_s)
-            if self._prompts or self._num_in_plan != len(plan.slices) or split.has_drafts:
-                charges.mixed(self._slices, self._prompts)
+            for cause in _MARKED:
+                sums[cause] += marks[cause]
+            self._summed_s = now_s
+            if self._prompts or self._has_drafts or self._num_in_plan != len(plan.slices):
+                self._end_mixed(plan, result, device_s, now_s)
             else:
-                charges.decoding(self._slices)
-            self._note_gaps(charges, step)
-            self.window.steps.append(step)
+                self._end_decoding(plan, device_s, now_s)
+            self._last_end_s = now_s
             self._take_events(events, now_s)
-            self._teach(plan, device_s)
 
-    def _note_gaps(self, charges: StepCharges, step: StepParts) -> None:
-        """The gaps between tokens that the step has ended: most are the step itself."""
-        if charges.num_whole_gaps:
-            self.window.add_gap(step.end_s, step.end_s - step.since_s, step.parts(), charges.num_whole_gaps)
-        for record, since_s in charges.other_gaps:
-            gap_s, parts = step.end_s - since_s, record.away or {}
+    def _end_decoding(self, plan: StepPlan, device_s: float, now_s: float) -> None:
+        num, since_s = len(plan.slices), self._since_s
+        found = charge_decoding(plan, self._slices, weights_of(self.lessons.price), device_s, self._last_end_s, now_s)
+        kv_s = self._marks[_SWAPPED] + self._marks[_RESTORED]
+        step = StepParts(plan.step_index, since_s, self._begun_s, now_s, 0.0, device_s, kv_s, 0, num, num, found.fixed_s)
+        self._steps_s[_OTHERS_DECODE] += device_s
+        self._note_gaps(found.num_whole_gaps, found.other_gaps, step)
+        self.lessons.decoding(plan, found.num_positions, device_s, now_s - since_s)
+
+    def _end_mixed(self, plan: StepPlan, result: StepResult, device_s: float, now_s: float) -> None:
+        sums = self._steps_s
+        split = split_step(plan, weights_of(self.lessons.price), [place for place, _, _ in self._prompts], device_s)
+        again_s, missed_s = lost_seconds(plan, split, self._prompts)
+        kv_s = self._marks[_SWAPPED] + self._marks[_RESTORED]
+        step = StepParts(
+            plan.step_index, self._since_s, self._begun_s, now_s, split.prefill_s, split.decode_s, kv_s, split.num_prompt_tokens,
+            plan.num_tokens, len(plan.slices), split.fixed_s, again_s, missed_s,
+        )  # fmt: skip
+        sums[Cause.RECOMPUTED] += again_s
+        sums[Cause.CACHE_MISS] += missed_s
+        sums[_OTHERS_PREFILL] += split.prefill_s - again_s - missed_s
+        sums[_OTHERS_DECODE] += split.decode_s
+        charges = StepCharges(plan, result, split, step, self._last_end_s)
+        charges.mixed(self._slices, self._prompts)
+        self._note_gaps(charges.num_whole_gaps, charges.other_gaps, step)
+        self.lessons.mixed(plan, device_s, now_s - self._since_s)
+
+    def _note_gaps(self, num_whole: int, others: Gaps, step: StepParts) -> None:
+        """The step, and the gaps between tokens that it has ended: most are the step itself."""
+        self.window.steps.append(step)
+        if not num_whole and not others:
+            return
+        own = step.parts()
+        if num_whole:
+            self.window.add_gap(step.end_s, step.end_s - step.since_s, own, num_whole)
+        for record, since_s in others:
+            gap_s, parts = step.end_s - since_s, in_order(record.away or {})
             record.away = None
-            rest_s, own = max(0.0, gap_s - sum(parts.values())), step.parts()
-            scale = rest_s / (sum(own.values()) or 1.0)
-            whole = {bottleneck: parts.get(bottleneck, 0.0) + scale * own.get(bottleneck, 0.0) for bottleneck in (*own, *parts)}
-            self.window.add_gap(step.end_s, gap_s, whole)
+            scale = max(0.0, gap_s - sum(parts)) / (sum(own) or 1.0)
+            self.window.add_gap(step.end_s, gap_s, [part + scale * more for part, more in zip(parts, own, strict=True)])
 
     def _take_events(self, events: Iterable[OutputEvent], now_s: float) -> None:
         for event in events:
@@ -376,21 +384,7 @@ class Timeline:
         for book in (self._live, self._untold, self._in_step, self._out):
             book.pop(record.request_id, None)
         record.state, record.ended_s, record.finish_reason, record.snapshot = _ENDED, now_s, reason, []
-        for cause, seconds in enumerate(record.seconds):
-            self.totals[cause] += seconds
-        self.total_own_missed_s += record.own_missed_s
-        self._ended[record.request_id] = record
-        self._ended.move_to_end(record.request_id)
-        if len(self._ended) > self.capacity:
-            _, oldest = self._ended.popitem(last=False)
-            self.forgotten_s = oldest.ended_s or self.forgotten_s
-
-    def _teach(self, plan: StepPlan, device_s: float) -> None:
-        """Learn what steps cost from few of them: the first of each size, and then every so many."""
-        if self._learner is None:
-            return
-        size = plan.num_tokens.bit_length()
-        seen = self._num_learned.get(size, 0)
-        if seen < _LEARN_FIRST or plan.step_index % _LEARN_EVERY == 0:
-            self._num_learned[size] = seen + 1
-            self._learner.observe(StepShape.of(plan), device_s)
+        if record.sequence is not None:
+            record.keys = block_keys(record.sequence.token_ids, self._scheduler.limits.block_size, record.cache_salt)
+            record.sequence = None
+        self.ended_records.add(record)

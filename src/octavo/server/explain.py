@@ -80,7 +80,7 @@ class Explainer:
             self._answers.pop(request_id, None)
         self._calls[response_id] = ids
         self._answers.update(dict.fromkeys(ids, response_id))
-        while len(self._answers) > self._engine.timeline.capacity + len(ids):
+        while len(self._answers) > self._engine.timeline.ended_records.capacity + len(ids):
             for request_id in self._calls.popitem(last=False)[1]:
                 self._answers.pop(request_id, None)
 
@@ -93,7 +93,7 @@ class Explainer:
         """By an answer's id. Raises APIError 404 for one that is unknown, or older than what is remembered."""
         found = self.of_call(given)
         if found is None:
-            remembered = f"the last {self._engine.timeline.capacity} that ended and those that run are remembered"
+            remembered = f"the last {self._engine.timeline.ended_records.capacity} that ended and those that run are remembered"
             raise APIError(404, f"request_id: {given!r:.200} is not the id of an answer; {remembered}", "request_id", "request_not_found")
         return {"id": given, "object": "request.explanation"} | found
 

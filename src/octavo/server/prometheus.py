@@ -153,9 +153,9 @@ def _causes(engine: Engine, shows_misses: bool) -> Iterator[Any]:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     seconds = CounterMetricFamily("octavo_request_cause_seconds", "Time of ended requests by what it went to.", labels=["cause"])
-    totals = engine.timeline.totals[:]
+    totals = engine.timeline.ended_records.totals[:]
     if not shows_misses:
-        hide_misses(totals, engine.timeline.total_own_missed_s)
+        hide_misses(totals, engine.timeline.ended_records.own_missed_s)
     for name, total in zip(NAMES, totals, strict=True):
         seconds.add_metric([name], max(0.0, total))
     yield seconds
