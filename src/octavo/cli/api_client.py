@@ -20,14 +20,14 @@ def server_options(function: Callable) -> Callable:
     return url(key(function))
 
 
-def get_json(url: str, path: str, api_key: str | None) -> dict[str, Any]:
+def get_json(url: str, path: str, api_key: str | None, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
     """The JSON object at ``path``. Raises ClickException with the server's own sentence, or with why there is no answer."""
     if not url.startswith(("http://", "https://")):
         raise click.BadParameter(f"{url!r} does not begin with http:// or https://", param_hint="'--url'")
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
     try:
         request = urllib.request.Request(url.rstrip("/") + path, headers=headers)
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
+        with urllib.request.urlopen(request, timeout=timeout_s) as response:
             content = json.load(response)
     except urllib.error.HTTPError as error:
         raise click.ClickException(_message(error)) from None

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from octavo.cli.api_client import get_json, server_options
+from octavo.cli.explain import seconds
 
 _CLEAR, _HOME, _REST = "\x1b[2J\x1b[H", "\x1b[H", "\x1b[J"
 _HIDE, _SHOW = "\x1b[?25l", "\x1b[?25h"
@@ -58,7 +59,7 @@ def picture(
     lines = [head[:width], "", *_pool(engine, width), *_steps(summary.get("steps", []), width, colours), ""]
     lines += [line[:width] for line in _bottlenecks(summary)]
     lines += ["", *(line[:width] for line in _requests(requests, engine))]
-    return [*lines, "", *(line[:width] for line in _advice(summary["advice"]))]
+    return [*lines, "", *(line[:width] for line in _advice(summary))]
 
 
 def _bar(parts: list[tuple[str, float]], width: int) -> str:
@@ -122,7 +123,14 @@ def _requests(requests: list[dict[str, Any]], engine: dict[str, Any]) -> list[st
     return [*lines, f"  and {more} more"] if more > 0 else lines
 
 
-def _advice(advice: list[dict[str, Any]]) -> list[str]:
-    if not advice:
-        return ["  nothing would help more than 2 % (by what the time stamps tell)"]
-    return [f"  would help: {one['change']}: {one['gain_s']:.3f} s less a request ({one['why']})" for one in advice[:4]]
+def _advice(summary: dict[str, Any]) -> list[str]:
+    """By the time stamps of the window; and by the last replay, if there has been one."""
+    rules = [f"  would help: {one['change']}: {seconds(one['gain_s'])} less a request ({one['why']})" for one in summary["advice"][:4]]
+    lines = rules or ["  nothing would help more than 2 % (by what the time stamps tell)"]
+    replay = summary.get("replay")
+    if replay is None:
+        return [*lines, "  octavo explain --advise replays the last minutes with one switch changed at a time"]
+    best = [one for one in replay["advice"] if one["gain_s"] > 0][:4]
+    error = "" if replay["error"] is None else f", {100 * replay['error']:.1f} % off"
+    lines.append(f"  replay of {replay['num_requests']} requests, {replay['age_s']:.0f} s ago{error}: {'' if best else 'nothing would help'}")
+    return lines + [f"    {one['change']}: {seconds(one['gain_s'])} less ({one['why']})" for one in best]

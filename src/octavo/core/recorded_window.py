@@ -1,7 +1,7 @@
 """A window of recent requests in numbers: what it takes to run them again elsewhere, and what was measured of them. Plain data.
 
-No text and no tokens are in it: a request is its arrival, its lengths, and the keys of its full blocks. A key commits to a block's tokens,
-to all before them and to the salt; so two requests whose first k keys are equal share the first k blocks, and nothing else can be told.
+No text and no tokens are in it: a request is its arrival, its lengths, and the keys of its full blocks. A key commits to a block's tokens
+and to all before them; so two requests whose first k keys are equal have the first k blocks in common, and nothing else can be told.
 """
 
 from __future__ import annotations
@@ -20,10 +20,15 @@ OBJECTIVES = ("wall", "ttft_p50", "ttft_p99", "itl_p50", "itl_p99", "throughput"
 mean time between tokens; seconds per output token of the whole window."""
 
 
-def block_keys(token_ids: Seq[int], block_size: int, salt: str | None = None) -> array[int]:
+def salt_key(salt: str | None) -> int:
+    """64 bits that name a cache salt; 0: none."""
+    return int.from_bytes(blake2b(salt.encode(), digest_size=_KEY_BYTES, person=b"octavo-salt").digest(), "little") if salt else 0
+
+
+def block_keys(token_ids: Seq[int], block_size: int) -> array[int]:
     """64-bit keys of the full blocks, from the first. About a microsecond a block."""
     data, step = array("i", token_ids).tobytes(), _INT_BYTES * block_size
-    key, keys = blake2b((salt or "").encode(), digest_size=_KEY_BYTES, person=b"octavo-window").digest(), bytearray()
+    key, keys = b"", bytearray()
     for begin in range(0, len(data) - step + 1, step):
         key = blake2b(key + data[begin : begin + step], digest_size=_KEY_BYTES).digest()
         keys += key
@@ -32,8 +37,9 @@ def block_keys(token_ids: Seq[int], block_size: int, salt: str | None = None) ->
 
 @dataclass(frozen=True, slots=True)
 class WindowRequest:
-    """``arrival_s``: from the window's beginning. ``num_output``: of each of ``num_choices``, so far. ``keys``: of the full blocks of its
-    prompt and output; empty where they are not known, and then it shares nothing. ``num_cached``: prompt tokens that the cache had.
+    """``arrival_s``: from the window's beginning. ``num_output``: of each of ``num_choices``, so far; ``max_tokens``: what it might have.
+    ``keys``: of the full blocks of its prompt and output; empty where they are not known, and then it shares nothing. ``salt``: its
+    ``salt_key``. ``num_cached``: prompt tokens that the prefix cache had.
 
     ``wall_s``: to its last token, ``ttft_s``: to its first, ``itl_s``: its mean time between tokens; None: it has had none, or goes on.
     """
@@ -41,9 +47,11 @@ class WindowRequest:
     arrival_s: float
     num_prompt: int
     num_output: int
+    max_tokens: int
     num_choices: int = 1
     num_cached: int = 0
     keys: tuple[int, ...] = ()
+    salt: int = 0
     wall_s: float | None = None
     ttft_s: float | None = None
     itl_s: float | None = None
@@ -53,8 +61,8 @@ class WindowRequest:
 class WindowEngine:
     """The engine that a window was recorded on: its settings (fields of the configurations of the same names), and sizes.
 
-    ``move_s``: seconds to move a block to host memory. ``num_drafts``, ``num_accepted``: of the window's requests. ``draft_s``: seconds
-    that making a draft takes.
+    ``move_s``: seconds to move a block to host memory. ``acceptance``: the chance that a draft comes true after those before it did; None:
+    nothing has been drafted. ``has_tiers``, ``has_groups``: whether KV goes to tiers, or layers have pages of their own.
     """
 
     scheduler: Mapping[str, Any]
@@ -66,18 +74,20 @@ class WindowEngine:
     num_host_blocks: int = 0
     move_s: float = 0.0
     spec: int | str = "off"
-    num_drafts: int = 0
-    num_accepted: int = 0
-    draft_s: float = 0.0
+    acceptance: float | None = None
+    has_tiers: bool = False
+    has_groups: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedWindow:
-    """``requests`` by arrival. ``steps``: of every size some, as (rows, sequences, logit rows, positions read, pairs, seconds)."""
+    """``requests`` by arrival. ``steps``: of every size some, as (rows, sequences, logit rows, positions read, pairs, seconds).
+    ``starts_idle``: nothing that came before the first of the requests ran on beside them."""
 
     engine: WindowEngine
     requests: tuple[WindowRequest, ...]
     steps: tuple[tuple[float, ...], ...]
+    starts_idle: bool
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -86,7 +96,7 @@ class RecordedWindow:
     def of_dict(cls, data: Mapping[str, Any]) -> RecordedWindow:
         """What ``to_dict`` made, possibly by way of JSON."""
         requests = tuple(WindowRequest(**{**one, "keys": tuple(one["keys"])}) for one in data["requests"])
-        return cls(WindowEngine(**data["engine"]), requests, tuple(tuple(step) for step in data["steps"]))
+        return cls(WindowEngine(**data["engine"]), requests, tuple(tuple(step) for step in data["steps"]), data["starts_idle"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +123,10 @@ class SwitchOutcome:
     change: str
     why: str
     figures: Figures
+
+    @classmethod
+    def of_dict(cls, data: Mapping[str, Any]) -> SwitchOutcome:
+        return cls(**{**data, "figures": Figures(**data["figures"])})
 
     def gain(self, replayed: Figures, objective: str) -> float | None:
         """The share of the objective that the switch saves, against the unchanged window in the simulator; None: it cannot be told."""
@@ -144,6 +158,6 @@ class WindowReplay:
     @classmethod
     def of_dict(cls, data: Mapping[str, Any]) -> WindowReplay:
         """What ``to_dict`` made, possibly by way of JSON."""
-        outcomes = tuple(SwitchOutcome(**{**one, "figures": Figures(**one["figures"])}) for one in data["outcomes"])
+        outcomes = tuple(map(SwitchOutcome.of_dict, data["outcomes"]))
         figures = {name: Figures(**data[name]) for name in ("measured", "replayed")}
         return cls(**{**data, **figures, "outcomes": outcomes, "skipped": tuple(data["skipped"]), "notes": tuple(data["notes"])})

@@ -27,8 +27,8 @@ _WAITS_FOR_KV = (Cause.QUEUED_KV, Cause.PREEMPTED)
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """``change``: what to do, a flag where it is one. ``gain_s``: seconds of wall time less. ``basis``: what that rests on. ``error``: the
-    advisor's usual error as a share of the gain, where it is known."""
+    """``change``: what to do, a flag where it is one. ``gain_s``: seconds of wall time less, or of what else the advisor ranks by.
+    ``basis``: what that rests on. ``error``: of a replay, how far the unchanged window is off what was measured, as a share of it."""
 
     change: str
     gain_s: float
@@ -38,7 +38,7 @@ class Advice:
 
     def shown(self) -> dict[str, Any]:
         shown = {"change": self.change, "gain_s": round(self.gain_s, 7), "why": self.why, "basis": self.basis}
-        return shown if self.error is None else shown | {"error": self.error}
+        return shown if self.error is None else shown | {"error": round(self.error, 4)}
 
 
 class Advisor(Protocol):

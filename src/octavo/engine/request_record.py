@@ -76,6 +76,7 @@ class RequestRecord:
     blocked_s: float = 0.0  # all the time that its writes were held up by the client, overlapping with everything else
     tail_blocked_s: float = 0.0  # of this, what came after its last token
     num_choices: int = 1
+    max_tokens: int = 0
     sequence: Sequence | None = None  # of its first choice, while it runs
     keys: array[int] = field(default_factory=lambda: array("Q"))  # of its full blocks, once it has ended
 
@@ -85,6 +86,7 @@ class RequestRecord:
         received_s = arrival_s if request.received_s is None else min(request.received_s, arrival_s)
         record = cls(request.request_id, arrival_s, received_s, len(request.prompt_token_ids), request.cache_salt, request.priority)
         record.num_open = record.num_choices = request.params.n
+        record.max_tokens = request.params.max_tokens or 0
         record.charge(Cause.PREPARATION, arrival_s - received_s)
         return record
 

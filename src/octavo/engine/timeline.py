@@ -385,6 +385,6 @@ class Timeline:
             book.pop(record.request_id, None)
         record.state, record.ended_s, record.finish_reason, record.snapshot = _ENDED, now_s, reason, []
         if record.sequence is not None:
-            record.keys = block_keys(record.sequence.token_ids, self._scheduler.limits.block_size, record.cache_salt)
+            record.keys = block_keys(record.sequence.token_ids, self._scheduler.limits.block_size)
             record.sequence = None
         self.ended_records.add(record)

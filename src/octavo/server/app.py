@@ -24,6 +24,7 @@ from octavo.core.clock import Clock
 from octavo.core.request import ParameterError
 from octavo.core.speculative_params import SpeculativeParams
 from octavo.engine.async_engine import AsyncEngine
+from octavo.engine.replay_advice import Replayer
 from octavo.engine.params import RequestOptions
 from octavo.server import asgi
 from octavo.server.asgi import App, BodyReader, ClientLeft, Header, KeyCheck, Receive, Scope, Send
@@ -63,7 +64,7 @@ class Exchange:
 class Service:
     """What the routes do, for one engine."""
 
-    def __init__(self, engine: AsyncEngine, options: ServerOptions) -> None:
+    def __init__(self, engine: AsyncEngine, options: ServerOptions, replayer: Replayer | None = None) -> None:
         self.engine = engine
         self.options = options
         self.model = engine.engine.model
@@ -71,7 +72,7 @@ class Service:
         self.model_name = engine.engine.config.model.served_model_name or self.model.name
         self.started = int(time.time())
         fingerprint = engine.engine.backend.fingerprint()
-        self.explainer = Explainer(engine.engine, options.explain_cache)
+        self.explainer = Explainer(engine.engine, options.explain_cache, replayer)
         self.fingerprint = "fp_" + hashlib.blake2b(fingerprint.encode(), digest_size=6).hexdigest()
 
     async def completions(self, exchange: Exchange) -> None:
@@ -176,7 +177,8 @@ class Service:
         await asgi.send_json(exchange.send, self.explainer.listed(exchange.scope["query_string"]), headers=exchange.headers)
 
     async def explain_summary(self, exchange: Exchange) -> None:
-        await asgi.send_json(exchange.send, self.explainer.summary(exchange.scope["query_string"]), headers=exchange.headers)
+        content = await self.explainer.summary(exchange.scope["query_string"])
+        await asgi.send_json(exchange.send, content, headers=exchange.headers)
 
     async def health(self, exchange: Exchange) -> None:
         """200 while requests are taken and the engine makes progress, else 503."""
@@ -234,10 +236,11 @@ class Endpoint:
             await asgi.send_error(send, error, headers)
 
 
-def create_app(engine: AsyncEngine, options: ServerOptions | None = None) -> App:
-    """The ASGI application. It starts ``engine`` with its lifespan and stops it at the end."""
+def create_app(engine: AsyncEngine, options: ServerOptions | None = None, replayer: Replayer | None = None) -> App:
+    """The ASGI application. It starts ``engine`` with its lifespan and stops it at the end. ``replayer``: what runs recorded windows again
+    to say what would have helped (None: nobody)."""
     options = options or ServerOptions()
-    service = Service(engine, options)
+    service = Service(engine, options, replayer)
     bodies = BodyReader(options.max_body_bytes)
 
     @contextlib.asynccontextmanager

@@ -7,16 +7,19 @@ with --explain-cache alone.
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import parse_qs
 
+from octavo.core.recorded_window import OBJECTIVES
 from octavo.core.request import Request
 from octavo.engine.advice import Advisor, RuleAdvisor
 from octavo.engine.engine import Engine
 from octavo.engine.explain import Explanation, explain, summarise
 from octavo.engine.outputs import OutputEvent
+from octavo.engine.replay_advice import ReplayAdvisor, ReplayError, Replayer
 from octavo.engine.request_record import RequestRecord
 from octavo.engine.step_window import MAX_WINDOW_S
 from octavo.server.asgi import Message, Send
@@ -64,12 +67,13 @@ class Delivery:
 
 
 class Explainer:
-    """``advisor`` None: the engine's rules. ``shows_misses``: as --explain-cache."""
+    """``replayer`` None: windows are not replayed. ``shows_misses``: as --explain-cache."""
 
-    def __init__(self, engine: Engine, shows_misses: bool, advisor: Advisor | None = None) -> None:
+    def __init__(self, engine: Engine, shows_misses: bool, replayer: Replayer | None = None) -> None:
         self._engine = engine
         self._shows_misses = shows_misses
-        self.advisor: Advisor = advisor or RuleAdvisor(engine.config, shows_misses)
+        self.advisor: Advisor = RuleAdvisor(engine.config, shows_misses)
+        self.replays = None if replayer is None else ReplayAdvisor(engine, replayer, self.advisor, shows_misses)
         self._calls: OrderedDict[str, tuple[str, ...]] = OrderedDict()  # an answer's id -> the engine's requests, one a prompt
         self._answers: dict[str, str] = {}  # the other way round
 
@@ -134,19 +138,36 @@ class Explainer:
 
     # --- a window -----------------------------------------------------------------------------------------------------------------------
 
-    def summary(self, query: bytes) -> dict[str, Any]:
-        """What holds the percentiles of the last ``seconds``, what would help, the engine now, and its last ``steps``."""
-        fields = _query(query, {"seconds": "60", "steps": "0"})
+    async def summary(self, query: bytes) -> dict[str, Any]:
+        """What holds the percentiles of the last ``seconds``, what would help, the engine now, and its last ``steps``. With ``advice``
+        replay, which takes seconds, what a replay of the window says would help ``objective``; else what the last one said, if any."""
+        fields = _query(query, {"seconds": "60", "steps": "0", "advice": "rules", "objective": OBJECTIVES[0]})
         window_s = float(_whole_number("seconds", fields["seconds"], 1, MAX_WINDOW_S))
         num_steps = _whole_number("steps", fields["steps"], 0, MAX_STEPS_SHOWN)
+        objective = fields["objective"]
+        _one_of("advice", fields["advice"], ("rules", "replay"))
+        _one_of("objective", objective, OBJECTIVES)
+        if fields["advice"] == "replay":
+            await self._replay(window_s)
         timeline, now_s = self._engine.timeline, self._engine.clock.now()
         content = {"object": "explain.summary"} | summarise(timeline, window_s, now_s, self._shows_misses).shown()
         ended = [r for r in timeline.records() if r.ended_s is not None and r.ended_s >= now_s - window_s]
         content["advice"] = [advice.shown() for advice in self.advisor.of_window(timeline, ended, window_s)]
+        if self.replays is not None and self.replays.last is not None:
+            content["replay"] = self.replays.shown(self.replays.last, objective)
         content["engine"] = self._engine_now()
         if num_steps:
             content["steps"] = self._steps(num_steps)
         return content
+
+    async def _replay(self, window_s: float) -> None:
+        """Have the window replayed, in another thread. Raises APIError when that cannot be done."""
+        if self.replays is None:
+            raise APIError(501, "advice: 'replay' is not allowed; this server was started without a simulator", "advice", "no_simulator")
+        try:
+            await asyncio.to_thread(self.replays.replayed, window_s)
+        except ReplayError as error:
+            raise APIError(409, f"advice: the window cannot be replayed: {error}", "advice", "not_replayable") from None
 
     def _engine_now(self) -> dict[str, Any]:
         engine, scheduler = self._engine, self._engine.scheduler
