@@ -132,5 +132,6 @@ def _advice(summary: dict[str, Any]) -> list[str]:
         return [*lines, "  octavo explain --advise replays the last minutes with one switch changed at a time"]
     best = [one for one in replay["advice"] if one["gain_s"] > 0][:4]
     error = "" if replay["error"] is None else f", {100 * replay['error']:.1f} % off"
-    lines.append(f"  replay of {replay['num_requests']} requests, {replay['age_s']:.0f} s ago{error}: {'' if best else 'nothing would help'}")
+    nothing = "" if best else " nothing would help"
+    lines.append(f"  replay of {replay['num_requests']} requests, {replay['age_s']:.0f} s ago{error}:{nothing}")
     return lines + [f"    {one['change']}: {seconds(one['gain_s'])} less ({one['why']})" for one in best]

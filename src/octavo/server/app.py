@@ -24,8 +24,8 @@ from octavo.core.clock import Clock
 from octavo.core.request import ParameterError
 from octavo.core.speculative_params import SpeculativeParams
 from octavo.engine.async_engine import AsyncEngine
-from octavo.engine.replay_advice import Replayer
 from octavo.engine.params import RequestOptions
+from octavo.engine.replay_advice import Replayer
 from octavo.server import asgi
 from octavo.server.asgi import App, BodyReader, ClientLeft, Header, KeyCheck, Receive, Scope, Send
 from octavo.server.calls import Answer, Call, CallIdentity, ChoiceFormat, Wanted, open_call

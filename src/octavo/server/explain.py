@@ -19,7 +19,7 @@ from octavo.engine.advice import Advisor, RuleAdvisor
 from octavo.engine.engine import Engine
 from octavo.engine.explain import Explanation, explain, summarise
 from octavo.engine.outputs import OutputEvent
-from octavo.engine.replay_advice import ReplayAdvisor, ReplayError, Replayer
+from octavo.engine.replay_advice import ReplayAdvisor, Replayer, ReplayError
 from octavo.engine.request_record import RequestRecord
 from octavo.engine.step_window import MAX_WINDOW_S
 from octavo.server.asgi import Message, Send

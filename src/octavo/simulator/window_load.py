@@ -6,7 +6,6 @@ Nothing is drawn at random.
 
 from __future__ import annotations
 
-import statistics
 from collections import Counter
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ _DIGIT_BITS = 15
 _OWN_TOKEN = 1 << 20  # above all digits: tokens of part-filled blocks, which are nobody else's
 _SKIPPED_SHARE = 0.1  # of the requests of a window that begins under load
 _THINK_S = 0.02  # a client that has one request at a time sends the next within this
+_SAME_S = 1e-6  # moments that rounding parts
 _CLOSED_SHARE = 0.9  # of the arrivals that follow an end so soon
 _FEW = 20  # requests from which a closed loop can be told
 
@@ -117,20 +117,20 @@ def _answers_are_prompted(requests: Seq[WindowRequest], block_size: int) -> bool
 def concurrency_of(requests: Seq[WindowRequest]) -> int | None:
     """Of clients that each wait for an answer before they ask again; None where requests come by themselves.
 
-    Told by arrivals that follow the end of another request at once, with about equally many under way each time.
+    Told by arrivals that each follow an end of another request at once, one by one, but for as many as are ever under way together.
     """
     ends_s = sorted(request.arrival_s + request.wall_s for request in requests if request.wall_s is not None)
     if len(requests) < _FEW or len(ends_s) < len(requests) // 2:
         return None
-    under_way, num_ended = list[int](), 0
+    most = num_ended = num_answered = 0  # ends up to now, and those that were followed by an arrival or too long ago to be
     follows = list[bool]()
     for number, request in enumerate(requests, 1):
-        while num_ended < len(ends_s) and ends_s[num_ended] <= request.arrival_s:
+        while num_ended < len(ends_s) and ends_s[num_ended] <= request.arrival_s + _SAME_S:
             num_ended += 1
-        under_way.append(number - num_ended)
-        follows.append(num_ended > 0 and request.arrival_s - ends_s[num_ended - 1] <= _THINK_S)
-    usual = round(statistics.median(under_way))
-    after = follows[usual:]
-    steady = sum(abs(count - usual) <= max(1, usual // 8) for count in under_way[usual:])
-    is_closed = bool(after) and min(sum(after), steady) >= _CLOSED_SHARE * len(after)
-    return max(1, usual) if is_closed else None
+        while num_answered < num_ended and ends_s[num_answered] < request.arrival_s - _THINK_S:
+            num_answered += 1
+        most = max(most, number - num_ended)
+        follows.append(num_answered < num_ended)
+        num_answered += follows[-1]
+    after = follows[most:]
+    return most if after and sum(after) >= _CLOSED_SHARE * len(after) else None
