@@ -9,10 +9,11 @@ from collections.abc import Iterator
 import pytest
 from click.testing import CliRunner
 
-from octavo.cli.explain import account_lines
+from octavo.cli.explain import account_lines, replay_lines
 from octavo.cli.explain import explain as explain_command
 from octavo.cli.top import picture
 from octavo.cli.top import top as top_command
+from octavo.cli.what_if import replay_window
 from octavo.server.app import ServerOptions
 from tests.engine.scripted import bigram_engine
 from tests.server.harness import RunningServer
@@ -20,7 +21,7 @@ from tests.server.harness import RunningServer
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
-    with RunningServer(bigram_engine(max_num_seqs=4), ServerOptions(api_key="secret")) as running:
+    with RunningServer(bigram_engine(max_num_seqs=4), ServerOptions(api_key="secret"), replay_window) as running:
         yield running
 
 
@@ -45,10 +46,37 @@ def test_explain_by_id_the_last_and_the_slowest(server: RunningServer) -> None:
     assert record["id"] == last == "cmpl-a/b c"
 
 
-@pytest.mark.parametrize("args", [(), ("x", "--last"), ("--last", "--slowest", "3")])
+def test_advise_replays_the_last_minutes(server: RunningServer) -> None:
+    for i in range(12):
+        complete(server, prompt=[5 + i] * 40, max_tokens=9)
+    shown = run(explain_command, server, "--advise", "--objective", "ttft_p99")
+    assert shown.exit_code == 0, shown.output
+    assert re.match(r"\d+ requests of the last 600 s replayed, \d+ of them compared", shown.output)
+    assert "99th percentile of the time to the first token: measured" in shown.output and "it gains nothing" in shown.output
+    record = json.loads(run(explain_command, server, "--advise", "--json").output)
+    assert record["objective"] == "wall" and record["advice"]
+    assert re.search(r"replay of \d+ requests, \d+ s ago, [\d.]+ % off", run(top_command, server, "--once").output)
+
+
+def test_lines_of_a_replay() -> None:
+    advice = [
+        {"change": "--max-num-seqs 4", "gain_s": 1.5, "why": "more: 50 % less"},
+        {"change": "--num-kv-blocks 9", "gain_s": 0.0, "why": "it gains nothing"},
+    ]
+    replay = {
+        "objective": "wall", "window_s": 60.0, "num_requests": 9, "num_compared": 8, "measured_s": 3.0, "replayed_s": 0.3, "error": 0.9,
+        "advice": advice, "skipped": ["--spec off"], "notes": ["a note"],
+    }  # fmt: skip
+    lines = replay_lines(replay)
+    assert lines[1] == "mean time from arrival to the last token: measured 3.000 s, replayed 300 ms: the replay is 90.0 % off"
+    assert "1.500 s less" in lines[2] and " nothing " in lines[3] and "for want of time: --spec off" in lines[4] and "(a note)" in lines[5]
+    assert replay_lines(replay | {"error": None})[-1].endswith("they tell nothing of mean time from arrival to the last token")
+
+
+@pytest.mark.parametrize("args", [(), ("x", "--last"), ("--last", "--slowest", "3"), ("--last", "--advise")])
 def test_exactly_one_way_to_name_requests(server: RunningServer, args: tuple[str, ...]) -> None:
     shown = run(explain_command, server, *args)
-    assert shown.exit_code == 2 and "one of REQUEST_ID, --last and --slowest is needed" in shown.output
+    assert shown.exit_code == 2 and "one of REQUEST_ID, --last, --slowest and --advise is needed" in shown.output
 
 
 def test_errors_are_one_sentence(server: RunningServer) -> None:

@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
+from octavo.core.recorded_window import RecordedWindow, WindowReplay
 from octavo.engine.causes import NAMES, Bottleneck
+from octavo.engine.replay_advice import ReplayError
 from octavo.server.app import ServerOptions
+from octavo.simulator.what_if import what_if
 from tests.engine.scripted import Bigram, bigram_engine
 from tests.server.harness import RunningServer, strict_json, wait_until
 
@@ -170,3 +173,62 @@ def test_prompts_of_one_call_wait_for_each_other(server: RunningServer) -> None:
     for record in server.engine.timeline.records():
         wait_until(lambda record=record: record.sent_s is not None)
         assert record.end_s - record.received_s == pytest.approx(sum(record.seconds), rel=1e-6)
+
+
+# --- replayed advice ---------------------------------------------------------------------------------------------------------------------
+
+
+def refused(server: RunningServer, path: str) -> tuple[int, dict[str, Any]]:
+    status, _, data = server.request("GET", path)
+    return status, strict_json(data)["error"]
+
+
+def test_advice_is_replayed_on_demand_and_kept() -> None:
+    windows = list[RecordedWindow]()
+
+    def replayer(window: RecordedWindow) -> WindowReplay:
+        windows.append(window)
+        return what_if(window)
+
+    with RunningServer(bigram_engine(max_num_seqs=4), replayer=replayer) as server:
+        for i in range(30):
+            server.complete([5 + i] * 40, max_tokens=12, ignore_eos=True)
+        assert "replay" not in get(server, "/v1/explain/summary") and not windows
+        found = get(server, "/v1/explain/summary?seconds=600&advice=replay&objective=ttft_p50")["replay"]
+        assert len(windows) == 1 and len(windows[0].requests) == 30
+        assert (found["objective"], found["num_requests"], found["window_s"]) == ("ttft_p50", 30, 600.0)
+        assert found["error"] == pytest.approx(abs(found["replayed_s"] / found["measured_s"] - 1.0), abs=1e-3)
+        assert found["advice"] and all(one["basis"] == "replay of 30 requests" for one in found["advice"])
+        again = get(server, "/v1/explain/summary?seconds=600&advice=replay")["replay"]
+        kept = get(server, "/v1/explain/summary?seconds=60")["replay"]
+        assert len(windows) == 1 and again["objective"] == kept["objective"] == "wall" and kept["window_s"] == 600.0
+        get(server, "/v1/explain/summary?seconds=599&advice=replay")
+        assert len(windows) == 2  # another window is another question
+
+
+def test_a_replay_that_cannot_be_made_is_an_error_of_the_question() -> None:
+    with RunningServer(bigram_engine(), replayer=what_if_or_error) as server:
+        status, error = refused(server, "/v1/explain/summary?advice=replay")
+        assert (status, error["param"], error["code"]) == (409, "advice", "not_replayable") and "steps: 0 are not enough" in error["message"]
+        for query, param in (("advice=magic", "advice"), ("advice=replay&objective=happiness", "objective")):
+            status, error = refused(server, f"/v1/explain/summary?{query}")
+            assert (status, error["param"]) == (400, param)
+    with RunningServer(bigram_engine()) as server:
+        status, error = refused(server, "/v1/explain/summary?advice=replay")
+        assert (status, error["code"]) == (501, "no_simulator")
+
+
+def what_if_or_error(window: RecordedWindow) -> WindowReplay:
+    try:
+        return what_if(window)
+    except ValueError as error:
+        raise ReplayError(str(error)) from None
+
+
+@pytest.mark.parametrize("shown", [False, True])
+def test_a_replay_tells_what_salts_part_with_the_flag_alone(shown: bool) -> None:
+    with RunningServer(bigram_engine(), ServerOptions(explain_cache=shown), what_if) as server:
+        for i in range(12):
+            server.complete([5 + k for k in range(100)], max_tokens=6, ignore_eos=True, cache_salt=f"salt {i % 3}")
+        found = get(server, "/v1/explain/summary?advice=replay")["replay"]
+        assert any("cache_salt" in one["change"] for one in found["advice"]) == shown
