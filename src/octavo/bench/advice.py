@@ -193,7 +193,8 @@ def _record(one: Outcome) -> dict[str, Any]:
     last = [change for change, gain in one.order if gain <= max(one.error, 0.02)]
     return {
         "kind": one.kind, "change": one.change, "rate": round(one.rate, 3),
-        "predicted": round(one.predicted, 4), "real": round(one.real, 4), "error": round(one.error, 4), "wall_s": [round(value, 5) for value in one.wall_s], "spread": round(one.spread, 4),
+        "predicted": round(one.predicted, 4), "real": round(one.real, 4), "error": round(one.error, 4),
+        "wall_s": [round(value, 5) for value in one.wall_s], "spread": round(one.spread, 4),
         "within": one.holds, "gain_nothing": last, "seconds": round(one.seconds, 1),
     }  # fmt: skip
 

@@ -33,5 +33,5 @@ def advice(**options: Any) -> None:
     for kind in kinds:
         if kind not in KINDS:
             raise click.BadParameter(f"{kind!r} is not allowed; one of {', '.join(KINDS)}", param_hint="'--switch'")
-    case = AdviceCase(*(options[name] for name in ("num_requests", "load", "repeat", "seed")), kinds)
+    case = AdviceCase(options["num_requests"], options["load"], options["repeat"], options["seed"], tuple(kinds))
     run_advice(fetched(config), case, replay_window, click.echo, options["as_json"])
