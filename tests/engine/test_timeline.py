@@ -63,11 +63,16 @@ def mixed_load(engine: Engine, num_requests: int, seed: int) -> Iterator[None]:
         yield
 
 
+SEEN = {"tight": Cause.PREEMPTED, "paced": Cause.PACED, "static": Cause.QUEUED_POLICY, "swapping": Cause.SWAPPED, "tiers": Cause.RESTORED}
 SETTINGS: dict[str, dict] = {
     "tight": {"max_num_seqs": 12, "admission_lookahead": 1, "num_kv_blocks": 44},
     "paced": {"max_itl_ms": 30.0, "num_kv_blocks": 400},
     "static": {"scheduling_policy": "static", "max_num_seqs": 8, "num_kv_blocks": 400},
     "wide": {"num_kv_blocks": 400},
+    "swapping": {
+        "num_kv_blocks": 40, "max_num_seqs": 12, "admission_lookahead": 1, "preemption": "swap", "cache": {"swap_space": 128 << 10},
+    },
+    "tiers": {"num_kv_blocks": 40, "max_num_seqs": 12, "cache": {"kv_host_memory": 128 << 10}},
 }
 
 
@@ -81,6 +86,7 @@ def test_nothing_is_left_unexplained_on_a_virtual_clock(setting: str) -> None:
     assert all(record.ended_s is not None and record.snapshot == [] for record in records)
     assert max(map(unexplained, records)) < 1e-6
     assert all(min(record.seconds) > -1e-9 for record in records)
+    assert setting not in SEEN or sum(record.seconds[SEEN[setting]] for record in records) > 0.0
 
 
 def test_nothing_is_left_unexplained_of_a_thousand_requests_on_the_wall_clock() -> None:

@@ -16,6 +16,7 @@ from octavo.engine.outputs import OutputEvent
 from tests.engine.scripted import Bigram, bigram_config, bigram_model, byte_tokenizer
 
 HOST_S = 0.0004
+MOVE_S = 0.0001  # of a block, to host memory or back
 
 
 @dataclass(frozen=True)
@@ -44,10 +45,17 @@ class TimedDevice(Bigram):
         self.seconds: list[float] = []
         self._rng = random.Random(7)
 
+    def allocate_host_kv(self, num_blocks: int) -> None:
+        """Its blocks hold nothing that could be lost."""
+
+    def read_host_block(self, block: int) -> bytes:
+        return bytes(self.kv_capacity(0).bytes_per_block)
+
     def execute(self, plan: StepPlan) -> StepResult:
         result = super().execute(plan)
         noise = max(0.5, self._rng.gauss(1.0, self.law.noise))
-        result.seconds = self.law.seconds(StepShape.of(plan)) * noise + self.delay(plan.step_index)
+        result.move_seconds = MOVE_S * plan.num_moves
+        result.seconds = self.law.seconds(StepShape.of(plan)) * noise + self.delay(plan.step_index) + result.move_seconds
         self.seconds.append(result.seconds)
         self.clock.advance(result.seconds + HOST_S)
         return result

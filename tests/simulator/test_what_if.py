@@ -43,16 +43,16 @@ class Thrown:
     law: Law = field(default=LAW)
 
 
-SHARED = steady_load(70, 3.0, 1, prefix=320)
+SHARED = steady_load(50, 3.0, 1, prefix=320)
 THROWN = [
-    Thrown("pool", "--num-kv-blocks 24", steady_load(120, 16.0, 1), {"num_kv_blocks": 12}, {"num_kv_blocks": 24}),
-    Thrown("places", "--max-num-seqs 4", steady_load(120, 16.0, 1), {"max_num_seqs": 2}, {"max_num_seqs": 4}),
+    Thrown("pool", "--num-kv-blocks 24", steady_load(90, 16.0, 1), {"num_kv_blocks": 12}, {"num_kv_blocks": 24}),
+    Thrown("places", "--max-num-seqs 4", steady_load(90, 16.0, 1), {"max_num_seqs": 2}, {"max_num_seqs": 4}),
     Thrown(
         "chunk", "--max-num-batched-tokens 64", steady_load(100, 11.0, 3), {"max_num_batched_tokens": 16, "max_num_seqs": 8},
         {"max_num_batched_tokens": 64, "max_num_seqs": 8}, law=Law(step=5e-3, noise=0.03),
     ),
     Thrown(
-        "policy", "--scheduling-policy fcfs", steady_load(120, 15.0, 1), {"scheduling_policy": "static", "max_num_seqs": 4},
+        "policy", "--scheduling-policy fcfs", steady_load(90, 15.0, 1), {"scheduling_policy": "static", "max_num_seqs": 4},
         {"scheduling_policy": "fcfs", "max_num_seqs": 4},
     ),
     Thrown(
@@ -79,7 +79,7 @@ def test_a_predicted_gain_is_what_the_switch_gains(thrown: Thrown) -> None:
 
 
 def test_what_gains_nothing_ranks_last_and_says_so() -> None:
-    run = run_load(steady_load(120, 16.0, 1), LAW, max_num_seqs=2)
+    run = run_load(steady_load(90, 16.0, 1), LAW, max_num_seqs=2)
     advice = ReplayedAdvice(what_if(window_of(run)), 0.0, ALL).ranked("wall")
     gains = {one.change: one.gain_s for one in advice}
     assert len(advice) >= 7  # one of each kind
@@ -110,7 +110,7 @@ def test_a_closed_loop_is_replayed_as_one() -> None:
 
 def test_poisson_arrivals_are_no_closed_loop() -> None:
     for options in ({}, {"max_num_seqs": 2}):
-        assert WhatIf(window_of(run_load(steady_load(120, 16.0, 1), LAW, **options))).load.concurrency is None
+        assert WhatIf(window_of(run_load(steady_load(90, 16.0, 1), LAW, **options))).load.concurrency is None
 
 
 def test_what_the_cache_had_before_the_window_it_has_in_the_replay() -> None:

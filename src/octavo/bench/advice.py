@@ -80,7 +80,7 @@ class Outcome:
 
 
 def thrown_switches(block_size: int) -> list[Thrown]:
-    few = 36 * 16 // block_size  # blocks: of about three sequences
+    few = 20 * 16 // block_size  # blocks: of about two sequences, and of any one
     return [
         Thrown("places", ({"max_num_seqs": 2}, {}), ({"max_num_seqs": 4}, {})),
         Thrown("pool", ({}, {"num_kv_blocks": few}), ({}, {"num_kv_blocks": 2 * few})),
@@ -124,7 +124,11 @@ def _window(engine: Engine, run: int) -> RecordedWindow:
     return snapshot(engine, engine.clock.now() - begin_s + 1e-6)
 
 
-def _measure(config: EngineConfig, case: AdviceCase, thrown: Thrown, replayer: Replayer) -> Outcome:
+Run = Callable[[Engine, list[DueRequest]], float]
+
+
+def measure(config: EngineConfig, case: AdviceCase, thrown: Thrown, replayer: Replayer, run_load: Run = run_open_loop) -> Outcome:
+    """One switch. ``run_load``: as ``run_open_loop``."""
     begun_s = time.perf_counter()
     walls: tuple[list[float], list[float]] = ([], [])
     replay: WindowReplay | None = None
@@ -132,14 +136,14 @@ def _measure(config: EngineConfig, case: AdviceCase, thrown: Thrown, replayer: R
         closing(Engine.load(_configured(config, thrown.without))) as without,
         closing(Engine.load(_configured(config, thrown.with_it))) as with_it,
     ):
-        rate = case.load * _capacity(without, case, thrown)
+        rate = case.load * _capacity(without, case, thrown, run_load)
         for engine in (without, with_it):
-            run_open_loop(engine, _requests(case, thrown, rate, thrown.salted, 99)[: case.num_requests // 4])
+            run_load(engine, _requests(case, thrown, rate, thrown.salted, 99)[: case.num_requests // 4])
         for run in range(case.repeat):
-            run_open_loop(without, _requests(case, thrown, rate, thrown.salted, run))
+            run_load(without, _requests(case, thrown, rate, thrown.salted, run))
             walls[0].append(_mean_wall_s(without, f"{run}-"))
             replay = replay or replayer(_window(without, run))
-            run_open_loop(with_it, _requests(case, thrown, rate, False, run))
+            run_load(with_it, _requests(case, thrown, rate, False, run))
             walls[1].append(_mean_wall_s(with_it, f"{run}-"))
     assert replay is not None
     gains = {outcome.change: outcome.gain(replay.replayed, "wall") or 0.0 for outcome in replay.outcomes}
@@ -152,11 +156,11 @@ def _measure(config: EngineConfig, case: AdviceCase, thrown: Thrown, replayer: R
     )  # fmt: skip
 
 
-def _capacity(engine: Engine, case: AdviceCase, thrown: Thrown) -> float:
+def _capacity(engine: Engine, case: AdviceCase, thrown: Thrown, run_load: Run) -> float:
     """Requests per second of the engine with all of them there at once; the first run's steps are learned from as well."""
     for run in (97, 98):
         requests = [replace(one, at_s=0.0) for one in _requests(case, thrown, 1.0, thrown.salted, run)[: case.num_requests // 2]]
-        seconds = run_open_loop(engine, requests)
+        seconds = run_load(engine, requests)
     return len(requests) / seconds
 
 
@@ -174,7 +178,7 @@ def run_advice(config: EngineConfig, case: AdviceCase, replayer: Replayer, echo:
     for thrown in thrown_switches(config.cache.block_size):
         if thrown.kind not in case.kinds:
             continue
-        outcomes.append(_measure(config, case, thrown, replayer))
+        outcomes.append(measure(config, case, thrown, replayer))
         if not as_json:
             echo(_line(outcomes[-1]))
     record = {
