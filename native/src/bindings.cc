@@ -135,7 +135,7 @@ class Model {
     runner_.extend_rope(index, rows.data(), (int)rows.shape(0), (int)rows.shape(1));
   }
 
-  void step(SamplerSlots& slots, In<int32_t> tokens, In<int32_t> seq_start, In<int32_t> seq_rows, In<int32_t> table_offset, In<int32_t> tables,
+  double step(SamplerSlots& slots, In<int32_t> tokens, In<int32_t> seq_start, In<int32_t> seq_rows, In<int32_t> table_offset, In<int32_t> tables,
             In<int32_t> logit_rows, In<int32_t> requests, In<uint32_t> masks, In<int32_t> mask_offset, Out<int32_t> out_token,
             Out<int32_t> out_status, Out<int32_t> out_rank, Out<float> out_logprob, int max_top, Out<int32_t> out_top_ids,
             Out<float> out_top_logprobs, std::optional<Matrix> logits, std::optional<In<int32_t>> pages);
@@ -210,7 +210,7 @@ void Model::check_requests(const Step& s, const SamplerSlots& slots, int max_top
   require(!draft, "requests: nothing is drawn behind the last draft");
 }
 
-void Model::step(SamplerSlots& slots, In<int32_t> tokens, In<int32_t> seq_start, In<int32_t> seq_rows, In<int32_t> table_offset, In<int32_t> tables,
+double Model::step(SamplerSlots& slots, In<int32_t> tokens, In<int32_t> seq_start, In<int32_t> seq_rows, In<int32_t> table_offset, In<int32_t> tables,
                  In<int32_t> logit_rows, In<int32_t> requests, In<uint32_t> masks, In<int32_t> mask_offset, Out<int32_t> out_token,
                  Out<int32_t> out_status, Out<int32_t> out_rank, Out<float> out_logprob, int max_top, Out<int32_t> out_top_ids,
                  Out<float> out_top_logprobs, std::optional<Matrix> logits, std::optional<In<int32_t>> pages) {
@@ -242,6 +242,7 @@ void Model::step(SamplerSlots& slots, In<int32_t> tokens, In<int32_t> seq_start,
   StepOutputs outputs(slots, reinterpret_cast<const LogitsRequest*>(requests.data()), (int)n, std::move(mask_of), out, sampling_scratch_);
   nb::gil_scoped_release release;
   runner_.step(in, outputs);
+  return outputs.longest_seconds();
 }
 
 RowOp row_op(RowOpKind kind) {
@@ -372,7 +373,8 @@ void bind_running(nb::class_<Model>& c) {
       }, "(bytes walked for several sequences at once, for one) by attention since counting began.")
       .def("step", &Model::step, "slots"_a, "tokens"_a.noconvert(), "seq_start"_a.noconvert(), "seq_rows"_a.noconvert(), "table_offset"_a.noconvert(), "tables"_a.noconvert(), "logit_rows"_a.noconvert(), "requests"_a.noconvert(),
            "masks"_a.noconvert(), "mask_offset"_a.noconvert(), "out_token"_a.noconvert(), "out_status"_a.noconvert(), "out_rank"_a.noconvert(), "out_logprob"_a.noconvert(), "max_top"_a, "out_top_ids"_a.noconvert(),
-           "out_top_logprobs"_a.noconvert(), "logits"_a.noconvert().none(), "pages"_a.noconvert().none());
+           "out_top_logprobs"_a.noconvert(), "logits"_a.noconvert().none(), "pages"_a.noconvert().none(),
+           "-> seconds of drawing and log-probabilities, of the thread that spent most on them.");
 }
 
 // One matrix product on one thread, for tests: x [rows, k] -> out [rows, n].

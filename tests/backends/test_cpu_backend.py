@@ -165,6 +165,15 @@ def test_n_samples_of_one_row_draw_each_with_its_own_slot(backend: CpuBackend) -
     assert list(recorder.logits) == [(0, 19)]
 
 
+def test_the_time_of_drawing_is_told_and_is_part_of_the_step_s(model: LoadedModel, backend: CpuBackend) -> None:
+    reference = ReferenceBackend(model, EngineConfig())
+    reference.allocate_kv(8)
+    for one in (backend, reference):
+        drawn = one.execute(StepPlan(1, [piece(0, IDS[:20], [0, 1], slots=(0,))], slot_opens=[opened(0)]))
+        assert 0.0 < drawn.sampling_seconds < drawn.seconds
+        assert one.execute(StepPlan(2, [piece(1, IDS[:5], [2])])).sampling_seconds == 0.0
+
+
 def test_masks_belong_to_their_slice(backend: CpuBackend) -> None:
     allowed: list[list[int] | None] = [[17], None, [200, 201], [VOCAB - 1]]
     pieces = [

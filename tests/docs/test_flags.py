@@ -10,12 +10,14 @@ import pytest
 from octavo.cli.bench import bench
 from octavo.cli.chat import chat
 from octavo.cli.doctor import doctor
+from octavo.cli.explain import explain
 from octavo.cli.kv import kv
 from octavo.cli.options import engine_options, model_options
 from octavo.cli.quantize import quantize
 from octavo.cli.run import run
 from octavo.cli.serve import serve
 from octavo.cli.simulate import simulate
+from octavo.cli.top import top
 from tests.docs.pages import ROOT, own_part, page, rows_by_name, section
 
 PAGE = page("docs/flags.md")
@@ -42,6 +44,8 @@ SECTIONS = {
     "bench kernels": (bench.commands["kernels"], set(options_of(bench.commands["kernels"]))),
     "bench sharing": (SHARING, set(options_of(SHARING)) - SHARED),
     "bench preemption": (bench.commands["preemption"], set(options_of(bench.commands["preemption"])) - SHARED),
+    "explain": (explain, set(options_of(explain))),
+    "top": (top, set(options_of(top))),
     "bench scheduler": (bench.commands["scheduler"], set(options_of(bench.commands["scheduler"]))),
     "bench kv": (bench.commands["kv"], set(options_of(bench.commands["kv"])) - SHARED),
     "bench kv-rounding": (bench.commands["kv-rounding"], set(options_of(bench.commands["kv-rounding"])) - SHARED),

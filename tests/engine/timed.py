@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from octavo.core.clock import VirtualClock
 from octavo.core.cost import StepShape
@@ -15,6 +16,7 @@ from octavo.engine.outputs import OutputEvent
 from tests.engine.scripted import Bigram, bigram_config, bigram_model, byte_tokenizer
 
 HOST_S = 0.0004
+MOVE_S = 0.0001  # of a block, to host memory or back
 
 
 @dataclass(frozen=True)
@@ -43,10 +45,17 @@ class TimedDevice(Bigram):
         self.seconds: list[float] = []
         self._rng = random.Random(7)
 
+    def allocate_host_kv(self, num_blocks: int) -> None:
+        """Its blocks hold nothing that could be lost."""
+
+    def read_host_block(self, block: int) -> bytes:
+        return bytes(self.kv_capacity(0).bytes_per_block)
+
     def execute(self, plan: StepPlan) -> StepResult:
         result = super().execute(plan)
         noise = max(0.5, self._rng.gauss(1.0, self.law.noise))
-        result.seconds = self.law.seconds(StepShape.of(plan)) * noise + self.delay(plan.step_index)
+        result.move_seconds = MOVE_S * plan.num_moves
+        result.seconds = self.law.seconds(StepShape.of(plan)) * noise + self.delay(plan.step_index) + result.move_seconds
         self.seconds.append(result.seconds)
         self.clock.advance(result.seconds + HOST_S)
         return result
@@ -55,10 +64,11 @@ class TimedDevice(Bigram):
 class TimedRun:
     """An engine on a TimedDevice, and when each of its requests got its tokens."""
 
-    def __init__(self, law: Law, num_kv_blocks: int = 4096, **scheduler: object) -> None:
+    def __init__(self, law: Law, num_kv_blocks: int = 4096, cache: dict[str, Any] | None = None, **scheduler: object) -> None:
         tokenizer, self.clock = byte_tokenizer(), VirtualClock()
         self.device = TimedDevice(tokenizer.vocab_size, self.clock, law)
         config = bigram_config(num_kv_blocks, **scheduler)
+        config = replace(config, cache=replace(config.cache, **(cache or {})))
         self.engine = Engine(bigram_model(tokenizer, context=40000), config, self.device, self.clock)
         self.arrival_s: dict[str, float] = {}
         self.times_s: dict[str, list[float]] = {}

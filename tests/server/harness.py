@@ -13,6 +13,7 @@ from typing import Any
 
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.engine import Engine
+from octavo.engine.replay_advice import Replayer
 from octavo.server.app import ServerOptions, create_app
 from octavo.server.run import Server, make_server
 
@@ -22,13 +23,15 @@ TIMEOUT_S = 120.0  # hangs are found, slow machines are forgiven
 class RunningServer:
     """uvicorn in a thread. ``engine`` is the one behind it, for scripting and for looking at."""
 
-    def __init__(self, engine: Engine, options: ServerOptions | None = None, **async_options: Any) -> None:
+    def __init__(
+        self, engine: Engine, options: ServerOptions | None = None, replayer: Replayer | None = None, **async_options: Any
+    ) -> None:
         self.engine = engine
         self.async_engine = AsyncEngine(engine, **async_options)
         options = options or ServerOptions()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
-        app = create_app(self.async_engine, options)
+        app = create_app(self.async_engine, options, replayer)
         self.server: Server = make_server(app, self.async_engine, options)
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self._listener]}, daemon=True)
 

@@ -1,17 +1,26 @@
 #include "program/step_outputs.h"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 namespace octavo {
 
 StepOutputs::StepOutputs(SamplerSlots& slots, const LogitsRequest* requests, int num_requests, std::vector<const uint32_t*> masks, LogitsOutputs out,
                          std::vector<AlignedArray<float>>& scratch)
-    : slots_(slots), requests_(requests), num_requests_(num_requests), masks_(std::move(masks)), out_(out), scratch_(scratch) {
+    : slots_(slots), requests_(requests), num_requests_(num_requests), masks_(std::move(masks)), out_(out), scratch_(scratch), seconds_(scratch.size()) {
   for (AlignedArray<float>& s : scratch_) s.reserve(sampling_scratch_floats(slots_.vocab_size()));
 }
 
 void StepOutputs::consume(int request, LogitRow row, int thread) {
+  const auto begun = std::chrono::steady_clock::now();
+  write(request, row, thread);
+  seconds_[(size_t)thread] += std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
+}
+
+double StepOutputs::longest_seconds() const { return seconds_.empty() ? 0.0 : *std::max_element(seconds_.begin(), seconds_.end()); }
+
+void StepOutputs::write(int request, LogitRow row, int thread) {
   const LogitsRequest& r = requests_[request];
   if (follows(request) && (out_.status[request - 1] != (int32_t)SampleStatus::kOk || out_.token[request - 1] != requests_[request - 1].token)) {
     out_.token[request] = -1;

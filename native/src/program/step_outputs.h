@@ -43,14 +43,19 @@ class StepOutputs : public LogitsConsumer {
   int scan(const float* logits, int begin, int end, float* block_best) const override { return slots_.kernels().scan(logits, begin, end, block_best); }
   bool follows(int request) const override { return request > 0 && requests_[request - 1].slot >= 0 && requests_[request - 1].token >= 0; }
   void consume(int request, LogitRow row, int thread) override;
+  // Of the thread that spent most on drawing and log-probabilities; for after the step.
+  double longest_seconds() const;
 
  private:
+  void write(int request, LogitRow row, int thread);
+
   SamplerSlots& slots_;
   const LogitsRequest* requests_;
   int num_requests_;
   std::vector<const uint32_t*> masks_;
   LogitsOutputs out_;
   std::vector<AlignedArray<float>>& scratch_;  // per thread
+  std::vector<double> seconds_;                 // per thread
 };
 
 }  // namespace octavo

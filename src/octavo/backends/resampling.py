@@ -115,7 +115,7 @@ class ResamplingBackend:
         rows: Rows = {}
         found = self._run(self._without_drafts(plan), {s.seq_id for s in plan.slices if s.num_drafts}, rows)
         results = [self._take(s, outcome, rows) for s, outcome in zip(plan.slices, found.slices, strict=True)]
-        return StepResult(plan.step_index, results, time.perf_counter() - started, found.move_seconds)
+        return StepResult(plan.step_index, results, time.perf_counter() - started, found.move_seconds, found.sampling_seconds)
 
     def _follow(self, plan: StepPlan) -> None:
         """The plan's effects on slots."""

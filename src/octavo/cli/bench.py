@@ -6,6 +6,7 @@ from typing import IO, Any
 
 import click
 
+from octavo.cli.bench_advice import advice
 from octavo.cli.bench_cascade import cascade
 from octavo.cli.bench_prefix import prefix
 from octavo.cli.bench_serve import serve
@@ -259,6 +260,7 @@ def spec(
     run_spec(fetched(config), case, click.echo, as_json)
 
 
+bench.add_command(advice)
 bench.add_command(cascade)
 bench.add_command(prefix)
 bench.add_command(serve)

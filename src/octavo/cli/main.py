@@ -20,6 +20,8 @@ _COMMANDS = {
     "simulate": ("octavo.cli.simulate", "simulate", "Simulate engines under a load, on any machine."),
     "quantize": ("octavo.cli.quantize", "quantize", "Pack a model anew in fewer bits, as a draft for itself."),
     "doctor": ("octavo.cli.doctor", "doctor", "Measure this machine and check every kernel on it."),
+    "explain": ("octavo.cli.explain", "explain", "Say where the time of a running server's requests went."),
+    "top": ("octavo.cli.top", "top", "Watch a running server: queue, steps, what is short, what would help."),
     "bench": ("octavo.cli.bench", "bench", "Measure this engine on this machine."),
 }
 

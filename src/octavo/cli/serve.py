@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from octavo.cli.options import ByteSize, engine_config, engine_options, model_options
 from octavo.cli.progress import fetched
+
+if TYPE_CHECKING:
+    from octavo.core.recorded_window import RecordedWindow, WindowReplay
 
 
 @click.command()
@@ -35,7 +38,14 @@ def serve(**options: Any) -> None:
         drain_s=options["drain_s"],
         explain_cache=options["explain_cache"],
     )
-    run_server(fetched(config), options["host"], options["port"], server_options)
+    run_server(fetched(config), options["host"], options["port"], server_options, _replay)
+
+
+def _replay(window: RecordedWindow) -> WindowReplay:
+    """Nothing of it is loaded before somebody asks."""
+    from octavo.cli.what_if import replay_window
+
+    return replay_window(window)
 
 
 def name_of(spec: str) -> str | None:

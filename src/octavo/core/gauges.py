@@ -14,6 +14,7 @@ from octavo.core.occupancy import KVOccupancy
 from octavo.core.request import Sequence, SequenceStatus
 from octavo.core.state import Draft, SchedulerState, SchedulerStats
 from octavo.core.step import BlockMove
+from octavo.core.waiting import Block, Wait, admission_block, why_waiting
 
 
 class SchedulerGauges:
@@ -129,6 +130,14 @@ class SchedulerGauges:
         seq = state.waiting[0]
         has_place = seq.num_choices <= state.config.max_num_seqs - state.num_running
         return len(seq.token_ids) if has_place and state.kv.num_missing(seq) <= state.kv.pool.num_available else 0
+
+    def admission_block(self, num_planned: int, has_preempted: bool) -> Block | None:
+        """What keeps the head of the queue out of a plan just made; see ``waiting``."""
+        return admission_block(self._state, num_planned, has_preempted)
+
+    def why_waiting(self, seq: Sequence) -> Wait | None:
+        """What a running sequence that the plan in flight passes over waits for; see ``waiting``."""
+        return why_waiting(self._state, self._in_flight, seq)
 
     @property
     def running_sequences(self) -> list[Sequence]:

@@ -121,6 +121,11 @@ class KVTiers:
         """Whether a sequence waits for the disk."""
         return any(not wait.given_up for wait in self._waits.values())
 
+    def is_reading(self, seq_id: int) -> bool:
+        """Whether this sequence waits for the disk."""
+        wait = self._waits.get(seq_id)
+        return wait is not None and not wait.given_up
+
     # --- down ---------------------------------------------------------------------------------------------------------------------------
 
     def save(self, ref: BlockRef, block: int, pages: Sequence[int] = ()) -> None:

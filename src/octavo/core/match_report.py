@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 
@@ -25,9 +25,12 @@ class MatchReport:
 
     With DIFFERENT_TOKEN ``token_id`` is the prompt's token there and ``expected_id`` a token that the cache has instead. Where only full
     blocks are shared, fewer tokens than ``position`` may have been used.
+
+    ``missed_end``, with EVICTED and OTHER_SALT: the prompt would have been found up to here, had nothing been evicted or under that salt.
     """
 
     end: MatchEnd
     position: int
     token_id: int | None = None
     expected_id: int | None = None
+    missed_end: int = field(default=0, compare=False)

@@ -214,19 +214,40 @@ class PrefixIndex:
         if not fills_block and not self.token_granular:
             return MatchReport(MatchEnd.PART_BLOCK, start)
         if fills_block and block_key(key, rest) in self._evicted:
-            return MatchReport(MatchEnd.EVICTED, position)
+            return MatchReport(MatchEnd.EVICTED, position, missed_end=self._remembered_end(key, token_ids, depth))
         if depth == 0 and (elsewhere := self._elsewhere(namespace, rest)) is not None:
-            return MatchReport(elsewhere, position)
+            return MatchReport(elsewhere[0], position, missed_end=self._found_end(elsewhere[1], token_ids))
         if near is None or common * TOKEN_BYTES == len(near.tokens):
             return MatchReport(MatchEnd.NOT_CACHED, position)
         return MatchReport(MatchEnd.DIFFERENT_TOKEN, position, token_ids[position], memoryview(near.tokens).cast("i")[common])
 
-    def _elsewhere(self, namespace: Namespace, tokens: bytes) -> MatchEnd | None:
-        """What separates ``namespace`` from another one that has these first tokens; None when there is none."""
+    def _elsewhere(self, namespace: Namespace, tokens: bytes) -> tuple[MatchEnd, PrefixNode] | None:
+        """What separates ``namespace`` from another one that has these first tokens, and its node of them; None when there is none."""
         for node in self._first_blocks.get(tokens, {}).values():
             if node.namespace != namespace:
-                return MatchEnd.OTHER_ADAPTER if node.namespace.salt == namespace.salt else MatchEnd.OTHER_SALT
+                return (MatchEnd.OTHER_ADAPTER if node.namespace.salt == namespace.salt else MatchEnd.OTHER_SALT), node
         return None
+
+    def _found_end(self, node: PrefixNode, token_ids: Seq[int]) -> int:
+        """Up to where a prompt, whose first block ``node`` holds, is found in that node's namespace."""
+        size, end = self.block_size, self.block_size
+        while end + size < len(token_ids):
+            tokens = pack_tokens(token_ids[end : end + size])
+            child = self._at_or_above(node, tokens)
+            if child is None or child.tokens != tokens:
+                break
+            node, end = child, end + size
+        return end
+
+    def _remembered_end(self, key: bytes, token_ids: Seq[int], depth: int) -> int:
+        """Up to where the blocks of a prompt after the first ``depth``, which lead to ``key``, are evicted ones or still offered."""
+        size, end = self.block_size, depth * self.block_size
+        while end + size < len(token_ids):
+            key = block_key(key, pack_tokens(token_ids[end : end + size]))
+            if key not in self._evicted and key not in self._nodes:
+                break
+            end += size
+        return end
 
     # --- checks -------------------------------------------------------------------------------------------------------------------------
 

@@ -256,7 +256,7 @@ class Request:
 
     ``seed`` is always set (drawn by the engine when the user gave none), so that a run can be replayed.
     ``eos_token_ids`` end a sequence unless ``params.ignore_eos``. ``cache_salt`` separates prefix-cache entries.
-    ``arrival_s`` is on the engine's clock.
+    ``arrival_s`` is on the engine's clock, and so is ``received_s``: when its HTTP request came, if there was one.
     """
 
     request_id: str
@@ -269,6 +269,7 @@ class Request:
     priority: int = 0  # lower first, under scheduling_policy priority
     user: str | None = None  # whose request it is, under scheduling_policy fair
     speculative: SpeculativeParams | None = None  # None: as the engine is configured
+    received_s: float | None = None
 
 
 @dataclass(slots=True, eq=False)

@@ -180,12 +180,14 @@ class SliceResult:
 
 @dataclass(slots=True)
 class StepResult:
-    """Results in the order of ``plan.slices``; ``seconds`` is what the step took on its device, ``move_seconds`` of it for block moves."""
+    """Results in the order of ``plan.slices``; ``seconds`` is what the step took on its device, ``move_seconds`` of it for block moves and
+    ``sampling_seconds`` for drawing tokens (0 where that is not measured)."""
 
     step_index: int
     slices: list[SliceResult]
     seconds: float = 0.0
     move_seconds: float = 0.0
+    sampling_seconds: float = 0.0
 
 
 @dataclass(slots=True)

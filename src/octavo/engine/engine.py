@@ -28,6 +28,7 @@ from octavo.engine.loop import EngineLoop
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.outputs import OutputEvent
 from octavo.engine.params import PreparedRequest, RequestOptions, RequestPreparer, check_priority
+from octavo.engine.timeline import Timeline
 from octavo.speculative.speculator import create_speculator
 
 if TYPE_CHECKING:
@@ -81,7 +82,9 @@ class Engine:
         draft_model = self._drafting.draft_model(backend, self.scheduler)
         others = {one.name: one for one in (draft_model, self_draft) if one is not None}
         self.speculator = create_speculator(config.speculative, self.scheduler.limits.max_total_tokens, self.clock, others)
-        self.loop = EngineLoop(self.scheduler, backend.vocab_size, model.tokenizer, self.gap_model, self.speculator)
+        price = None if self.gap_model is None else self.gap_model.device
+        self.timeline = Timeline(self.scheduler, self.clock, price, is_paced=self.gap_model is not None)
+        self.loop = EngineLoop(self.scheduler, backend.vocab_size, model.tokenizer, self.gap_model, self.speculator, self.timeline)
         max_n = config.scheduler.max_num_seqs
         self._preparer = RequestPreparer(backend.vocab_size, self.scheduler.limits, max_n, model.eos_token_ids, model.tokenizer)
         self._request_numbers = itertools.count()
@@ -207,7 +210,7 @@ class Engine:
         if self.tiering is not None:
             self.tiering.cost.step_done(plan, result)
         ended_s = self.clock.now()
-        self.loop.end_step(plan, result, ended_s)
+        self.loop.end_step(plan, result, ended_s, events)
         if self.preemption_model is not None:
             self.preemption_model.observe(plan, result)
         self.metrics.step_done(plan, ended_s - started_s)

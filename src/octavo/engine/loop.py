@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING
 from octavo.core.limits import StopRule
 from octavo.core.request import FinishReason, Request, Sequence, SequenceStatus
 from octavo.core.step import StepPlan, StepResult, TokenEvent
+from octavo.engine.causes import Cause
 from octavo.engine.outputs import CacheMatch, OutputEvent
 from octavo.engine.text_output import TextOutput
 
 if TYPE_CHECKING:
     from octavo.core.scheduler import Scheduler
     from octavo.costs.gap import GapModel
+    from octavo.engine.timeline import Timeline
     from octavo.models.tokenizer import Tokenizer
     from octavo.speculative.speculator import Speculator
 
@@ -46,6 +48,7 @@ class EngineLoop:
     """Scheduler plus text. ``tokenizer`` None: events carry no text (simulation) and stop strings cannot be used.
 
     ``gap_model``: the one that the scheduler plans with, when it has one. ``speculator``: drafts for the requests that want some.
+    ``timeline`` is told of everything, and takes the time in between.
     """
 
     def __init__(
@@ -55,8 +58,10 @@ class EngineLoop:
         tokenizer: Tokenizer | None = None,
         gap_model: GapModel | None = None,
         speculator: Speculator | None = None,
+        timeline: Timeline | None = None,
     ) -> None:
         self.scheduler = scheduler
+        self.timeline = timeline
         self.speculator = speculator
         self._gap_model = gap_model
         self._num_speculating = 0  # while nobody does, nothing is spent on it
@@ -73,6 +78,8 @@ class EngineLoop:
         """Queue a request whose parameters are resolved (``max_tokens`` a number, limits checked)."""
         running = self._open(request)
         self.scheduler.add(request)
+        if self.timeline is not None:
+            self.timeline.added(request)
         self._keep(request.request_id, running)
 
     def offer(self, request_id: str) -> list[int]:
@@ -128,23 +135,44 @@ class EngineLoop:
 
     def abort(self, request_id: str) -> list[OutputEvent]:
         """End a request; its blocks are free at the next plan. Unknown or finished ids do nothing."""
-        return self._with_text(self.scheduler.abort(request_id), {}, {})
+        return self._ended(self._with_text(self.scheduler.abort(request_id), {}, {}))
 
     def fail_all(self, message: str) -> list[OutputEvent]:
         """End every request with an error event: a step could not be executed, so what the backend holds is unknown."""
-        return self._with_text(self.scheduler.fail_all(message), {}, {})
+        return self._ended(self._with_text(self.scheduler.fail_all(message), {}, {}))
+
+    def _ended(self, events: list[OutputEvent]) -> list[OutputEvent]:
+        if self.timeline is not None:
+            self.timeline.ended(events)
+        return events
 
     def begin_step(self, now_s: float) -> StepPlan | None:
         """The next step's plan, or None when there is nothing to do now."""
+        timeline = self.timeline
+        if timeline is not None:
+            timeline.begin_step(now_s)
         drafts = self._drafts() if self._num_speculating else {}
+        if timeline is not None and self._num_speculating:
+            timeline.mark(Cause.DRAFTS)
         plan = self.scheduler.plan(now_s, drafts)
+        if timeline is not None:
+            timeline.mark(Cause.SCHEDULING)
         if plan is not None and self._num_masked:
-            for piece, seq in zip(plan.slices, self.scheduler.in_flight_sequences, strict=True):
-                if piece.num_samples:
-                    piece.mask = self._running[seq.request.request_id].mask
+            self._fill_masks(plan)
         if plan is not None and drafts:
             self._fill_drafts(plan)
+            if timeline is not None:
+                timeline.mark(Cause.DRAFTS)
+        if timeline is not None:
+            timeline.planned(plan)
         return plan
+
+    def _fill_masks(self, plan: StepPlan) -> None:
+        for piece, seq in zip(plan.slices, self.scheduler.in_flight_sequences, strict=True):
+            if piece.num_samples:
+                piece.mask = self._running[seq.request.request_id].mask
+        if self.timeline is not None:
+            self.timeline.mark(Cause.MASKS)
 
     def _drafts(self) -> dict[int, list[int]]:
         if self.speculator is None:
@@ -169,6 +197,9 @@ class EngineLoop:
 
     def finish_step(self, plan: StepPlan, result: StepResult) -> list[OutputEvent]:
         """Text first, so that nothing past a stop string is counted or published; then the scheduler takes the tokens."""
+        timeline = self.timeline
+        if timeline is not None:
+            timeline.executed()
         stops: dict[Key, tuple[int, str]] = {}
         shown: dict[Key, str] = {}
         for seq, drawn in zip(self.scheduler.in_flight_sequences, result.slices, strict=False):
@@ -176,18 +207,24 @@ class EngineLoop:
                 continue
             if drawn.token_ids and seq.status is not SequenceStatus.FINISHED:  # finished: aborted since the plan was made
                 self._read_slice(seq, drawn.token_ids, stops, shown)
+        if timeline is not None:
+            timeline.mark(Cause.DETOKENISE)
         num_speculating = self._num_speculating
         events = self._with_text(self.scheduler.apply(result, stops), stops, shown)
         if num_speculating and self.speculator is not None:
+            if timeline is not None:
+                timeline.mark(Cause.SCHEDULING)
             try:
                 self.speculator.observe(plan, result)
             except Exception as error:
                 self._stop_speculating(error)
+            if timeline is not None:
+                timeline.mark(Cause.DRAFTS)
         return events
 
     def num_repeats(self) -> int:
-        """How many of the coming steps need nothing that only a step can do; 0 wherever text, masks or drafts are made."""
-        if self._tokenizer is not None or self._num_masked or self._num_speculating:
+        """How many of the coming steps need nothing that only a step can do; 0 wherever text, masks, drafts or a timeline are made."""
+        if self._tokenizer is not None or self.timeline is not None or self._num_masked or self._num_speculating:
             return 0
         return self.scheduler.num_repeats()
 
@@ -198,8 +235,10 @@ class EngineLoop:
             self._running[seq.request.request_id].texts[seq.choice].num_tokens += num_steps
         return used
 
-    def end_step(self, plan: StepPlan, result: StepResult, now_s: float) -> None:
-        """The events of the step go out at ``now_s``, on the clock of ``begin_step``."""
+    def end_step(self, plan: StepPlan, result: StepResult, now_s: float, events: Seq[OutputEvent] = ()) -> None:
+        """The events of the step, which ``finish_step`` gave, go out at ``now_s``, on the clock of ``begin_step``."""
+        if self.timeline is not None:
+            self.timeline.end_step(plan, result, events, now_s)
         if self._gap_model is not None:
             self._gap_model.end(plan, result, now_s)
 

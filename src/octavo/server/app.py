@@ -20,10 +20,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import octavo
+from octavo.core.clock import Clock
 from octavo.core.request import ParameterError
 from octavo.core.speculative_params import SpeculativeParams
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.params import RequestOptions
+from octavo.engine.replay_advice import Replayer
 from octavo.server import asgi
 from octavo.server.asgi import App, BodyReader, ClientLeft, Header, KeyCheck, Receive, Scope, Send
 from octavo.server.calls import Answer, Call, CallIdentity, ChoiceFormat, Wanted, open_call
@@ -31,6 +33,7 @@ from octavo.server.chat import ChatFormat, chat_prompt
 from octavo.server.choices import num_shown
 from octavo.server.completions import CompletionFormat, completion_prompts
 from octavo.server.errors import APIError, invalid
+from octavo.server.explain import Explainer
 from octavo.server.openai_types import (
     DEFAULT_COMPLETION_TOKENS,
     ChatRequest,
@@ -55,12 +58,13 @@ class Exchange:
     body: bytes
     send: Send
     headers: tuple[Header, ...]
+    received_s: float  # on the engine's clock
 
 
 class Service:
     """What the routes do, for one engine."""
 
-    def __init__(self, engine: AsyncEngine, options: ServerOptions) -> None:
+    def __init__(self, engine: AsyncEngine, options: ServerOptions, replayer: Replayer | None = None) -> None:
         self.engine = engine
         self.options = options
         self.model = engine.engine.model
@@ -68,6 +72,7 @@ class Service:
         self.model_name = engine.engine.config.model.served_model_name or self.model.name
         self.started = int(time.time())
         fingerprint = engine.engine.backend.fingerprint()
+        self.explainer = Explainer(engine.engine, options.explain_cache, replayer)
         self.fingerprint = "fp_" + hashlib.blake2b(fingerprint.encode(), digest_size=6).hexdigest()
 
     async def completions(self, exchange: Exchange) -> None:
@@ -98,17 +103,20 @@ class Service:
             speculative=SpeculativeParams.of(request.speculative),
             priority=request.priority or 0,
             user=request.user,
+            received_s=exchange.received_s,
         )
-        request_id, explain = request.checked_request_id(), self.options.explain_cache
-        wanted = Wanted(params, num_shown(request), default_max_tokens, request_id, request.warnings, options, explain)
+        explain = (self.options.explain_cache, bool(request.explain))
+        wanted = Wanted(params, num_shown(request), default_max_tokens, request.checked_request_id(), request.warnings, options, *explain)
         try:
-            return await open_call(self.engine, CallIdentity(id_prefix, self.model_name, self.fingerprint), prompts, wanted)
+            call = await open_call(self.engine, CallIdentity(id_prefix, self.model_name, self.fingerprint), prompts, wanted)
+            self.explainer.opened(call.response_id, [one.request for one in call.prepared])
+            return call
         except ParameterError as error:
             raise ParameterError(request.name_of(error.param), error.value, error.limit, error.code) from None
 
     async def _answer(self, exchange: Exchange, request: SamplingFields, call: Call, choice_format: ChoiceFormat) -> None:
         include_usage = request.check_stream_options()
-        answer = Answer(self.engine, call, choice_format, exchange.scope, exchange.send)
+        answer = Answer(self.engine, call, choice_format, exchange.scope, exchange.send, self.explainer)
         if request.stream:
             await answer.streamed(exchange.headers, include_usage)
         else:
@@ -158,8 +166,19 @@ class Service:
         await asgi.send_json(exchange.send, {"version": octavo.__version__}, headers=exchange.headers)
 
     async def metrics(self, exchange: Exchange) -> None:
-        body, content_type = exposition(self.engine.engine)
+        body, content_type = exposition(self.engine.engine, self.options.explain_cache)
         await asgi.send_body(exchange.send, 200, body, ((b"content-type", content_type), *exchange.headers))
+
+    async def explain(self, exchange: Exchange) -> None:
+        content = self.explainer.of_id(exchange.scope["path_params"]["request_id"])
+        await asgi.send_json(exchange.send, content, headers=exchange.headers)
+
+    async def requests(self, exchange: Exchange) -> None:
+        await asgi.send_json(exchange.send, self.explainer.listed(exchange.scope["query_string"]), headers=exchange.headers)
+
+    async def explain_summary(self, exchange: Exchange) -> None:
+        content = await self.explainer.summary(exchange.scope["query_string"])
+        await asgi.send_json(exchange.send, content, headers=exchange.headers)
 
     async def health(self, exchange: Exchange) -> None:
         """200 while requests are taken and the engine makes progress, else 503."""
@@ -190,12 +209,13 @@ class Service:
 class Endpoint:
     """A route as an ASGI application: reads the body, runs a handler until it or its client ends, and answers errors in OpenAI's shape."""
 
-    def __init__(self, bodies: BodyReader, handler: Callable[[Exchange], Awaitable[None]]) -> None:
+    def __init__(self, bodies: BodyReader, handler: Callable[[Exchange], Awaitable[None]], clock: Clock) -> None:
         self._bodies = bodies
         self._handler = handler
+        self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started = False
+        started, received_s = False, self._clock.now()
 
         async def tracked(message: asgi.Message) -> None:
             nonlocal started
@@ -205,7 +225,7 @@ class Endpoint:
         headers = ((b"x-request-id", asgi.request_id(scope)),)
         try:
             async with self._bodies.read(scope, receive) as body:
-                await asgi.until_disconnect(receive, self._handler(Exchange(scope, body, tracked, headers)))
+                await asgi.until_disconnect(receive, self._handler(Exchange(scope, body, tracked, headers, received_s)))
         except ClientLeft:
             pass
         except asgi.BodyRefused as error:
@@ -216,10 +236,11 @@ class Endpoint:
             await asgi.send_error(send, error, headers)
 
 
-def create_app(engine: AsyncEngine, options: ServerOptions | None = None) -> App:
-    """The ASGI application. It starts ``engine`` with its lifespan and stops it at the end."""
+def create_app(engine: AsyncEngine, options: ServerOptions | None = None, replayer: Replayer | None = None) -> App:
+    """The ASGI application. It starts ``engine`` with its lifespan and stops it at the end. ``replayer``: what runs recorded windows again
+    to say what would have helped (None: nobody)."""
     options = options or ServerOptions()
-    service = Service(engine, options)
+    service = Service(engine, options, replayer)
     bodies = BodyReader(options.max_body_bytes)
 
     @contextlib.asynccontextmanager
@@ -231,13 +252,16 @@ def create_app(engine: AsyncEngine, options: ServerOptions | None = None) -> App
             await engine.stop(0.0)
 
     def route(method: str, path: str, handler: Callable[[Exchange], Awaitable[None]]) -> Route:
-        return Route(path, Endpoint(bodies, handler), methods=[method])
+        return Route(path, Endpoint(bodies, handler, engine.engine.clock), methods=[method])
 
     routes = [
         route("POST", "/v1/chat/completions", service.chat_completions),
         route("POST", "/v1/completions", service.completions),
         route("GET", "/v1/models", service.models),
         route("GET", "/v1/models/{model:path}", service.one_model),
+        route("GET", "/v1/requests", service.requests),
+        route("GET", "/v1/requests/{request_id:path}/explain", service.explain),
+        route("GET", "/v1/explain/summary", service.explain_summary),
         route("POST", "/tokenize", service.tokenize),
         route("POST", "/detokenize", service.detokenize),
         route("GET", "/health", service.health),

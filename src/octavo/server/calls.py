@@ -20,6 +20,7 @@ from octavo.engine.params import PreparedRequest, RequestOptions
 from octavo.server.asgi import Header, Scope, Send, drop_connection, send_json
 from octavo.server.choices import best_choices
 from octavo.server.errors import as_api_error
+from octavo.server.explain import Explainer
 from octavo.server.prompts import Prompt, run_aside
 from octavo.server.streaming import DONE, EVENT_STREAM_HEADERS, Frames, error_event
 
@@ -49,6 +50,7 @@ class Wanted:
     warnings: list[str]
     options: RequestOptions
     explain_cache: bool = False  # usage says why prompts were found no further in the prefix cache
+    explains: bool = False  # the answer says where its time went
 
 
 class ChoiceFormat(Protocol):
@@ -87,6 +89,7 @@ class Call:
     warnings: list[str]
     n: int
     explain_cache: bool = False
+    explains: bool = False
     num_output_tokens: int = 0
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -139,19 +142,23 @@ def _checked_call(engine: AsyncEngine, identity: CallIdentity, prompts: Sequence
         prepared.append(engine.engine.prepare_checked(prompt.token_ids, params, f"{unique}-{i}", **wanted.options))
     outputs = [RequestOutput.start(one.request, prompt.text, one.warnings) for one, prompt in zip(prepared, prompts, strict=True)]
     warnings = list(dict.fromkeys([*wanted.warnings, *(w for one in prepared for w in one.warnings)]))
-    explain = wanted.explain_cache
-    return Call(response_id, identity.model, identity.fingerprint, prepared, outputs, warnings, wanted.num_shown, explain)
+    shown = (wanted.num_shown, wanted.explain_cache, wanted.explains)
+    return Call(response_id, identity.model, identity.fingerprint, prepared, outputs, warnings, *shown)
 
 
 class Answer:
     """Runs one call and sends its answer; aborts what is left of it when sending ends early."""
 
-    def __init__(self, engine: AsyncEngine, call: Call, choice_format: ChoiceFormat, scope: Scope, send: Send) -> None:
+    def __init__(
+        self, engine: AsyncEngine, call: Call, choice_format: ChoiceFormat, scope: Scope, send: Send, explainer: Explainer
+    ) -> None:
         self._engine = engine
         self._call = call
         self._format = choice_format
         self._scope = scope
-        self._send = send
+        self._delivery = explainer.delivery([one.request for one in call.prepared], send)
+        self._send = self._delivery.send
+        self._explainer = explainer
         self._prompt_index = {one.request.request_id: i for i, one in enumerate(call.prepared)}
         self._seen: set[int] = set()  # choices that have had an event
         self._started = False
@@ -173,9 +180,11 @@ class Answer:
         content["choices"] = [self._format.whole(index, output, choice) for index, (output, choice) in enumerate(shown)]
         content["usage"] = call.usage()
         content |= self._format.whole_fields(call.outputs)
+        content |= self._explanation()
         if call.warnings:
             content["warnings"] = call.warnings
         await send_json(self._send, content, headers=headers)
+        self._delivery.done()
 
     async def streamed(self, headers: tuple[Header, ...], include_usage: bool) -> None:
         """Chunks as events come. An error before the first chunk is raised; a later one becomes an error event."""
@@ -191,13 +200,15 @@ class Answer:
             while error is None and not stream.finished:
                 if data:
                     await self._send_chunks(data, headers)
-                data, error = self._chunks(await stream.read(), frames)
+                events = await stream.read()
+                explanation: dict[str, Any] = self._explanation() if stream.finished and not include_usage else {}
+                data, error = self._chunks(events, frames, explanation)
             if error is not None:
                 if not (data or self._started):
                     raise error
                 data += error_event(as_api_error(error).content())
             elif include_usage:
-                data += frames.usage(call.usage())
+                data += frames.usage(call.usage(), self._explanation())
             await self._send_chunks(data + DONE, headers, more=False)
         except StreamOverflow as overflow:
             logger.warning("%s: its client was cut off: %s", call.response_id, overflow)
@@ -209,9 +220,17 @@ class Answer:
             self._started = True
             await self._send({"type": "http.response.start", "status": 200, "headers": [*EVENT_STREAM_HEADERS, *headers]})
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        self._delivery.sent()
 
-    def _chunks(self, events: list[OutputEvent], frames: Frames) -> tuple[bytes, Exception | None]:
-        """The chunks of some events, in one piece, and the error that ended them. Keeps no output: a stream's memory does not grow."""
+    def _explanation(self) -> dict[str, Any]:
+        """More top-level fields of an answer whose requests have ended: where the time went, if that was asked for."""
+        return {"explain": self._explainer.of_call(self._call.response_id)} if self._call.explains else {}
+
+    def _chunks(self, events: list[OutputEvent], frames: Frames, last_fields: dict[str, Any]) -> tuple[bytes, Exception | None]:
+        """The chunks of some events, in one piece, and the error that ended them. Keeps no output: a stream's memory does not grow.
+
+        ``last_fields``: more top-level fields of the last chunk.
+        """
         data = b""
         for event in events:
             if event.error is not None:
@@ -221,8 +240,11 @@ class Answer:
             index = self._prompt_index[event.request_id] * self._call.n + event.choice
             first = index not in self._seen
             self._seen.add(index)
-            for choice in self._format.chunks(index, output, event, first):
+            self._delivery.made(event)
+            *choices, last = self._format.chunks(index, output, event, first)
+            for choice in choices:
                 data += frames.chunk(choice)
+            data += frames.chunk(last, last_fields if event is events[-1] else None)
         return data, None
 
     def _count(self, event: OutputEvent) -> RequestOutput:

@@ -9,14 +9,25 @@ from __future__ import annotations
 import gc
 import importlib
 import socket
+from typing import TYPE_CHECKING
 
 from octavo.config import EngineConfig
 from octavo.engine.engine import Engine
 from octavo.server.options import ServerOptions
 
+if TYPE_CHECKING:
+    from octavo.engine.replay_advice import Replayer
 
-def run_server(config: EngineConfig, host: str = "127.0.0.1", port: int = 8000, options: ServerOptions | None = None) -> None:
-    """Serve until a signal. Port 0 takes a free one. Before that: ConfigError, ModelFileError, BackendError, OSError (port in use)."""
+
+def run_server(
+    config: EngineConfig,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    options: ServerOptions | None = None,
+    replayer: Replayer | None = None,
+) -> None:
+    """Serve until a signal. Port 0 takes a free one. Before that: ConfigError, ModelFileError, BackendError, OSError (port in use).
+    ``replayer``: see ``create_app``."""
     options = options or ServerOptions()
     listener = _listen(host, port)
     gc.disable()  # next to nothing of what a start makes is garbage: walking it again and again would be time for nothing
@@ -31,7 +42,7 @@ def run_server(config: EngineConfig, host: str = "127.0.0.1", port: int = 8000, 
     from octavo.server.run import make_server
 
     engine = AsyncEngine(loaded)
-    app = create_app(engine, options)
+    app = create_app(engine, options, replayer)
     name = config.model.served_model_name or loaded.model.name
     shown = f"[{host}]" if ":" in host else host
     ready = f"octavo: {name} is ready at http://{shown}:{listener.getsockname()[1]} (Ctrl-C stops)"

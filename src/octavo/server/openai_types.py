@@ -67,6 +67,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     request_id: str | None = None
     priority: int | None = None
     user: str | None = None
+    explain: bool | None = None
     warnings: list[str] = []  # filled by parse_body, never read from the body
 
     def sampling_params(self, logprobs: int | None, **resolved: Any) -> SamplingParams:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.core.kv_tiers import TierStats
 from octavo.core.request import FinishReason
+from octavo.engine.causes import NAMES
+from octavo.engine.explain import hide_misses, summarise
 from octavo.engine.kv_disk_io import DiskTraffic
 from octavo.engine.kv_flush import FlushStats
 from octavo.engine.metrics import Histogram
@@ -20,25 +22,30 @@ if TYPE_CHECKING:
     from octavo.engine.kv_tiering import KVTiering
 
 
-def exposition(engine: Engine) -> tuple[bytes, bytes]:
-    """(body, content type)."""
+_SUMMARY_S = 60.0
+
+
+def exposition(engine: Engine, shows_misses: bool = False) -> tuple[bytes, bytes]:
+    """(body, content type). ``shows_misses``: as --explain-cache; else time of misses counts as that of prompts."""
     from prometheus_client import CollectorRegistry
     from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Collector(engine))
+    registry.register(_Collector(engine, shows_misses))
     return generate_latest(registry), CONTENT_TYPE_LATEST.encode()
 
 
 class _Collector:
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, shows_misses: bool) -> None:
         self._engine = engine
+        self._shows_misses = shows_misses
 
     def collect(self) -> Iterator[Any]:
         yield from _gauges(self._engine)
         yield from _counters(self._engine)
         yield from _tiers(self._engine.tiering)
         yield from _speculation(self._engine)
+        yield from _causes(self._engine, self._shows_misses)
         metrics = self._engine.metrics
         yield _histogram("octavo_time_to_first_token_seconds", "From arrival to a request's first token.", metrics.time_to_first_token_s)
         yield _histogram("octavo_inter_token_seconds", "Between steps that gave a choice tokens.", metrics.inter_token_s)
@@ -140,6 +147,26 @@ def _speculation(engine: Engine) -> Iterator[Any]:
         yield family
     saved = "Time that drafts have saved, against an estimate of plain decoding from measured steps; less the time of drafting."
     yield GaugeMetricFamily("octavo_spec_decode_saved_seconds", saved, value=stats.saved_s)
+
+
+def _causes(engine: Engine, shows_misses: bool) -> Iterator[Any]:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    seconds = CounterMetricFamily("octavo_request_cause_seconds", "Time of ended requests by what it went to.", labels=["cause"])
+    totals = engine.timeline.ended_records.totals[:]
+    if not shows_misses:
+        hide_misses(totals, engine.timeline.ended_records.own_missed_s)
+    for name, total in zip(NAMES, totals, strict=True):
+        seconds.add_metric([name], max(0.0, total))
+    yield seconds
+    summary = summarise(engine.timeline, _SUMMARY_S, engine.clock.now())
+    share = "Share of the time behind a percentile, over the last minute, by what is short; see /v1/explain/summary."
+    held = GaugeMetricFamily("octavo_bottleneck_ratio", share, labels=["of", "quantile", "bottleneck"])
+    for of, quantiles in (("ttft", summary.ttft), ("itl", summary.itl)):
+        for quantile, found in quantiles.items():
+            for bottleneck, ratio in found.shares:
+                held.add_metric([of, quantile, bottleneck.value], ratio)
+    yield held
 
 
 def _counters(engine: Engine) -> Iterator[Any]:

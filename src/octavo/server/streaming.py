@@ -33,16 +33,18 @@ class Frames:
         """More top-level fields for the first chunk."""
         self._first_extra = b"]," + encode_json(fields)[1:-1]
 
-    def chunk(self, choice: bytes) -> bytes:
-        """A chunk with one choice, given as JSON."""
-        if self._first_extra:
-            extra, self._first_extra = self._first_extra, b""
+    def chunk(self, choice: bytes, fields: dict[str, Any] | None = None) -> bytes:
+        """A chunk with one choice, given as JSON. ``fields``: more top-level fields of this one."""
+        extra, self._first_extra = self._first_extra, b""
+        if fields:
+            extra = (extra or b"]") + b"," + encode_json(fields)[1:-1]
+        if extra:
             return self._head + choice + extra + self._tail[1:]
         return self._head + choice + self._tail
 
-    def usage(self, usage: dict[str, Any]) -> bytes:
+    def usage(self, usage: dict[str, Any], fields: dict[str, Any] | None = None) -> bytes:
         """The last chunk: no choices, the totals."""
-        return self._head + b'],"usage":' + encode_json(usage) + b"}\n\n"
+        return self._head + b"]," + encode_json({"usage": usage} | (fields or {}))[1:-1] + b"}\n\n"
 
 
 def error_event(content: dict[str, Any]) -> bytes:

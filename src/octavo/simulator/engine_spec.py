@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from octavo.backends.sim import TextSource
 from octavo.config import CacheConfig, SchedulerConfig
 from octavo.core.cost import CostModel
 from octavo.core.scheduler import Scheduler
@@ -42,7 +43,8 @@ class EngineSpec:
     """``num_blocks``: the KV pool. ``role``: prefill engines compute prompts up to the first token and hand over, decode engines take over.
 
     ``make_scheduler`` makes another scheduler than ``Scheduler(scheduler, cache, num_blocks, max_model_len)``, with other policies, say.
-    ``kv_bytes_per_token``: what a hand-off moves. ``move_s``: seconds to move a block to host memory or back.
+    ``kv_bytes_per_token``: what a hand-off moves. ``move_s``: seconds to move a block to host memory or back. ``text``: what sequences say
+    (None: each repeats one token, and steps that only repeat can be jumped); with ``speculation`` the simulated text is said instead.
     """
 
     cost: CostModel
@@ -57,6 +59,7 @@ class EngineSpec:
     num_host_blocks: int = 0
     move_s: float = 0.0
     speculation: Speculation | None = None
+    text: TextSource | None = None
     make_scheduler: Callable[[], Scheduler] | None = None
 
     def __post_init__(self) -> None:

@@ -98,7 +98,7 @@ class SimEngine:
                 config, spec.cache, spec.num_blocks, spec.max_model_len, "sim", gap_model, num_host_blocks=spec.num_host_blocks
             )
         drafts = spec.speculation
-        text = None if drafts is None else SimulatedText(drafts.acceptance, self.seed)
+        text = spec.text if drafts is None else SimulatedText(drafts.acceptance, self.seed)
         draft_s = 0.0 if drafts is None else drafts.draft_s
         self.backend = SimBackend(spec.cost, config.max_num_seqs, text, move_s=spec.move_s, draft_s=draft_s)
         speculator = None

@@ -91,7 +91,7 @@ class Model:
         out_top_logprobs: Buffer,
         logits: Buffer | None,
         pages: Buffer | None,
-    ) -> None: ...
+    ) -> float: ...
 
 class SamplerSlots:
     """Sampling state of sequences and the native draw; the rule is octavo.sampling.reference."""

@@ -294,23 +294,24 @@ class CpuBackend:
         arrays = StepArrays(plan, self.vocab_size)
         self._cover_positions(arrays.num_positions, plan)
         hook = self.logits_hook
-        logits = self._run(arrays, plan.pages, hook is not None)
+        logits, sampling_seconds = self._run(arrays, plan.pages, hook is not None)
         if hook is not None and logits is not None:
             for (seq_id, position), row in zip(arrays.logit_positions(plan), logits, strict=True):
                 hook(seq_id, position, row)
-        return StepResult(plan.step_index, read_results(plan, arrays), time.perf_counter() - started, move_seconds)
+        return StepResult(plan.step_index, read_results(plan, arrays), time.perf_counter() - started, move_seconds, sampling_seconds)
 
-    def _run(self, a: StepArrays, pages: array[int] | None, want_logits: bool) -> np.ndarray | None:
+    def _run(self, a: StepArrays, pages: array[int] | None, want_logits: bool) -> tuple[np.ndarray | None, float]:
+        """(logits, if they are wanted, seconds of drawing)."""
         logits = None
         if want_logits:
             import numpy as np
 
             logits = np.empty((len(a.logit_rows), self.vocab_size), np.float32)
-        self._open_native().step(
+        sampling_seconds = self._open_native().step(
             self._slots, a.tokens, a.seq_start, a.seq_rows, a.table_offset, a.tables, a.logit_rows, a.requests, a.masks, a.mask_offset,
             a.out_token, a.out_status, a.out_rank, a.out_logprob, a.max_top, a.out_top_ids, a.out_top_logprobs, logits, pages,
         )  # fmt: skip
-        return logits
+        return logits, sampling_seconds
 
     def _open_native(self) -> _native.Model:
         if self._native is None:

@@ -96,6 +96,7 @@ class ReferenceBackend:
         self._ropes = {op.out: ops.RopeTable(op) for op in self.program.ops if isinstance(op, Rope)}
         self._last_attention = max(i for i, op in enumerate(self.program.ops) if isinstance(op, Attention))
         self._sampler = ReferenceSampler(self.vocab_size, self.max_num_slots)
+        self._sampling_s = 0.0  # of the step being run
         self._layout = page_layout(self._layer_bytes(), [kv.window for kv in self.program.kv_layers], config.cache.groups_kv)
         self._kv: KVPool | None = None
         self._host: HostPool | None = None
@@ -168,8 +169,9 @@ class ReferenceBackend:
         for src, dst, seed in plan.slot_forks:
             self._sampler.fork(src, dst, seed)
         move_seconds = run_block_moves(plan, self._move, kv.copy_page, kv.layout.num_pages)
+        self._sampling_s = 0.0
         results = [self._run_slice(s, kv, plan.pages) for s in plan.slices]
-        return StepResult(plan.step_index, results, time.perf_counter() - started, move_seconds)
+        return StepResult(plan.step_index, results, time.perf_counter() - started, move_seconds, self._sampling_s)
 
     def fingerprint(self) -> str:
         pages = f"/pages-{self._layout.num_full}+{self._layout.num_window}" if self._layout.num_pages > 1 else ""
@@ -226,7 +228,9 @@ class ReferenceBackend:
         if s.logprobs is not None and result.logprobs is None:
             result.logprobs = []
         for slot in s.sample_slots:
+            begun = time.perf_counter()
             outcome = self._sampler.sample(slot, logits, s.start + row + 1, s.mask, s.logprobs)
+            self._sampling_s += time.perf_counter() - begun
             if outcome.error is not None:
                 if s.num_drafts and result.token_ids:
                     return  # the next step begins with this row

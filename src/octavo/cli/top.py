@@ -1,0 +1,137 @@
+"""`octavo top`: a running server at a glance: queue, running requests, pool, steps, what is short, what would help."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from typing import Any
+
+import click
+
+from octavo.cli.api_client import get_json, server_options
+from octavo.cli.explain import seconds
+
+_CLEAR, _HOME, _REST = "\x1b[2J\x1b[H", "\x1b[H", "\x1b[J"
+_HIDE, _SHOW = "\x1b[?25l", "\x1b[?25h"
+_LEVELS = " ▁▂▃▄▅▆▇█"
+_COLOURS = {"prefill": "34", "decode": "32", "kv": "35", "rest": "90"}
+
+
+@click.command()
+@click.option("--once", is_flag=True, help="Print one picture without control codes and exit.")
+@click.option("--interval", type=click.FloatRange(0.1, 3600), default=1.0, show_default=True, help="Seconds between pictures.")
+@click.option("--window", type=click.IntRange(1, 600), default=60, show_default=True, help="Seconds that percentiles and advice are of.")
+@server_options
+def top(once: bool, interval: float, window: int, url: str, api_key: str | None) -> None:
+    """Watch a running server: what it does, what is short, and what would help."""
+    width = shutil.get_terminal_size((100, 30)).columns
+    if once:
+        click.echo("\n".join(picture(*_read(url, api_key, window, width), width, None)))
+        return
+    before: tuple[float, int] | None = None
+    click.echo(_HIDE + _CLEAR, nl=False)
+    try:
+        while True:
+            summary, requests = _read(url, api_key, window, width)
+            now = (time.monotonic(), summary["engine"]["output_tokens"])
+            rate = None if before is None else (now[1] - before[1]) / max(now[0] - before[0], 1e-9)
+            before, width = now, shutil.get_terminal_size((100, 30)).columns
+            click.echo(_HOME + "\n".join(line + "\x1b[K" for line in picture(summary, requests, width, rate, colours=True)) + _REST)
+            time.sleep(interval)
+    finally:
+        click.echo(_SHOW, nl=False)
+
+
+def _read(url: str, api_key: str | None, window: int, width: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    num_steps = max(1, min(512, width - 12))
+    summary = get_json(url, f"/v1/explain/summary?seconds={window}&steps={num_steps}", api_key)
+    requests = get_json(url, "/v1/requests?state=running&sort=slowest&limit=12", api_key)
+    return summary, requests["data"]
+
+
+def picture(
+    summary: dict[str, Any], requests: list[dict[str, Any]], width: int, tokens_per_s: float | None, colours: bool = False
+) -> list[str]:
+    """The lines of a picture, none longer than ``width`` characters as shown."""
+    engine = summary["engine"]
+    rate = "" if tokens_per_s is None else f"   {tokens_per_s:.0f} token/s"
+    head = f"octavo top   {engine['model']}   {engine['running']} running, {engine['waiting']} waiting{rate}"
+    lines = [head[:width], "", *_pool(engine, width), *_steps(summary.get("steps", []), width, colours), ""]
+    lines += [line[:width] for line in _bottlenecks(summary)]
+    lines += ["", *(line[:width] for line in _requests(requests, engine))]
+    return [*lines, "", *(line[:width] for line in _advice(summary))]
+
+
+def _bar(parts: list[tuple[str, float]], width: int) -> str:
+    """Shares as runs of their characters, the rest blank; any share above nothing is seen."""
+    bar = ""
+    for character, share in parts:
+        bar += character * min(width - len(bar), max(round(share * width), 1 if share > 0 else 0))
+    return bar.ljust(width)
+
+
+def _pool(engine: dict[str, Any], width: int) -> list[str]:
+    blocks, seqs, room = engine["kv_blocks"], engine["max_num_seqs"], max(10, width - 60)
+    pool = _bar([("#", engine["kv_used"] / blocks), ("-", engine["kv_cached"] / blocks)], room)
+    places = _bar([("#", min(1.0, engine["running"] / seqs))], room)
+    used = f"{engine['kv_used']} used, {engine['kv_cached']} cached of {blocks}"
+    return [
+        f"  KV pool [{pool}] {used}"[:width],
+        f"  places  [{places}] {engine['running']} of {seqs}; {engine['preemptions']} preemptions"[:width],
+    ]
+
+
+def _steps(steps: list[dict[str, Any]], width: int, colours: bool) -> list[str]:
+    """Seconds of the last steps as a row of bars, coloured by what took most; below, who that was."""
+    if not steps:
+        return ["  steps   none yet"]
+    steps = steps[-(width - 12) :]
+    longest = max(max(step["seconds"] for step in steps), 1e-9)
+    kinds = [_kind(step) for step in steps]
+    bars = [_LEVELS[max(1, round(step["seconds"] / longest * (len(_LEVELS) - 1)))] for step in steps]
+    if colours:
+        bars = [f"\x1b[{_COLOURS[kind]}m{bar}\x1b[0m" for kind, bar in zip(kinds, bars, strict=True)]
+    letters = "".join({"prefill": "p", "decode": "d", "kv": "k", "rest": "."}[kind] for kind in kinds)
+    mean_ms = 1000 * sum(step["seconds"] for step in steps) / len(steps)
+    said = f"          {len(steps)} steps, mean {mean_ms:.1f} ms, longest {1000 * longest:.1f} ms (p: prompts, d: tokens, k: KV moves)"
+    return [f"  steps   {''.join(bars)}", f"          {letters}", said[:width]]
+
+
+def _kind(step: dict[str, Any]) -> str:
+    rest_s = step["seconds"] - step["prefill_s"] - step["decode_s"] - step["kv_s"]
+    parts = {"prefill": step["prefill_s"], "decode": step["decode_s"], "kv": step["kv_s"], "rest": rest_s}
+    return max(parts, key=lambda kind: parts[kind])
+
+
+def _bottlenecks(summary: dict[str, Any]) -> list[str]:
+    lines = [f"  last {summary['window_s']:.0f} s: {summary['num_requests']} requests ended, {summary['num_gaps']} gaps between tokens"]
+    for name, percentiles in (("first token", summary["ttft"]), ("token gap", summary["itl"])):
+        for quantile, held in percentiles.items():
+            shares = ", ".join(f"{bottleneck} {100 * share:.0f} %" for bottleneck, share in list(held["shares"].items())[:3])
+            lines.append(f"  {name:<12} {quantile} {1000 * held['seconds']:>9.1f} ms   held by {shares}")
+    return lines
+
+
+def _requests(requests: list[dict[str, Any]], engine: dict[str, Any]) -> list[str]:
+    if not requests:
+        return ["  no request runs"]
+    lines = [f"  {'request':<40} {'state':<8} {'age':>8} {'prompt':>7} {'made':>6}  mainly"]
+    for one in requests:
+        counts = f"{one['wall_s']:>7.2f}s {one['prompt_tokens']:>7} {one['completion_tokens']:>6}"
+        lines.append(f"  {one['id'][:40]:<40} {one['state']:<8} {counts}  {one['main_cause']}")
+    more = engine["running"] + engine["waiting"] - len(requests)
+    return [*lines, f"  and {more} more"] if more > 0 else lines
+
+
+def _advice(summary: dict[str, Any]) -> list[str]:
+    """By the time stamps of the window; and by the last replay, if there has been one."""
+    rules = [f"  would help: {one['change']}: {seconds(one['gain_s'])} less a request ({one['why']})" for one in summary["advice"][:4]]
+    lines = rules or ["  nothing would help more than 2 % (by what the time stamps tell)"]
+    replay = summary.get("replay")
+    if replay is None:
+        return [*lines, "  octavo explain --advise replays the last minutes with one switch changed at a time"]
+    best = [one for one in replay["advice"] if one["gain_s"] > 0][:4]
+    error = "" if replay["error"] is None else f", {100 * replay['error']:.1f} % off"
+    nothing = "" if best else " nothing would help"
+    lines.append(f"  replay of {replay['num_requests']} requests, {replay['age_s']:.0f} s ago{error}:{nothing}")
+    return lines + [f"    {one['change']}: {seconds(one['gain_s'])} less ({one['why']})" for one in best]

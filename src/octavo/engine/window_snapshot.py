@@ -1,0 +1,74 @@
+"""The engine's recent past as a ``RecordedWindow``: taken from the timeline's records, the configuration and the pool.
+
+Copies numbers; changes nothing. May run beside the thread that steps: records of ended requests do not change any more but for what their
+delivery took, and those of running ones are read once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from octavo.config import KV_DTYPES
+from octavo.core.recorded_window import RecordedWindow, WindowEngine, WindowRequest, salt_key
+from octavo.core.request import FinishReason
+from octavo.engine.request_record import RequestRecord
+
+if TYPE_CHECKING:
+    from octavo.engine.engine import Engine
+
+MAX_REQUESTS = 500
+_INCOMPLETE = (FinishReason.ABORT, FinishReason.ERROR)
+
+
+def snapshot(engine: Engine, seconds: float, max_requests: int = MAX_REQUESTS) -> RecordedWindow:
+    """Requests that came in the last ``seconds``, the last ``max_requests`` of them."""
+    timeline, since_s = engine.timeline, engine.clock.now() - seconds
+    with timeline.lock:
+        records, steps = timeline.records(), timeline.lessons.samples()
+    records.sort(key=lambda record: record.arrival_s)
+    recent = [record for record in records if record.arrival_s >= since_s][-max_requests:]
+    begin_s = recent[0].arrival_s if recent else 0.0
+    before = records[: len(records) - len(recent)] if recent else []
+    starts_idle = all(record.ended_s is not None and record.ended_s <= begin_s for record in before)
+    starts_idle = starts_idle and timeline.ended_records.forgotten_s <= begin_s
+    requests = tuple(_request(record, begin_s) for record in recent if record.ended_s is None or record.num_output_tokens)
+    return RecordedWindow(_engine(engine), requests, tuple(map(tuple, steps)), starts_idle)
+
+
+def _request(record: RequestRecord, begin_s: float) -> WindowRequest:
+    ended_s, first_s, num = record.ended_s, record.first_token_s, max(1, record.num_choices)
+    num_output = max(1, -(-record.num_output_tokens // num))
+    is_complete = ended_s is not None and first_s is not None and record.finish_reason not in _INCOMPLETE
+    wall_s = ended_s - record.arrival_s if is_complete and ended_s is not None else None
+    itl_s = None
+    if is_complete and first_s is not None and num == 1 and num_output > 1:
+        itl_s = (record.token_s - first_s) / (num_output - 1)
+    ttft_s = first_s - record.arrival_s if is_complete and first_s is not None else None
+    return WindowRequest(
+        record.arrival_s - begin_s, record.num_prompt_tokens, num_output, record.max_tokens, num, record.num_cached, tuple(record.keys),
+        salt_key(record.cache_salt), wall_s, ttft_s, itl_s,
+    )  # fmt: skip
+
+
+def _engine(engine: Engine) -> WindowEngine:
+    config, capacity = engine.config, engine.backend.kv_capacity(0)
+    speculator = engine.speculator
+    kv_dtype = config.cache.kv_cache_dtype
+    if kv_dtype == "auto":  # of 16 bits with all backends but the reference's
+        kv_dtype = "f32" if config.backend.backend == "reference" else "bf16"
+    assert kv_dtype in KV_DTYPES
+    return WindowEngine(
+        scheduler=asdict(config.scheduler),
+        cache=asdict(config.cache),
+        kv_dtype=kv_dtype,
+        num_blocks=engine.num_kv_blocks,
+        max_model_len=engine.max_model_len,
+        kv_bytes_per_token=capacity.bytes_per_block // config.cache.block_size,
+        num_host_blocks=engine.scheduler.num_host_blocks,
+        move_s=0.0 if engine.preemption_model is None else engine.preemption_model.seconds_per_block,
+        spec=config.speculative.spec,
+        acceptance=speculator.stats.alpha,
+        has_tiers=config.cache.has_kv_tiers,
+        has_groups=capacity.layout is not None and config.cache.groups_kv and len(capacity.layout.layers) > 1,
+    )

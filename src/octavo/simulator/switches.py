@@ -1,0 +1,154 @@
+"""The switches of an engine, each as what a simulation of it looks like with that one changed. Plain lists; runs nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from octavo.config import CacheConfig, SchedulerConfig
+from octavo.core.recorded_window import RecordedWindow, WindowEngine
+from octavo.costs.coefficients import Coefficients
+from octavo.simulator.engine_spec import EngineSpec, Speculation
+from octavo.simulator.window_load import WindowLoad, load_of
+
+KV_BYTES = {"f32": 4.0, "bf16": 2.0, "f16": 2.0, "int8": 1.0625}  # of a number; int8 has a scale of 4 bytes for each 64
+_MOST_BATCHED_TOKENS = 8192
+_MOST_SEQS = 1024
+_KNOWN_LENGTHS = 0.9  # of max_tokens that answers make where their lengths can be told beforehand
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """``kind``: of switches of which one would be thrown; ``change``: which way, a flag where it is one; ``why``: what it acts on."""
+
+    kind: str
+    change: str
+    why: str
+    specs: tuple[EngineSpec, ...]
+    by_prefix: bool = False  # requests that begin alike go to one engine
+    load: WindowLoad | None = None  # None: the window's
+
+
+def spec_of(window: RecordedWindow, load: WindowLoad, cost: Coefficients) -> EngineSpec:
+    """The recorded engine, unchanged."""
+    engine = window.engine
+    spec = EngineSpec(
+        cost,
+        engine.num_blocks,
+        engine.max_model_len,
+        SchedulerConfig(**{**engine.scheduler, "record": None}),
+        CacheConfig(**engine.cache),
+        kv_bytes_per_token=engine.kv_bytes_per_token,
+        num_host_blocks=engine.num_host_blocks,
+        move_s=engine.move_s,
+        text=load.text,
+    )
+    drafts = engine.acceptance is not None and engine.spec not in ("off", 0)
+    return replace(spec, speculation=Speculation(engine.spec, engine.acceptance or 0.0)) if drafts else spec
+
+
+def switches_of(window: RecordedWindow, load: WindowLoad, spec: EngineSpec, cost: Coefficients) -> list[Switch]:
+    """All that can be tried, the ones that help most often first."""
+    return [
+        *_pool(window.engine, spec),
+        *_places(spec),
+        *_prefix_cache(spec),
+        *_workers(load, spec),
+        *_chunks(spec),
+        *_policies(window, spec),
+        *_speculation(window.engine, spec),
+        *_disaggregation(spec),
+        *_salt(window, spec, cost),
+    ]
+
+
+def _pool(engine: WindowEngine, spec: EngineSpec) -> list[Switch]:
+    doubled = replace(spec, num_blocks=2 * spec.num_blocks)
+    found = [Switch("pool", f"--num-kv-blocks {doubled.num_blocks}", "twice the room for KV", (doubled,))]
+    bytes_now = KV_BYTES[engine.kv_dtype]
+    smaller = {"f32": "bf16"}.get(engine.kv_dtype, "int8")
+    if KV_BYTES[smaller] < bytes_now:
+        num_blocks = int(spec.num_blocks * bytes_now / KV_BYTES[smaller])
+        kv_bytes = round(spec.kv_bytes_per_token * KV_BYTES[smaller] / bytes_now)
+        packed = replace(spec, num_blocks=num_blocks, kv_bytes_per_token=kv_bytes)
+        why = f"{num_blocks / spec.num_blocks:.2f} times the KV in the same memory; steps are taken to cost what they do now"
+        found.append(Switch("kv_dtype", f"--kv-cache-dtype {smaller}", why, (packed,)))
+    return found
+
+
+def _places(spec: EngineSpec) -> list[Switch]:
+    now, found = spec.scheduler, []
+    for factor in (2, 4):
+        num_seqs = now.max_num_seqs * factor
+        if num_seqs <= min(_MOST_SEQS, now.max_num_batched_tokens):
+            wider = replace(spec, scheduler=replace(now, max_num_seqs=num_seqs))
+            found.append(Switch("places", f"--max-num-seqs {num_seqs}", "more sequences in one step", (wider,)))
+    return found
+
+
+def _prefix_cache(spec: EngineSpec) -> list[Switch]:
+    cache = spec.cache
+    if cache.enable_prefix_caching:
+        off = replace(cache, enable_prefix_caching=False, prefix_granularity="block")
+        why = "every prompt is computed from its first token"
+        return [Switch("prefix_cache", "--no-enable-prefix-caching", why, (replace(spec, cache=off),))]
+    if cache.kv_reservation != "paged":
+        return []
+    on, shown = replace(spec, cache=replace(cache, enable_prefix_caching=True)), "prefix caching (leave out --no-enable-prefix-caching)"
+    return [Switch("prefix_cache", shown, "equal beginnings are computed once", (on,))]
+
+
+def _chunks(spec: EngineSpec) -> list[Switch]:
+    now, found = spec.scheduler, []
+    for num, den in ((1, 4), (1, 2), (2, 1), (4, 1)):
+        budget = now.max_num_batched_tokens * num // den
+        if now.max_num_seqs <= budget <= _MOST_BATCHED_TOKENS:
+            sized = replace(spec, scheduler=replace(now, max_num_batched_tokens=budget))
+            found.append(Switch("chunk", f"--max-num-batched-tokens {budget}", "how much of prompts a step computes", (sized,)))
+    return found
+
+
+def _policies(window: RecordedWindow, spec: EngineSpec) -> list[Switch]:
+    """Shortest first needs lengths that are known beforehand: then, and only then, is max_tokens what a request will make."""
+    now, found = spec.scheduler, []
+    made = sum(request.num_output for request in window.requests)
+    asked = sum(request.max_tokens for request in window.requests)
+    names = {"fcfs": "who came first goes first", "srf": "who has least left goes first"}
+    for name, why in names.items():
+        if name != now.scheduling_policy and (name == "fcfs" or made >= _KNOWN_LENGTHS * asked):
+            other = replace(spec, scheduler=replace(now, scheduling_policy=name))
+            found.append(Switch("policy", f"--scheduling-policy {name}", why, (other,)))
+    return found
+
+
+def _speculation(engine: WindowEngine, spec: EngineSpec) -> list[Switch]:
+    if spec.speculation is not None:
+        return [Switch("speculation", "--spec off", "no drafts", (replace(spec, speculation=None),))]
+    if engine.acceptance is None:
+        return []
+    drafting = replace(spec, speculation=Speculation("auto", engine.acceptance))
+    return [Switch("speculation", "--spec auto", f"of the drafts seen {100 * engine.acceptance:.0f} % came true", (drafting,))]
+
+
+def _workers(load: WindowLoad, spec: EngineSpec) -> list[Switch]:
+    why, both = "requests go to the one of two machines like this one that has less to do", (spec, replace(spec, name="second"))
+    found = [Switch("workers", "a second worker", why, both)]
+    if load.shares_prefixes:
+        why = "of two machines like this one, requests that begin alike go to the same"
+        found.append(Switch("workers", "a second worker, with prefix affinity", why, both, True))
+    return found
+
+
+def _disaggregation(spec: EngineSpec) -> list[Switch]:
+    if spec.kv_bytes_per_token < 1 or spec.num_host_blocks:
+        return []
+    roles = (replace(spec, name="prefill", role="prefill"), replace(spec, name="decode", role="decode"))
+    why = "prompts on one machine like this one, tokens on another, 25 GB/s between them"
+    return [Switch("disaggregation", "prefill and decode on separate workers", why, roles)]
+
+
+def _salt(window: RecordedWindow, spec: EngineSpec, cost: Coefficients) -> list[Switch]:
+    if not spec.cache.enable_prefix_caching or len({request.salt for request in window.requests}) < 2:
+        return []
+    shared = load_of(replace(window, requests=tuple(replace(request, salt=0) for request in window.requests)), cost)
+    one = replace(spec, text=shared.text)
+    return [Switch("salt", "one cache_salt for requests that may share", "equal beginnings of all are computed once", (one,), load=shared)]

@@ -1,0 +1,47 @@
+"""A client that lets its answer lie is named as the cause. Times are ratios: no verdict depends on the pace of the machine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+import time
+
+from octavo.engine.explain import explain
+from tests.engine.scripted import bigram_engine
+from tests.server.harness import RunningServer, wait_until
+
+BODY = {"prompt": "abc", "max_tokens": 200, "ignore_eos": True, "logprobs": 20, "temperature": 0, "stream": True}  # some 400 kB
+
+
+def read_all(connection: socket.socket) -> None:
+    with contextlib.closing(connection):
+        while connection.recv(1 << 16):
+            pass
+
+
+def test_slow_readers_are_named() -> None:
+    with RunningServer(bigram_engine(max_num_seqs=32)) as server:
+        server.limit_buffers(4096)
+        timeline, begun = server.engine.timeline, time.monotonic()
+        slow = [server.send_raw("POST", "/v1/completions", json.dumps(BODY).encode(), 4096) for _ in range(20)]
+        wait_until(lambda: len(timeline.records()) == 20 and all(record.ended_s is not None for record in timeline.records()))
+        time.sleep(max(0.3, time.monotonic() - begun))  # as long again as all of it took
+        readers = [threading.Thread(target=read_all, args=(connection,)) for connection in slow]
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join()
+        wait_until(lambda: all(record.sent_s is not None for record in timeline.records()))
+        found = [explain(timeline, record, 0.0) for record in timeline.records()]
+        assert sum(account.main.name == "SLOW_READER" for account in found) >= 19
+        assert all(abs(account.remainder_s) <= 0.01 * account.wall_s for account in found)
+
+
+def test_a_quick_reader_is_not() -> None:
+    with RunningServer(bigram_engine()) as server:
+        read_all(server.open_stream("/v1/completions", BODY))
+        (record,) = server.engine.timeline.records()
+        wait_until(lambda: record.sent_s is not None)
+        assert explain(server.engine.timeline, record, 0.0).main.name != "SLOW_READER"

@@ -1,0 +1,192 @@
+"""What a replay says a switch would gain, against what it gains when it is thrown: a real engine on a device of known, noisy cost."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from octavo.cli.what_if import replay_of_lines, replay_window
+from octavo.core.recorded_window import OBJECTIVES, RecordedWindow, WindowReplay
+from octavo.engine.replay_advice import ReplayedAdvice, ReplayError
+from octavo.engine.window_snapshot import snapshot
+from octavo.simulator.what_if import WhatIf, figures_of, main, what_if
+from tests.engine.planted import Arrival, run_load, salted, steady_load
+from tests.engine.timed import Law, TimedRun
+
+LAW = Law(noise=0.03)
+ALL = 1e9  # seconds: the whole run
+
+
+def window_of(run: TimedRun) -> RecordedWindow:
+    return snapshot(run.engine, ALL)
+
+
+def mean_wall_s(run: TimedRun) -> float:
+    records = run.engine.timeline.records()
+    return sum((record.ended_s or 0.0) - record.arrival_s for record in records) / len(records)
+
+
+@dataclass(frozen=True)
+class Thrown:
+    """A switch: the load and the options without it, and what changes with it."""
+
+    kind: str
+    change: str
+    load: list[Arrival]
+    options: dict[str, Any]
+    with_it: dict[str, Any]
+    load_with_it: list[Arrival] | None = None
+    law: Law = field(default=LAW)
+
+
+SHARED = steady_load(50, 3.0, 1, prefix=320)
+THROWN = [
+    Thrown("pool", "--num-kv-blocks 24", steady_load(90, 16.0, 1), {"num_kv_blocks": 12}, {"num_kv_blocks": 24}),
+    Thrown("places", "--max-num-seqs 4", steady_load(90, 16.0, 1), {"max_num_seqs": 2}, {"max_num_seqs": 4}),
+    Thrown(
+        "chunk", "--max-num-batched-tokens 64", steady_load(100, 11.0, 3), {"max_num_batched_tokens": 16, "max_num_seqs": 8},
+        {"max_num_batched_tokens": 64, "max_num_seqs": 8}, law=Law(step=5e-3, noise=0.03),
+    ),
+    Thrown(
+        "policy", "--scheduling-policy fcfs", steady_load(90, 15.0, 1), {"scheduling_policy": "static", "max_num_seqs": 4},
+        {"scheduling_policy": "fcfs", "max_num_seqs": 4},
+    ),
+    Thrown(
+        "prefix_cache", "prefix caching (leave out --no-enable-prefix-caching)", SHARED, {"cache": {"enable_prefix_caching": False}}, {},
+    ),
+    Thrown("salt", "one cache_salt for requests that may share", salted(SHARED), {}, {}, SHARED),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("thrown", THROWN, ids=lambda thrown: thrown.kind)
+def test_a_predicted_gain_is_what_the_switch_gains(thrown: Thrown) -> None:
+    before = run_load(thrown.load, thrown.law, **thrown.options)
+    after = run_load(thrown.load_with_it or thrown.load, thrown.law, **thrown.with_it)
+    gain = 1.0 - mean_wall_s(after) / mean_wall_s(before)
+    assert gain >= 0.1, "the case is to be one that matters"
+    one = WhatIf(window_of(before))
+    base = one.base()
+    assert (base.num_requests, base.num_compared) == (len(thrown.load), len(thrown.load))
+    assert base.error("wall") == pytest.approx(0.0, abs=0.05)
+    one.switches = [switch for switch in one.switches if switch.change == thrown.change]
+    (outcome,) = one.outcomes()
+    assert outcome.kind == thrown.kind
+    assert outcome.gain(base.replayed, "wall") == pytest.approx(gain, rel=0.25)
+
+
+def test_what_gains_nothing_ranks_last_and_says_so() -> None:
+    run = run_load(steady_load(90, 16.0, 1), LAW, max_num_seqs=2)
+    advice = ReplayedAdvice(what_if(window_of(run)), 0.0, ALL).ranked("wall")
+    gains = {one.change: one.gain_s for one in advice}
+    assert len(advice) >= 7  # one of each kind
+    useful = [one for one in advice if one.gain_s > 0.0]
+    assert advice[: len(useful)] == useful == sorted(useful, key=lambda one: -one.gain_s)
+    assert "--max-num-seqs 4" in [one.change for one in useful]
+    for useless in ("--num-kv-blocks 8192", "--kv-cache-dtype int8", "--no-enable-prefix-caching"):
+        assert gains[useless] == 0.0
+    assert all("it gains nothing" in one.why and one.error is not None for one in advice[len(useful) :])
+
+
+def test_a_closed_loop_is_replayed_as_one() -> None:
+    """Clients that wait for their answers: what makes steps quicker brings their next requests sooner."""
+    run, done = TimedRun(LAW, max_num_seqs=4), 0
+    for i in range(6):
+        run.add(f"r{i}", 40, 20)
+    while done < 80:
+        for event in run.step():
+            if event.finish_reason is not None:
+                done += 1
+                run.add(f"next{done}", 40, 20)
+    one = WhatIf(window_of(run))
+    assert one.load.concurrency == 6
+    base = one.base()
+    assert base.num_compared == 80 and base.error("wall") == pytest.approx(0.0, abs=0.05)
+    assert base.error("throughput") == pytest.approx(0.0, abs=0.05) and "6 clients" in base.notes[0]
+
+
+def test_poisson_arrivals_are_no_closed_loop() -> None:
+    for options in ({}, {"max_num_seqs": 2}):
+        assert WhatIf(window_of(run_load(steady_load(90, 16.0, 1), LAW, **options))).load.concurrency is None
+
+
+def test_what_the_cache_had_before_the_window_it_has_in_the_replay() -> None:
+    load = steady_load(70, 3.0, 1, prefix=320)
+    run = run_load(load, LAW)
+    window = snapshot(run.engine, run.clock.now() - load[35].at_s + 1e-6)
+    assert 30 <= len(window.requests) <= 35 and min(request.num_cached for request in window.requests) >= 320
+    one = WhatIf(window)
+    assert one.load.num_warming == 1
+    assert one.base().error("ttft_p50") == pytest.approx(0.0, abs=0.08)
+
+
+def test_answers_that_come_back_in_prompts_are_found_in_the_cache() -> None:
+    run, said = TimedRun(LAW), list(range(5, 105))
+    for turn in range(12):
+        run.add(f"turn{turn}", [*said], 40)
+        while run.engine.has_work:
+            said += [token for event in run.step() for token in event.token_ids]
+        said += [7 + turn] * 9
+        run.clock.advance(0.05)
+    one = WhatIf(window_of(run))
+    assert one.load.text is not None
+    base = one.base()
+    assert base.error("ttft_p50") == pytest.approx(0.0, abs=0.08)
+    cached = [request.num_cached for request in one._window.requests]
+    assert cached == sorted(cached) and cached[-1] > 500
+
+
+def test_requests_that_run_on_or_were_aborted_count_as_load_alone() -> None:
+    run = TimedRun(LAW)
+    for i in range(8):
+        run.add(f"r{i}", 30, 9 if i < 5 else 500)
+    run.run_until("r4", 9)
+    run.engine.abort("r7")
+    run.step()
+    window = window_of(run)
+    assert sum(request.wall_s is not None for request in window.requests) == 5 and len(window.requests) == 8
+    assert WhatIf(window).base().num_compared == 5
+
+
+def test_a_window_holds_no_tokens_and_survives_json() -> None:
+    run = run_load(steady_load(20, 16.0, 1), LAW)
+    window = window_of(run)
+    again = RecordedWindow.of_dict(json.loads(json.dumps(window.to_dict())))
+    assert again == window
+    assert not {"prompt_token_ids", "token_ids"} & set(json.dumps(window.to_dict()).split('"'))
+    replay = what_if(window)
+    assert WindowReplay.of_dict(json.loads(json.dumps(replay.to_dict()))) == replay
+    assert what_if(again) == replay
+
+
+def test_the_program_says_line_by_line_what_the_function_says() -> None:
+    window = window_of(run_load(steady_load(30, 16.0, 1), LAW, max_num_seqs=2))
+    out = io.StringIO()
+    main(io.StringIO(json.dumps(window.to_dict())), out)
+    lines = out.getvalue().splitlines()
+    assert replay_of_lines(lines, "", 1.0) == what_if(window)
+    part = replay_of_lines([*lines[:4], lines[4][:20]], "", 1.0)
+    assert len(part.outcomes) == 2 and len(part.skipped) == len(lines) - 4 and part.skipped[0] == what_if(window).outcomes[2].change
+    with pytest.raises(ReplayError, match="it took longer than 1 s"):
+        replay_of_lines(lines[:1], "", 1.0)
+    with pytest.raises(ReplayError, match="ImportError: no such thing"):
+        replay_of_lines([], "Traceback\nImportError: no such thing\n", 1.0)
+
+
+def test_in_a_process_of_its_own() -> None:
+    window = window_of(run_load(steady_load(30, 16.0, 1), LAW, max_num_seqs=2))
+    assert replay_window(window) == what_if(window)
+    with pytest.raises(ReplayError, match="window: no request of it has ended"):
+        replay_window(replace(window, requests=()))
+    with pytest.raises(ReplayError, match="steps: 0 are not enough to fit a cost on"):
+        replay_window(replace(window, steps=()))
+
+
+def test_figures_are_nearest_ranks() -> None:
+    figures = figures_of([(float(i), 2.0, 0.1 * i, None, 10) for i in range(1, 101)])
+    assert (figures.wall, figures.ttft_p50, figures.ttft_p99) == (2.0, pytest.approx(5.0), pytest.approx(9.9))
+    assert figures.itl_p50 is None and figures.throughput == pytest.approx((99.0 + 2.0) / 1000)
+    assert all(figures_of([]).of(objective) is None for objective in OBJECTIVES)
