@@ -46,7 +46,7 @@ def test_terms_add_up_to_the_seconds() -> None:
     ("change", "message"),
     [
         ({"format": "other"}, '"format": "octavo-step-cost"'),
-        ({"version": 2}, '"version": 1'),
+        ({"version": 3}, '"version": 1 or 2'),
         ({"seconds_per": {"row": 1}}, "seconds_per: an object with exactly row, pair"),
         ({"host_s": -1}, "host_s: -1 is not allowed; a finite number of at least 0"),
         ({"median_error": "x"}, "median_error: 'x' is not allowed"),
