@@ -17,7 +17,8 @@ The method:
   that a part which no step has shown stays at the pace of all.
 - **Outliers** that stand alone (a step that the operating system held up) are cut to a multiple of the usual error before they are taken
   in. Two in a row on the same side are the machine's new pace: all that was learned is scaled by the smaller of the two ratios, at most by
-  four, so that steps of every size follow at once. A process that was paused twice in a row is believed to be slow for two steps.
+  four, so that steps of every size follow at once; what is over is cut. So no step moves a prediction far, a process that was paused
+  twice in a row is believed to be slow for two steps, and nothing of it stays.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _MEMORY = 0.95  # weight of an observation once the next one of its class is the
 _NUM_SWEEPS = 4  # of coordinate descent per observation; the next observation goes on where this one stopped
 _NUM_FEATURES = 6
 _NUM_PARTS = 3  # of a calibrated cost
-_CALIBRATION_WEIGHT = 0.3  # of what a calibration says of each part, in observations
+_CALIBRATION_WEIGHT = 0.1  # of what a calibration says of each part, in observations
 _MIN_CUT = 0.1
 _CUT_ERRORS = 6.0  # an outlier is off by more than this multiple of the median error
 _MAX_PACE_CHANGE = 4.0  # of two steps in a row
@@ -161,8 +162,8 @@ class FittedCost:
         if (last > 1.0) == (ratio > 1.0) and last != 1.0:  # the second in a row
             self._change_pace(min(last, ratio) if ratio > 1.0 else max(last, ratio))
             self._outlier = 1.0
-            return seconds
-        return predicted * cut if ratio > 1.0 else predicted / cut
+            predicted = self.seconds_of(shape)
+        return max(predicted / cut, min(predicted * cut, seconds))
 
     def _knows_class(self, shape: StepShape) -> bool:
         """Whether enough is known of steps about this size for one of them to be an outlier."""
