@@ -240,10 +240,13 @@ class Calibrator:
             async for _ in self._tokens_of(one):
                 pass
 
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(lead())
-            for one in others:
-                tasks.create_task(follow(one))
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(lead())
+                for one in others:
+                    tasks.create_task(follow(one))
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from None  # the others fail for the same reason
         return first_s
 
     async def _tokens_of(self, one: SceneRequest) -> AsyncIterator[int]:

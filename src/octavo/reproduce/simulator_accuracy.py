@@ -16,7 +16,7 @@ import itertools
 import math
 import random
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -163,10 +163,23 @@ def compare(load: str, real: Seq[Figures], simulated: Figures) -> list[Compariso
 # --- loads ------------------------------------------------------------------------------------------------------------------------------
 
 
-def load_requests(case: AccuracyCase, name: str, rate: float, share: float) -> list[WorkloadRequest]:
+@dataclass(frozen=True, slots=True)
+class Fitting:
+    """As ``LengthPairs``: lengths of a case, cut to what a sequence of the engine may have."""
+
+    case: AccuracyCase
+    max_tokens: int
+
+    def lengths(self, rng: random.Random) -> Iterator[tuple[int, int]]:
+        for num_prompt, num_output in Independent(self.case.prompt, self.case.output).lengths(rng):
+            num_output = min(num_output, max(1, self.max_tokens // 4))
+            yield min(num_prompt, self.max_tokens - num_output), num_output
+
+
+def load_requests(case: AccuracyCase, name: str, rate: float, share: float, max_tokens: int) -> list[WorkloadRequest]:
     """The requests of a load: Poisson arrivals for as long as they can be answered in ``case.load_s``; at least one."""
     end_s = _WINDOW * case.load_s / max(1.0, share)
-    work = Workload(OpenLoop(rate), Independent(case.prompt, case.output), seed=f"{case.seed}:{name}")
+    work = Workload(OpenLoop(rate), Fitting(case, max_tokens), seed=f"{case.seed}:{name}")
     found = list(itertools.takewhile(lambda request: request.arrival_s < end_s, work.requests()))
     return found or list(itertools.islice(work.requests(), 1))
 
@@ -186,7 +199,7 @@ def simulate(spec: EngineSpec, requests: Seq[WorkloadRequest], concurrency: int 
 def capacity(spec: EngineSpec, case: AccuracyCase) -> float:
     """The requests per second that the simulated engine serves with as many at once as it takes."""
     width = spec.scheduler.max_num_seqs
-    work = Workload(OpenLoop(1.0), Independent(case.prompt, case.output), 8 * width, seed=f"{case.seed}:capacity")
+    work = Workload(OpenLoop(1.0), Fitting(case, spec.max_model_len), 8 * width, seed=f"{case.seed}:capacity")
     ends = sorted(one.last_s for one in simulate(spec, list(work.requests()), width))
     first, last = len(ends) // 8, len(ends) * 7 // 8  # neither the start nor the end, when fewer are there
     return (last - first) / (ends[last] - ends[first])
@@ -297,7 +310,8 @@ async def _measure(running: AsyncEngine, case: AccuracyCase, cost: Any, progress
     pass_s = (1.0 - _FIRST_SHARE) * case.calibrate_s / (case.repeat * len(case.loads))
     first = cost if calibrator is None else calibrator.calibration.cost(engine)
     most = capacity(spec_of(engine, first), case)
-    loads = [LoadRuns(name, share * most, load_requests(case, name, share * most, share), [], [], 0) for name, share in case.loads]
+    longest = engine.scheduler.limits.max_total_tokens
+    loads = [LoadRuns(name, share * most, load_requests(case, name, share * most, share, longest), [], [], 0) for name, share in case.loads]
     tokens = TokenRange(min(100, engine.backend.vocab_size // 2), engine.backend.vocab_size)
     for number in range(case.repeat):
         for i, load in enumerate(loads):
