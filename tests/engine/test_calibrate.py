@@ -29,7 +29,7 @@ def test_scenes_are_within_the_limits(limits: SceneLimits) -> None:
     for scene in itertools.islice(scenes(limits), 60):
         assert scene.requests
         for one in scene.requests:
-            assert 1 <= one.num_prompt and 1 <= one.num_output and one.num_prompt + one.num_output <= limits.max_tokens
+            assert min(one.num_prompt, one.num_output) >= 1 and one.num_prompt + one.num_output <= limits.max_tokens
         if len(scene.requests) > 1:
             assert len(scene.requests) <= limits.max_num_seqs
             assert sum(one.num_prompt + one.num_output for one in scene.requests) <= limits.num_pool_tokens

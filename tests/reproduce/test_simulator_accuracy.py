@@ -65,7 +65,7 @@ WHOLE = {"enable_chunked_prefill": False, "max_num_batched_tokens": 512}
 
 @pytest.mark.parametrize(("rate", "settings"), [(0.8, {}), (14.0, {}), (60.0, {}), (14.0, WHOLE)])
 def test_on_a_device_whose_law_is_known_both_are_the_same(rate: float, settings: dict[str, object]) -> None:
-    """From idle to overload: the same first and last token of every request, so that nothing but the cost of a step can make a difference."""
+    """From idle to overload: first and last tokens of every request, so that nothing but the cost of a step can make a difference."""
     case = AccuracyCase(prompt=LogNormal(60.0, 0.8, 2, 300), output=LogNormal(20.0, 0.7, 1, 60), load_s=50.0 / rate)
     run = timed(**settings)
     tokens = TokenRange(4, run.device.vocab_size)
@@ -131,6 +131,7 @@ def test_verdicts(figure: str, real: tuple[float, ...], simulated: float, agrees
 
 def test_comparisons_and_their_records() -> None:
     runs = [Figures(1.0, 2.0, 0.1, 50.0, 0.5), Figures(1.1, 2.5, 0.1, 52.0, 0.6), Figures(1.2, 2.1, 0.1, 51.0, 0.5)]
+    assert Comparison("a", "itl_s", (0.0, 0.0), 0.2).difference == 1.0 and Comparison("a", "itl_s", (0.0,), 0.0).agrees
     compared = compare("busy", runs, Figures(1.32, 2.4, 0.08, 50.0, 0.52))
     assert [one.figure for one in compared] == list(Figures._fields)
     assert [one.agrees for one in compared] == [False, True, False, True, True]
@@ -162,7 +163,8 @@ def test_loads_are_fixed_beforehand_and_fit_their_time() -> None:
     assert [(one.arrival_s, len(one.prompt_token_ids), one.num_output) for one in once] == [
         (one.arrival_s, len(one.prompt_token_ids), one.num_output) for one in again
     ]
-    assert all(one.prompt_token_ids != other.prompt_token_ids for one, other in zip(once, again, strict=True) if len(one.prompt_token_ids) > 8)
+    prompts = [(one.prompt_token_ids, other.prompt_token_ids) for one, other in zip(once, again, strict=True)]
+    assert all(one != other for one, other in prompts if len(one) > 8)
 
 
 def test_capacity_is_what_a_full_engine_serves() -> None:

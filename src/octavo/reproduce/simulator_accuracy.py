@@ -116,8 +116,8 @@ class Figures(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One figure of one load. ``difference``: of the simulated to the median of the real runs, as a share of it; of ``slo_share`` in
-    points / 100."""
+    """One figure of one load. ``difference``: of the simulated to the median of the real runs, as a share of it (of the simulated where the
+    median is 0, as a time between tokens is that were read together); of ``slo_share`` in points / 100."""
 
     load: str
     figure: str
@@ -132,7 +132,7 @@ class Comparison:
     def difference(self) -> float:
         if self.figure == "slo_share":
             return self.simulated - self.median
-        return self.simulated / self.median - 1.0
+        return (self.simulated - self.median) / (self.median or self.simulated or 1.0)
 
     @property
     def in_spread(self) -> bool:
