@@ -69,6 +69,24 @@ def test_an_engine_starts_from_what_was_calibrated_for_it(model: Path, home: Pat
         engine.close()
 
 
+def test_drafting_begins_with_the_calibrated_prices_of_rows(model: Path, home: Path) -> None:
+    """And goes by what is seen as soon as something is."""
+    engine = engine_of(model)
+    assert not engine.speculator.control.cost.knows(4, 512)
+    engine.close()
+    written(model)
+    engine = engine_of(model)
+    prices = engine.speculator.control.cost
+    for num_rows in (1, 4, 16, 24, 64):
+        assert prices.knows(num_rows, 512)
+        assert prices.seconds(num_rows, 0) == pytest.approx(1e-4 + 1e-5 * num_rows)
+    assert not prices.knows(128, 512)  # more than a step of this engine has
+    for _ in range(200):
+        prices.observe(4, 40, 5e-3)
+    assert prices.seconds(4, 40) == pytest.approx(5e-3, rel=0.02)
+    engine.close()
+
+
 @pytest.mark.parametrize("other", [{"threads": 2}, {"kv_cache_dtype": "f32"}])
 def test_another_number_of_threads_or_type_starts_from_nothing(model: Path, home: Path, other: dict[str, object]) -> None:
     written(model)

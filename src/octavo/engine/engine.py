@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TextIO, Unpack
 from octavo.backends.base import Backend
 from octavo.config import ConfigError, EngineConfig
 from octavo.core.clock import Clock, WallClock
+from octavo.core.cost import StepShape
 from octavo.core.request import Request, SamplingParams
 from octavo.core.scheduler import Scheduler
 from octavo.core.step import StepPlan
@@ -87,10 +88,18 @@ class Engine:
         draft_model = self._drafting.draft_model(backend, self.scheduler)
         others = {one.name: one for one in (draft_model, self_draft) if one is not None}
         self.speculator = create_speculator(config.speculative, self.scheduler.limits.max_total_tokens, self.clock, others)
+        if self.step_cost.base is not None:
+            self.speculator.control.cost.expect(self._decode_prices(self.step_cost.base.max_rows))
         self.loop = EngineLoop(self.scheduler, backend.vocab_size, model.tokenizer, self.gap_model, self.speculator)
         max_n = config.scheduler.max_num_seqs
         self._preparer = RequestPreparer(backend.vocab_size, self.scheduler.limits, max_n, model.eos_token_ids, model.tokenizer)
         self._request_numbers = itertools.count()
+
+    def _decode_prices(self, max_rows: int) -> list[tuple[int, float]]:
+        """Seconds of steps that only decode or verify, by their rows, up to ``max_rows``, as calibrated."""
+        most = min(max_rows, self.config.scheduler.max_num_batched_tokens)
+        rows = [*range(1, min(most, 16) + 1), *(n for n in (20, 24, 32, 40, 48, 64, 96, 128, 192, 256) if n <= most)]
+        return [(n, self.step_cost.seconds_of(StepShape(n, n, n, n, n))) for n in rows]
 
     def _recorded(self, model_name: str) -> Callable[..., Scheduler]:
         """What makes the scheduler: one that is recorded, if the configuration says so. Raises OSError when there can be no such file."""
