@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 from array import array
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from octavo.core.cost import StepShape
 from octavo.core.step import SequenceSlice, StepPlan, StepResult
 from octavo.costs.coefficients import Coefficients, KindErrors, Ramp
-from octavo.costs.fitting import FitError, MeasuredStep, errors_of, fit, kind_of, measured_step, waking_s
+from octavo.costs.fitting import FitError, MeasuredStep, errors_of, fit, kind_of, measured_step, predicted_s, waking_s
 
 TRUTH = Coefficients(
     (0.0, 2e-8, 4e-8, 0.0, 0.0, 3e-3),
@@ -116,21 +117,38 @@ def test_too_few_steps_and_steps_that_do_not_count() -> None:
     with pytest.raises(FitError, match="29 were measured; at least 30"):
         fit(steps)
     with pytest.raises(FitError, match="29 were measured"):
-        fit([*steps, steps[0]._replace(follows_idleness=True), MeasuredStep(StepShape(), "decode", 1.0, 1.0)])
+        fit([*steps, MeasuredStep(StepShape(), "decode", 1.0, 1.0)])
+
+
+def test_what_follows_on_idleness_has_a_price_of_its_own() -> None:
+    """All prompts find the engine idle, which takes 4 ms on the device and 1 ms beside it: they teach the price of rows all the same."""
+    steps = [
+        step if step.kind != "prefill"
+        else step._replace(follows_idleness=True, device_s=step.device_s + 4e-3, total_s=step.total_s + 5e-3)
+        for step in steps_of(300)
+    ]
+    fitted = fit(steps)
+    assert fitted.wake_s == pytest.approx(5e-3, rel=0.03)
+    assert off(fitted)[100] < 0.01
+    for step in steps[:10]:
+        wake_s = fitted.wake_s if step.follows_idleness else 0.0
+        assert predicted_s(fitted, step) == fitted.seconds_of(step.shape) + wake_s
+    assert errors_of(fitted, steps)["prefill"].median < 0.01
 
 
 def test_errors_on_steps_that_were_kept_out() -> None:
-    """Predicted 10 ms of steps that took 10, 8, 12.5 and 20: off by 0, 25, 20 and 50 %."""
-    cost, shape = Coefficients((0.0, 0.0, 0.0, 0.0, 0.0, 0.01)), StepShape(num_rows=1)
+    """Predicted 10 ms of steps that took 10, 8, 12.5 and 20: off by 0, 25, 20 and 50 %. One that follows on idleness is said to take 12."""
+    cost, shape = Coefficients((0.0, 0.0, 0.0, 0.0, 0.0, 0.01), wake_s=0.002), StepShape(num_rows=1)
     took = [MeasuredStep(shape, "decode", 0.0, seconds) for seconds in (0.010, 0.008, 0.0125, 0.020)]
-    slow_start = MeasuredStep(shape, "prefill", 0.0, 5.0, follows_idleness=True)
+    slow_start = MeasuredStep(shape, "prefill", 0.0, 0.016, follows_idleness=True)
     errors = errors_of(cost, [*took, MeasuredStep(shape, "mixed", 0.0, 0.01), slow_start])
-    assert list(errors) == ["decode", "mixed", "all"]
+    assert list(errors) == ["prefill", "decode", "mixed", "all"]
+    assert errors["prefill"].median == pytest.approx(0.25) and errors["prefill"].bias == pytest.approx(-0.25)
     assert errors["mixed"] == KindErrors(1, 0.0, 0.0, 0.0)
     assert errors["decode"].num_steps == 4
     assert errors["decode"].median == pytest.approx(0.225) and errors["decode"].p90 == pytest.approx(0.5)
     assert errors["decode"].bias == pytest.approx(0.04 / 0.0505 - 1.0)
-    assert errors["all"].num_steps == 5 and errors["all"].median == pytest.approx(0.2)
+    assert errors["all"].num_steps == 6 and errors["all"].median == pytest.approx(0.225)
     assert errors_of(cost, []) == {}
 
 
@@ -138,6 +156,7 @@ def test_waking_is_what_is_over() -> None:
     cost, shape = Coefficients((0.0, 0.0, 0.0, 0.0, 0.0, 0.01)), StepShape(num_rows=1)
     assert waking_s(cost, [(shape, 0.012), (shape, 0.011), (shape, 0.5)]) == pytest.approx(0.002)
     assert waking_s(cost, [(shape, 0.005)]) == waking_s(cost, []) == 0.0
+    assert waking_s(dataclasses.replace(cost, wake_s=0.003), []) == 0.003
 
 
 def test_kinds_and_what_a_measured_step_holds() -> None:

@@ -143,8 +143,8 @@ class Coefficients:
 
     def times(self, factor: float) -> Coefficients:
         """All of it, the host's share too, at ``factor`` times its price."""
-        host_s, per_sequence = factor * self.host_s, factor * self.host_s_per_sequence
-        return replace(self.corrected([factor] * 3), host_s=host_s, host_s_per_sequence=per_sequence)
+        host_s, per_sequence, wake_s = factor * self.host_s, factor * self.host_s_per_sequence, factor * self.wake_s
+        return replace(self.corrected([factor] * 3), host_s=host_s, host_s_per_sequence=per_sequence, wake_s=wake_s)
 
     def seconds(self, plan: StepPlan) -> float:
         """See CostModel."""

@@ -12,7 +12,8 @@ reading weights costs the same for one row as for a few, and no straight line ha
 - **A mean, in the end.** A simulation adds steps up, and steps are held up more often than they are hurried: all prices are multiplied by
   what the steps took together over what they were predicted to, each at most ``_HELD_UP`` times its prediction.
 
-Device and host are fitted apart: a step's time beside the device goes by its sequences.
+Device and host are fitted apart: a step's time beside the device goes by its sequences. Either has a price of its own for what a step
+takes more that follows on idleness, when threads sleep and caches are cold.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import math
 import statistics
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from operator import mul
 from typing import NamedTuple
 
@@ -35,7 +37,7 @@ _LOGIT_KNOTS = (1, 4, 16, 64, 256)
 _CORE = 0.01
 _HELD_UP = 3.0
 _NUM_REWEIGHTINGS = 12
-_NUM_SWEEPS = 2000
+_NUM_SWEEPS = 300
 _CONVERGED = 1e-6  # of a weight, relative, in a sweep
 
 _Row = list[float]
@@ -72,34 +74,40 @@ def kind_of(plan: StepPlan) -> str:
 
 
 def fit(steps: Iterable[MeasuredStep], about: str = "") -> Coefficients:
-    """The prices that ``steps`` show. Steps that follow on idleness teach nothing of the others' cost and are left out; what such a step
-    takes more is ``waking_s``'s matter. Raises FitError for fewer than MIN_STEPS."""
-    kept = [step for step in steps if step.shape.num_rows and step.device_s > 0.0 and not step.follows_idleness]
+    """The prices that ``steps`` show; ``wake_s`` is that of the step alone. Raises FitError for fewer than MIN_STEPS."""
+    kept = [step for step in steps if step.shape.num_rows and step.device_s > 0.0]
     if len(kept) < MIN_STEPS:
         raise FitError(f"steps: {len(kept)} were measured; at least {MIN_STEPS} are needed")
-    shapes = [step.shape for step in kept]
-    device = _fit_device(shapes, [step.device_s for step in kept])
-    hosts = _nonnegative([[1.0, shape.num_sequences] for shape in shapes], [max(1e-7, step.total_s - step.device_s) for step in kept])
-    fitted = Coefficients(
-        device.seconds_per, hosts[0], max_rows=max(shape.num_rows for shape in shapes), about=about, rows=device.rows,
-        logit_rows=device.logit_rows, host_s_per_sequence=hosts[1], num_steps=len(kept),
+    device = _fit_device(kept)
+    host_s, per_sequence, host_wake_s = _nonnegative(
+        [[1.0, step.shape.num_sequences, step.follows_idleness] for step in kept],
+        [max(1e-7, step.total_s - step.device_s) for step in kept],
+    )
+    fitted = replace(
+        device, host_s=host_s, host_s_per_sequence=per_sequence, wake_s=device.wake_s + host_wake_s, num_steps=len(kept),
+        max_rows=max(step.shape.num_rows for step in kept), about=about,
     )  # fmt: skip
     return fitted.times(_mean_factor(fitted, kept))
 
 
+def predicted_s(cost: Coefficients, step: MeasuredStep) -> float:
+    """What ``cost`` says of the seconds of a step."""
+    return cost.seconds_of(step.shape) + (cost.wake_s if step.follows_idleness else 0.0)
+
+
 def _mean_factor(cost: Coefficients, steps: Seq[MeasuredStep]) -> float:
-    predicted = [cost.seconds_of(step.shape) for step in steps]
+    predicted = [predicted_s(cost, step) for step in steps]
     took = math.fsum(min(step.total_s, _HELD_UP * seconds) for step, seconds in zip(steps, predicted, strict=True))
     return took / math.fsum(predicted)
 
 
 def errors_of(cost: Coefficients, steps: Iterable[MeasuredStep]) -> dict[str, KindErrors]:
-    """By kind of step, and of "all": how far ``cost`` is off on ``steps``, which it has not seen. Kinds without a step are left out, and so
-    are steps that follow on idleness."""
+    """By kind of step, and of "all": how far ``cost``, as ``fit`` gives it, is off on ``steps``, which it has not seen. Kinds without a
+    step are left out."""
     by_kind: dict[str, list[tuple[float, float]]] = {}
     for step in steps:
-        if step.total_s > 0.0 and not step.follows_idleness:
-            pair = cost.seconds_of(step.shape), step.total_s
+        if step.total_s > 0.0:
+            pair = predicted_s(cost, step), step.total_s
             by_kind.setdefault(step.kind, []).append(pair)
             by_kind.setdefault("all", []).append(pair)
     return {kind: _errors(by_kind[kind]) for kind in (*KINDS, "all") if kind in by_kind}
@@ -113,25 +121,28 @@ def _errors(pairs: list[tuple[float, float]]) -> KindErrors:
 
 
 def waking_s(cost: Coefficients, firsts: Iterable[tuple[StepShape, float]]) -> float:
-    """What a step that follows on idleness takes more than ``cost`` says: the median over (its shape, seconds from the request to its first
-    token), at least 0; 0 without any."""
+    """What a step that follows on idleness takes more, the way of its request to it and of its token back included: the median over (its
+    shape, seconds from the request to its first token), at least 0; without any that of the step alone."""
     more = [seconds - cost.seconds_of(shape) for shape, seconds in firsts]
-    return max(0.0, statistics.median(more)) if more else 0.0
+    return max(0.0, statistics.median(more)) if more else cost.wake_s
 
 
 # --- the fit ----------------------------------------------------------------------------------------------------------------------------
 
 
-def _fit_device(shapes: Seq[StepShape], seconds: Seq[float]) -> Coefficients:
+def _fit_device(steps: Seq[MeasuredStep]) -> Coefficients:
+    shapes, seconds, wakes = [s.shape for s in steps], [s.device_s for s in steps], [float(s.follows_idleness) for s in steps]
     row_ends = _ends(_ROW_KNOTS, max(shape.num_rows for shape in shapes))
     logit_ends = _ends(_LOGIT_KNOTS, max(shape.num_logit_rows for shape in shapes), first=0.0)
-    flat = [_features(shape, [math.inf], [math.inf]) for shape in shapes]
-    f, b, c, d, a, e = _nonnegative(flat, seconds)
-    start = [f, b, c, d, *[a] * len(row_ends), *[e] * len(logit_ends)]
-    f, b, c, d, *prices = _nonnegative([_features(shape, row_ends, logit_ends) for shape in shapes], seconds, start)
+    flat = [[wake, *_features(shape, [math.inf], [math.inf])] for shape, wake in zip(shapes, wakes, strict=True)]
+    wake_s, f, b, c, d, a, e = _nonnegative(flat, seconds)
+    start = [wake_s, f, b, c, d, *[a] * len(row_ends), *[e] * len(logit_ends)]
+    rich = [[wake, *_features(shape, row_ends, logit_ends)] for shape, wake in zip(shapes, wakes, strict=True)]
+    wake_s, f, b, c, d, *prices = _nonnegative(rich, seconds, start)
     rows, logits = prices[: len(row_ends)], prices[len(row_ends) :]
     row_ramp = Ramp(((1.0, 0.0), *zip(row_ends, rows, strict=True)))
-    return Coefficients((0.0, b, c, d, 0.0, f), rows=row_ramp, logit_rows=Ramp(tuple(zip(logit_ends, logits, strict=True))))
+    logit_ramp = Ramp(tuple(zip(logit_ends, logits, strict=True)))
+    return Coefficients((0.0, b, c, d, 0.0, f), rows=row_ramp, logit_rows=logit_ramp, wake_s=wake_s)
 
 
 def _ends(knots: Seq[int], most: int, first: float = 1.0) -> list[float]:

@@ -168,9 +168,10 @@ class Calibration:
     def cost(self, engine: Engine) -> Coefficients:
         """The cost of ``engine``'s steps, with its errors on the steps that were held out. Raises FitError when too few were measured."""
         fitted = fit(self.train, f"{self.num_scenes} scenes in {self.seconds:.0f} s")
-        fitted = replace(fitted, wake_s=waking_s(fitted, self.firsts), fitted_for=fitted_for(engine.backend, engine.model.name, _today()))
         errors = errors_of(fitted, self.held_out)
-        return replace(fitted, errors=errors, median_error=errors["all"].median if errors else None)
+        key = fitted_for(engine.backend, engine.model.name, _today())
+        median_error = errors["all"].median if errors else None
+        return replace(fitted, errors=errors, median_error=median_error, wake_s=waking_s(fitted, self.firsts), fitted_for=key)
 
 
 def _today() -> str:

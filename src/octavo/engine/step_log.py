@@ -41,6 +41,8 @@ class StepLog:
 
 
 def bias(cost: Coefficients, steps: Sequence[MeasuredStep]) -> float:
-    """The seconds of ``steps`` by ``cost`` over those that they took, less 1; 0 without steps."""
-    took = math.fsum(step.total_s for step in steps)
-    return math.fsum(cost.seconds_of(step.shape) for step in steps) / took - 1.0 if took else 0.0
+    """The seconds of ``steps`` by ``cost`` over those that they took, less 1; 0 without steps. What follows on idleness is left out: of
+    that the price has more in it than the step."""
+    kept = [step for step in steps if not step.follows_idleness]
+    took = math.fsum(step.total_s for step in kept)
+    return math.fsum(cost.seconds_of(step.shape) for step in kept) / took - 1.0 if took else 0.0
