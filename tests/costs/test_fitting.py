@@ -57,7 +57,7 @@ def off(fitted: Coefficients, seed: int = 77) -> list[float]:
 
 @pytest.fixture(scope="module")
 def clean() -> Coefficients:
-    return fit(steps_of(300))
+    return fit(steps_of(220))
 
 
 def test_a_cost_is_found_again(clean: Coefficients) -> None:
@@ -67,18 +67,18 @@ def test_a_cost_is_found_again(clean: Coefficients) -> None:
     assert clean.host_s == pytest.approx(TRUTH.host_s, rel=0.02)
     assert clean.host_s_per_sequence == pytest.approx(TRUTH.host_s_per_sequence, rel=0.02)
     assert clean.seconds_per[1] == pytest.approx(2e-8, rel=0.1) and clean.seconds_per[2] == pytest.approx(4e-8, rel=0.1)
-    assert clean.max_rows > 256 and clean.num_steps == 300
+    assert clean.max_rows > 256 and clean.num_steps == 220
 
 
 def test_scatter_does_not_bend_it() -> None:
-    errors = off(fit(steps_of(300, noise=0.04)))
+    errors = off(fit(steps_of(220, noise=0.04)))
     assert errors[100] < 0.02 and errors[-1] < 0.15
 
 
 def test_steps_that_were_held_up_raise_the_mean_and_leave_the_shape() -> None:
     """One step in twenty takes twelve times as long, of which three times count: a tenth more, more or less, by which are the large ones.
     Sizes stay to each other as they are."""
-    fitted, rng = fit(steps_of(300, held_up=0.05)), random.Random(5)
+    fitted, rng = fit(steps_of(220, held_up=0.05)), random.Random(5)
     shapes = [shape_of(rng)[0] for _ in range(200)]
     ratios = sorted(fitted.seconds_of(shape) / TRUTH.seconds_of(shape) for shape in shapes)
     assert 1.05 < ratios[100] < 1.2
@@ -87,7 +87,7 @@ def test_steps_that_were_held_up_raise_the_mean_and_leave_the_shape() -> None:
 
 def test_what_is_fitted_adds_up_to_what_was_taken() -> None:
     """More steps are held up than hurried: medians alone would promise too much."""
-    steps = [step._replace(total_s=(2.0 if i % 4 == 0 else 1.0) * step.total_s) for i, step in enumerate(steps_of(300))]
+    steps = [step._replace(total_s=(2.0 if i % 4 == 0 else 1.0) * step.total_s) for i, step in enumerate(steps_of(220))]
     fitted = fit(steps)
     took = math.fsum(step.total_s for step in steps)
     assert math.fsum(fitted.seconds_of(step.shape) for step in steps) == pytest.approx(took, rel=1e-9)
@@ -96,7 +96,7 @@ def test_what_is_fitted_adds_up_to_what_was_taken() -> None:
 
 def test_it_begins_where_data_does() -> None:
     """Sizes of which no step tells have their neighbours' price; nothing is negative, and more rows never cost less."""
-    steps = [step for step in steps_of(300) if not 8 < step.shape.num_rows < 100]
+    steps = [step for step in steps_of(220) if not 8 < step.shape.num_rows < 100]
     fitted = fit(steps)
     values = [fitted.rows(n) for n in range(1, 600)]
     assert values == sorted(values) and fitted.rows(1) == 0.0
@@ -125,7 +125,7 @@ def test_what_follows_on_idleness_has_a_price_of_its_own() -> None:
     steps = [
         step if step.kind != "prefill"
         else step._replace(follows_idleness=True, device_s=step.device_s + 4e-3, total_s=step.total_s + 5e-3)
-        for step in steps_of(300)
+        for step in steps_of(220)
     ]
     fitted = fit(steps)
     assert fitted.wake_s == pytest.approx(5e-3, rel=0.03)

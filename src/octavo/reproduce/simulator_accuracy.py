@@ -25,10 +25,11 @@ from octavo.bench.engine_load import run_engine_load
 from octavo.bench.latency import percentile
 from octavo.bench.stream_record import StreamRecord
 from octavo.bench.tables import table
-from octavo.config import EngineConfig
+from octavo.config import ConfigError, EngineConfig
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.calibrate import Calibrator
 from octavo.engine.engine import Engine
+from octavo.engine.step_costs import fitted_for
 from octavo.engine.step_log import StepLog, bias
 from octavo.simulator.engine_spec import EngineSpec
 from octavo.simulator.records import RequestRecord
@@ -287,9 +288,14 @@ def _digits(value: float) -> float:
 def measure_accuracy(config: EngineConfig, case: AccuracyCase, cost: Any = None, progress: Progress | None = None) -> Accuracy:
     """Real and simulated runs of all loads. ``cost``: Coefficients of this engine's steps; None: they are measured, in turn with the runs.
 
-    Raises RuntimeError when no request of a run is answered.
+    Raises ConfigError for a cost that holds for something else, RuntimeError when no request of a run is answered.
     """
     engine = Engine.load(config)
+    key = fitted_for(engine.backend)
+    if cost is not None and cost.fitted_for is not None and (key is None or not cost.fitted_for.same_as(key)):
+        engine.close()
+        held = cost.fitted_for
+        raise ConfigError(f"fitted: it holds for {held.fingerprint} on {held.threads} threads of {held.machine}, not for this engine")
 
     async def measured() -> Accuracy:
         running = AsyncEngine(engine)
