@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import random
+from array import array
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.core.cost import StepShape
+from octavo.core.step import SequenceSlice, StepPlan, StepResult
+from octavo.costs.coefficients import Coefficients
 from octavo.costs.fitted import FittedCost
 from tests.engine.timed import Law
 
@@ -136,3 +140,106 @@ def test_more_work_never_costs_less(steps: list[tuple[StepShape, float]], shape:
         cost.observe(step, seconds)
     assert all(0.0 <= weight < float("inf") for weight in cost.weights)
     assert 0.0 <= cost.seconds_of(shape) <= cost.seconds_of(shape.plus(7, 16, 0))
+
+
+# --- from a calibration -----------------------------------------------------------------------------------------------------------------
+
+CALIBRATED = Coefficients((4e-4, 4e-8, 1e-7, 0.0, 5e-5, 2e-3), host_s=1e-3, median_error=0.03, max_rows=512, num_steps=900)
+
+
+def device_s(shape: StepShape) -> float:
+    return sum(CALIBRATED.parts_of(shape))
+
+
+def told(cost: FittedCost, factor: float, num_steps: int, noise: float = 0.02, seed: int = 3) -> None:
+    """Steps that take ``factor`` times what was calibrated."""
+    rng = random.Random(seed)
+    for _ in range(num_steps):
+        shape = mixed(rng)
+        cost.observe(shape, device_s(shape) * factor * max(0.5, rng.gauss(1.0, noise)))
+
+
+def worst_of(cost: FittedCost, factor: float) -> float:
+    rng = random.Random(99)
+    return max(abs(cost.seconds_of(shape) / (factor * device_s(shape)) - 1.0) for shape in (mixed(rng) for _ in range(200)))
+
+
+def test_a_calibrated_cost_is_known_before_the_first_step() -> None:
+    """Of the device: the host's share is not what steps are compared with."""
+    cost, shape = FittedCost(CALIBRATED), decoding(3, 100)
+    assert cost.seconds_of(shape) == pytest.approx(CALIBRATED.seconds_of(shape) - 1e-3)
+    assert (cost.median_error, cost.num_observations, cost.max_trusted_rows, cost.pace) == (0.03, 900, 4 * 512, None)
+
+
+@pytest.mark.parametrize("factor", [0.7, 1.0, 1.15, 2.0])
+def test_a_pace_other_than_the_calibrated_one_is_learned(factor: float) -> None:
+    cost = FittedCost(CALIBRATED)
+    told(cost, factor, 150)
+    assert worst_of(cost, factor) < 0.06
+    assert cost.pace == pytest.approx(factor, rel=0.02)
+    assert cost.median_error is not None and cost.median_error < 0.05
+    assert Coefficients.of(cost).seconds_of(mixed(random.Random(4))) == pytest.approx(
+        cost.seconds_of(mixed(random.Random(4))) + CALIBRATED.host_s, rel=1e-12
+    )
+
+
+def test_a_part_that_is_dearer_is_found() -> None:
+    """Attention takes three times what was calibrated, all else what it did."""
+    cost, rng = FittedCost(CALIBRATED), random.Random(8)
+
+    def truth(shape: StepShape) -> float:
+        fixed, rows, attention = CALIBRATED.parts_of(shape)
+        return fixed + rows + 3.0 * attention
+
+    for _ in range(400):
+        shape = mixed(rng)
+        cost.observe(shape, truth(shape))
+    shapes_seen = [mixed(rng) for _ in range(100)]
+    assert max(abs(cost.seconds_of(shape) / truth(shape) - 1.0) for shape in shapes_seen) < 0.08
+    shape = decoding(4, 5000)  # mostly attention, and of a kind that was not seen
+    assert cost.weights[2] > 2.0 and cost.seconds_of(shape) == pytest.approx(truth(shape), rel=0.2)
+
+
+@pytest.mark.parametrize("num_paused", [1, 2, 5])
+@pytest.mark.parametrize("factor", [0.01, 30.0, 1e4])
+@pytest.mark.parametrize("base", [None, CALIBRATED], ids=["learned", "calibrated"])
+def test_a_process_that_is_paused_is_believed_for_two_steps(base: Coefficients | None, factor: float, num_paused: int) -> None:
+    """However long steps are held up, each pair of them moves the prediction by a factor of four at most; a few steps at the old pace bring
+    it back, and none of it is left."""
+    cost = FittedCost(base)
+    told(cost, 1.0, 200)
+    rng, moved = random.Random(17), 1.0
+    for _ in range(num_paused):
+        shape = mixed(rng)
+        cost.observe(shape, factor * device_s(shape))
+        off = cost.seconds_of(shape) / device_s(shape)
+        assert 4.0 ** -(num_paused // 2) * 0.8 <= off <= 4.0 ** (num_paused // 2) * 1.25
+        moved = max(moved, off, 1.0 / off)
+    assert num_paused > 1 or moved < 1.05
+    told(cost, 1.0, 2 * (num_paused + 1), noise=0.0, seed=5)
+    assert worst_of(cost, 1.0) < 0.25
+    told(cost, 1.0, 60, seed=6)
+    assert worst_of(cost, 1.0) < 0.08
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(st.lists(st.tuples(shapes, st.floats(1e-6, 100.0)), min_size=1, max_size=40), shapes)
+def test_whatever_is_observed_a_calibrated_cost_stays_a_cost(steps: list[tuple[StepShape, float]], shape: StepShape) -> None:
+    cost = FittedCost(CALIBRATED)
+    for step, seconds in steps:
+        cost.observe(step, seconds)
+    assert all(0.0 <= weight < math.inf for weight in cost.weights)
+    assert 0.0 <= cost.seconds_of(shape) <= cost.seconds_of(shape.plus(7, 16, 0))
+
+
+def test_of_steps_that_only_decode_some_will_do() -> None:
+    """Prompts and drafts always teach."""
+    cost, table = FittedCost(), array("i")
+    decode = StepPlan(0, [SequenceSlice(0, 9, [1], table, 1, [0])])
+    prompt = StepPlan(0, [SequenceSlice(0, 0, [1, 2], table, 1, [0])])
+    for i in range(32):
+        cost.step_done(decode, StepResult(i, [], 0.01), one_in=8)
+    assert cost.num_observations == 4
+    cost.step_done(prompt, StepResult(0, [], 0.01), one_in=8)
+    cost.step_done(decode, StepResult(0, [], 0.01))
+    assert cost.num_observations == 6

@@ -8,6 +8,7 @@ import click
 import pytest
 
 from octavo.cli.bench import bench
+from octavo.cli.calibrate import calibrate
 from octavo.cli.chat import chat
 from octavo.cli.doctor import doctor
 from octavo.cli.explain import explain
@@ -52,6 +53,8 @@ SECTIONS = {
     "kv ls": (kv.commands["ls"], set(options_of(kv.commands["ls"]))),
     "kv clear": (kv.commands["clear"], set(options_of(kv.commands["clear"]))),
     "bench waste": (bench.commands["waste"], set(options_of(bench.commands["waste"]))),
+    "bench simulator": (bench.commands["simulator"], set(options_of(bench.commands["simulator"])) - SHARED),
+    "calibrate": (calibrate, set(options_of(calibrate)) - SHARED),
     "quantize": (quantize, set(options_of(quantize))),
     "simulate": (simulate, set(options_of(simulate))),
     "doctor": (doctor, set(options_of(doctor))),

@@ -58,6 +58,13 @@ def test_rows_without_prompt_or_output_are_left_out_and_counted(write: Write) ->
     assert trace == Trace((TraceRow(0.0, 5, 6), TraceRow(1.0, 5, 7)), 2)
 
 
+def test_strictly_a_prompt_is_needed_and_output_is_not(write: Write) -> None:
+    trace = read_trace(write(b"arrival_s,num_prompt,num_output\n2,5,0\n3,5,6\n"), strict=True)
+    assert trace == Trace((TraceRow(0.0, 5, 0), TraceRow(1.0, 5, 6)))
+    with pytest.raises(TraceError, match="line 3: column num_prompt: 0 is not allowed; from 1 to"):
+        read_trace(write(b"arrival_s,num_prompt,num_output\n2,5,0\n3,0,6\n"), strict=True)
+
+
 HEAD = b"arrival_s,num_prompt,num_output\n0,1,1\n"
 DAMAGED = [
     (b"", "line 1: the file is empty"),
@@ -75,6 +82,8 @@ DAMAGED = [
     (HEAD + b"soon,2,3\n", "line 3: column arrival_s: 'soon' is not a number of seconds"),
     (HEAD + b"nan,2,3\n", "line 3: column arrival_s: 'nan' is not a number of seconds"),
     (HEAD + b"1e999,2,3\n", "line 3: column arrival_s: '1e999' is not a number of seconds"),
+    (HEAD + b"-5,2,3\n", "line 3: column arrival_s: '-5' is not a number of seconds from 0 to 1e+15"),
+    (HEAD + b"1e20,2,3\n", "line 3: column arrival_s: '1e20' is not a number of seconds from 0 to 1e+15"),
     (HEAD + b"1,2,3\n4,\xff\xfe,6\n", "line 4: it is not text (byte 2 of the line is no UTF-8)"),
     (HEAD + b'1,"2,3\n4,5,6\n', "line 4: "),
     (HEAD + b"1," + b"2" * 200_000 + b",3\n", "line 3: field larger than field limit"),

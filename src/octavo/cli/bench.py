@@ -10,6 +10,7 @@ from octavo.cli.bench_advice import advice
 from octavo.cli.bench_cascade import cascade
 from octavo.cli.bench_prefix import prefix
 from octavo.cli.bench_serve import serve
+from octavo.cli.bench_simulator import simulator
 from octavo.cli.bench_waste import waste
 from octavo.cli.options import engine_config, engine_options, model_options
 from octavo.cli.progress import fetched
@@ -264,4 +265,5 @@ bench.add_command(advice)
 bench.add_command(cascade)
 bench.add_command(prefix)
 bench.add_command(serve)
+bench.add_command(simulator)
 bench.add_command(waste)

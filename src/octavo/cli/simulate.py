@@ -296,7 +296,7 @@ def _lengths(options: dict[str, Any]) -> Any:
         prompt = _checked("prompt-len", lambda: parse_lengths(options["prompt_len"]))
         pairs: LengthPairs = Independent(prompt, _checked("output-len", lambda: parse_lengths(options["output_len"])))
         return pairs
-    trace = read_trace(options["trace"])
+    trace = read_trace(options["trace"], strict=True)
     if options["rate"] is not None or options["concurrency"] is not None:
         return Resampled(trace)
     return _checked("trace-speed", lambda: trace.faster(options["trace_speed"]))

@@ -43,7 +43,7 @@ class StepShape:
     def of(cls, plan: StepPlan) -> StepShape:
         shape = cls()
         for piece in plan.slices:
-            num_logit_rows = 1 if piece.num_samples else 0
+            num_logit_rows = 1 + piece.num_drafts if piece.num_samples else 0
             if piece.prompt_logprobs is not None:
                 num_logit_rows = max(num_logit_rows, len(piece.next_token_ids))
             shape.add(piece.start, len(piece.token_ids), num_logit_rows)

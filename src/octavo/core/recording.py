@@ -45,12 +45,14 @@ def header(
     prices_preemption: bool,
     layout: PageLayout | None = None,
     about: str = "",
+    step_cost: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The first line, from what a scheduler is made of."""
+    """The first line, from what a scheduler is made of. ``step_cost``: what was known of the seconds of steps beforehand, as its file says
+    it; the states of the costs in the lines that follow are corrections of it."""
     settings = {name: value for name, value in asdict(scheduler).items() if name != "record"}
     sizes = {"num_blocks": num_blocks, "max_model_len": max_model_len, "num_host_blocks": num_host_blocks}
     pages = None if layout is None else asdict(layout)
-    other = {"fingerprint": fingerprint, "prices_preemption": prices_preemption, "layout": pages, "about": about}
+    other = {"fingerprint": fingerprint, "prices_preemption": prices_preemption, "layout": pages, "about": about, "step_cost": step_cost}
     return {"format": FORMAT, "version": VERSION, "scheduler": settings, "cache": asdict(cache), **sizes, **other}
 
 

@@ -20,14 +20,16 @@ _FEW = 8
 
 
 class GapModel:
-    """A GapCost that learns. One step at a time: ``begin``, then ``end`` unless the step failed.
+    """A GapCost that learns. One step at a time: ``begin``, then ``end`` unless the step failed. ``device``: a fitted cost that somebody
+    else feeds; None: one of its own.
 
     What has passed since the last step matters only while a stream runs, and then one step follows the other; so nothing is to be
     told of failures and idle times, after which none runs.
     """
 
-    def __init__(self) -> None:
-        self.device = FittedCost()
+    def __init__(self, device: FittedCost | None = None) -> None:
+        self._feeds = device is None
+        self.device = FittedCost() if device is None else device
         self._host_times_s: deque[float] = deque(maxlen=32)  # of the last steps: their time beside the device
         self._begun_s = 0.0
         self._ended_s: float | None = None  # when the last step's tokens went out
@@ -63,4 +65,5 @@ class GapModel:
         """The step begun last has ended: its tokens go out at ``now``. Learn from it."""
         self._ended_s = now
         self._host_times_s.append(max(0.0, now - self._begun_s - result.seconds))
-        self.device.observe(StepShape.of(plan), result.seconds - result.move_seconds)
+        if self._feeds:
+            self.device.step_done(plan, result)

@@ -10,7 +10,7 @@ from octavo.core.step import StepPlan, StepResult
 from octavo.costs.fitted import FittedCost
 
 _FIRST_BYTES_PER_S = 4e9  # of a copy in memory, until one has been measured
-_DECODING_STEPS = 8
+_DECODING_STEPS = 8  # one in so many is learned from
 _MEMORY = 0.9  # weight of what was known of moves when a step with more of them comes
 
 
@@ -22,7 +22,6 @@ class PreemptionModel:
         self.device = FittedCost() if device is None else device
         self._move_s = bytes_per_block / _FIRST_BYTES_PER_S
         self._num_moves = 1.0
-        self._num_steps = 0
 
     @property
     def seconds_per_block(self) -> float:
@@ -41,15 +40,10 @@ class PreemptionModel:
     def swap_seconds(self, num_blocks: int) -> float:
         return num_blocks * self.seconds_per_block
 
-    def _is_worth_learning(self, plan: StepPlan) -> bool:
-        """Fitting takes time that short steps would feel: of steps that only decode, which are all alike, one in eight will do."""
-        self._num_steps += 1
-        return plan.num_tokens > len(plan.slices) or self._num_steps % _DECODING_STEPS == 0
-
     def observe(self, plan: StepPlan, result: StepResult) -> None:
         """Learn from a step that was run."""
         if plan.num_moves and result.move_seconds > 0.0:
             self._move_s = _MEMORY * self._move_s + result.move_seconds
             self._num_moves = _MEMORY * self._num_moves + plan.num_moves
-        if self._feeds and self._is_worth_learning(plan):
-            self.device.observe(StepShape.of(plan), result.seconds - result.move_seconds)
+        if self._feeds:
+            self.device.step_done(plan, result, _DECODING_STEPS)

@@ -28,7 +28,7 @@ class RestoreModel:
 
     def recompute_s(self, start: int, num_tokens: int) -> float:
         """See RestoreCost."""
-        if self.device.num_observations < _FEW_STEPS:
+        if self.device.num_observations < _FEW_STEPS:  # those of a calibration count
             return FIRST_WAIT_S
         shape = StepShape()
         shape.add(start, num_tokens, 0)
@@ -51,7 +51,7 @@ class RestoreModel:
         if plan.num_moves:
             self.move_s = _mixed(self.move_s, result.move_seconds / plan.num_moves)
         if self._owns_device:
-            self.device.observe(StepShape.of(plan), result.seconds - result.move_seconds)
+            self.device.step_done(plan, result)
 
     def blocks_read(self, num_blocks: int, seconds: float) -> None:
         """Learn from a number of blocks that the disk took ``seconds`` to read."""

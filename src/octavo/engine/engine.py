@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, TextIO, Unpack
 from octavo.backends.base import Backend
 from octavo.config import ConfigError, EngineConfig
 from octavo.core.clock import Clock, WallClock
+from octavo.core.cost import StepShape
 from octavo.core.request import Request, SamplingParams
 from octavo.core.scheduler import Scheduler
 from octavo.core.step import StepPlan
+from octavo.costs.fitted import FittedCost
 from octavo.costs.gap import GapModel
 from octavo.costs.preemption import PreemptionModel
 from octavo.costs.restore import RestoreModel
@@ -28,17 +30,20 @@ from octavo.engine.loop import EngineLoop
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.outputs import OutputEvent
 from octavo.engine.params import PreparedRequest, RequestOptions, RequestPreparer, check_priority
+from octavo.engine.step_costs import calibrated_cost
 from octavo.engine.timeline import Timeline
 from octavo.speculative.speculator import create_speculator
 
 if TYPE_CHECKING:
     from octavo.engine.kv_tiering import KVTiering
+    from octavo.engine.step_log import StepLog
     from octavo.models.loaded import LoadedModel
 
 logger = logging.getLogger("octavo.engine")
 
 MAX_DEFAULT_KV_BYTES = 4 << 30
 DEFAULT_KV_SHARE = 0.25  # of the memory that is available when the engine starts
+_LEARN_ONE_IN = 8  # steps that only decode, of which nobody asks what the next will take
 
 
 class Engine:
@@ -53,7 +58,9 @@ class Engine:
         max_itl_ms = config.scheduler.max_itl_ms
         max_itl_s = math.inf if max_itl_ms is None else max_itl_ms / 1000
         self.metrics = EngineMetrics(max_itl_s)
-        self.gap_model = None if max_itl_ms is None else GapModel()
+        self.step_cost = FittedCost(calibrated_cost(backend))  # the one cost of steps: all that ask what a step takes share it
+        self.step_log: StepLog | None = None  # told of every step, where somebody wants to know
+        self.gap_model = None if max_itl_ms is None else GapModel(self.step_cost)
         self._itl_warnings = ItlWarnings(max_itl_s)
         self.num_failures_in_a_row = 0
         self._recording: TextIO | None = None
@@ -82,12 +89,20 @@ class Engine:
         draft_model = self._drafting.draft_model(backend, self.scheduler)
         others = {one.name: one for one in (draft_model, self_draft) if one is not None}
         self.speculator = create_speculator(config.speculative, self.scheduler.limits.max_total_tokens, self.clock, others)
-        price = None if self.gap_model is None else self.gap_model.device
+        if self.step_cost.base is not None:
+            self.speculator.control.cost.expect(self._decode_prices(self.step_cost.base.max_rows))
+        price = self.step_cost if self.step_cost.base is None else None  # what was calibrated has no price for each row by itself
         self.timeline = Timeline(self.scheduler, self.clock, price, is_paced=self.gap_model is not None)
         self.loop = EngineLoop(self.scheduler, backend.vocab_size, model.tokenizer, self.gap_model, self.speculator, self.timeline)
         max_n = config.scheduler.max_num_seqs
         self._preparer = RequestPreparer(backend.vocab_size, self.scheduler.limits, max_n, model.eos_token_ids, model.tokenizer)
         self._request_numbers = itertools.count()
+
+    def _decode_prices(self, max_rows: int) -> list[tuple[int, float]]:
+        """Seconds of steps that only decode or verify, by their rows, up to ``max_rows``, as calibrated."""
+        most = min(max_rows, self.config.scheduler.max_num_batched_tokens)
+        rows = [*range(1, min(most, 16) + 1), *(n for n in (20, 24, 32, 40, 48, 64, 96, 128, 192, 256) if n <= most)]
+        return [(n, self.step_cost.seconds_of(StepShape(n, n, n, n, n))) for n in rows]
 
     def _recorded(self, model_name: str) -> Callable[..., Scheduler]:
         """What makes the scheduler: one that is recorded, if the configuration says so. Raises OSError when there can be no such file."""
@@ -107,16 +122,14 @@ class Engine:
             return None
         from octavo.engine.kv_tiering import StoreNames, open_tiering
 
-        teller = self.gap_model or self.preemption_model
-        cost = RestoreModel(None if teller is None else teller.device)
+        cost = RestoreModel(self.step_cost)
         return open_tiering(cache, backend, StoreNames(fingerprint, self.model.name), num_swap_blocks, self.num_kv_blocks, cost)
 
     def _make_preemption_model(self, num_host_blocks: int) -> PreemptionModel | None:
         """What prices preemptions where there is a choice."""
         if not num_host_blocks or self.config.scheduler.preemption != "auto":
             return None
-        bytes_per_block = self.backend.kv_capacity(0).bytes_per_block
-        return PreemptionModel(bytes_per_block, None if self.gap_model is None else self.gap_model.device)
+        return PreemptionModel(self.backend.kv_capacity(0).bytes_per_block, self.step_cost)
 
     @classmethod
     def load(cls, config: EngineConfig, beside: Callable[[], object] | None = None) -> Engine:
@@ -211,9 +224,12 @@ class Engine:
             self.tiering.cost.step_done(plan, result)
         ended_s = self.clock.now()
         self.loop.end_step(plan, result, ended_s, events)
+        self.step_cost.step_done(plan, result, _LEARN_ONE_IN if self.gap_model is None else 1)
         if self.preemption_model is not None:
             self.preemption_model.observe(plan, result)
         self.metrics.step_done(plan, ended_s - started_s)
+        if self.step_log is not None:
+            self.step_log.add(plan, result, started_s, ended_s, self.has_work)
         worst_gap_s = self.metrics.events_made(events, ended_s)
         if worst_gap_s > self._itl_warnings.bound_s:
             self._itl_warnings.broken(plan, result.seconds, worst_gap_s, ended_s)

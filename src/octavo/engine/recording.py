@@ -5,6 +5,7 @@ Decides nothing: plans are those of the scheduler that it is. What is written is
 
 from __future__ import annotations
 
+import json
 from typing import Any, TextIO
 
 from octavo.config import CacheConfig, SchedulerConfig
@@ -44,7 +45,10 @@ class RecordedScheduler(Scheduler):
         )
         self._file = file
         prices = isinstance(preemption_cost, PreemptionModel)
-        head = recording.header(config, cache, num_blocks, max_model_len, fingerprint, num_host_blocks, prices, layout, about)
+        head = recording.header(
+            config, cache, num_blocks, max_model_len, fingerprint, num_host_blocks, prices, layout, about,
+            _known_beforehand(gap_cost, preemption_cost),
+        )  # fmt: skip
         file.write(recording.dump(head))
 
     def add(self, request: Request) -> None:
@@ -88,3 +92,12 @@ class RecordedScheduler(Scheduler):
             gap.state() if isinstance(gap, GapModel) else None,
             preemption.state() if isinstance(preemption, PreemptionModel) else None,
         ]
+
+
+def _known_beforehand(*costs: GapCost | PreemptionCost | None) -> dict[str, Any] | None:
+    """The calibrated cost that these correct, if there is one."""
+    for cost in costs:
+        if isinstance(cost, (GapModel, PreemptionModel)) and cost.device.base is not None:
+            data: dict[str, Any] = json.loads(cost.device.base.to_json())
+            return data
+    return None

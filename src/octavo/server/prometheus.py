@@ -81,10 +81,11 @@ def _gauges(engine: Engine) -> Iterator[Any]:
     yield GaugeMetricFamily("octavo_kv_cache_usage_ratio", "Share of KV blocks that sequences use; cached ones do not count.", value=usage)
     fill = "Share of the token slots in used KV blocks that hold a token's keys and values; NaN while none are used."
     yield GaugeMetricFamily("octavo_kv_slots_filled_ratio", fill, value=scheduler.kv_occupancy().fill_ratio)
-    gap_model = engine.gap_model
-    error = None if gap_model is None else gap_model.device.median_error
-    median = "Median relative error of the predicted seconds of the last 64 steps; NaN without max_itl_ms."
+    error, pace = engine.step_cost.median_error, engine.step_cost.pace
+    median = "Median relative error of the predicted seconds of the last 64 steps that the cost model was told; NaN before any."
     yield GaugeMetricFamily("octavo_step_cost_error_ratio", median, value=math.nan if error is None else error)
+    slower = "Seconds of these steps over those of the calibration, median: 1 while the machine is as it was; NaN without one."
+    yield GaugeMetricFamily("octavo_step_cost_pace_ratio", slower, value=math.nan if pace is None else pace)
 
 
 def _tiers(tiering: KVTiering | None) -> Iterator[Any]:

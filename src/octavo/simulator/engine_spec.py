@@ -43,8 +43,9 @@ class EngineSpec:
     """``num_blocks``: the KV pool. ``role``: prefill engines compute prompts up to the first token and hand over, decode engines take over.
 
     ``make_scheduler`` makes another scheduler than ``Scheduler(scheduler, cache, num_blocks, max_model_len)``, with other policies, say.
-    ``kv_bytes_per_token``: what a hand-off moves. ``move_s``: seconds to move a block to host memory or back. ``text``: what sequences say
-    (None: each repeats one token, and steps that only repeat can be jumped); with ``speculation`` the simulated text is said instead.
+    ``kv_bytes_per_token``: what a hand-off moves. ``move_s``: seconds to move a block to host memory or back. ``wake_s``: what a step
+    takes more that follows on idleness. ``text``: what sequences say (None: each repeats one token, and steps that only repeat can be
+    jumped); with ``speculation`` the simulated text is said instead.
     """
 
     cost: CostModel
@@ -58,6 +59,7 @@ class EngineSpec:
     kv_bytes_per_token: int = 0
     num_host_blocks: int = 0
     move_s: float = 0.0
+    wake_s: float = 0.0
     speculation: Speculation | None = None
     text: TextSource | None = None
     make_scheduler: Callable[[], Scheduler] | None = None

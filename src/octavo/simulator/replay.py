@@ -19,7 +19,7 @@ from octavo.core.recording import RecordingError
 from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler
 from octavo.core.step import StepPlan, StepResult
-from octavo.costs.coefficients import Coefficients
+from octavo.costs.coefficients import Coefficients, coefficients_of
 from octavo.costs.fitted import FittedCost
 from octavo.workload.requests import WorkloadRequest
 
@@ -50,11 +50,11 @@ class Replay:
 
 
 class ReplayedGapCost:
-    """A GapCost in the states that a recorded one was in."""
+    """A GapCost in the states that a recorded one was in. ``base``: what was known beforehand."""
 
-    def __init__(self) -> None:
+    def __init__(self, base: Coefficients | None) -> None:
         self.max_trusted_rows = 0
-        self._device = FittedCost()
+        self._device = FittedCost(base)
         self._fixed_s, self._factor = 0.0, 1.0
 
     def set(self, state: list[Any]) -> None:
@@ -69,10 +69,10 @@ class ReplayedGapCost:
 
 
 class ReplayedPreemptionCost:
-    """A PreemptionCost in the states that a recorded one was in."""
+    """A PreemptionCost in the states that a recorded one was in. ``base``: what was known beforehand."""
 
-    def __init__(self) -> None:
-        self._device = FittedCost()
+    def __init__(self, base: Coefficients | None) -> None:
+        self._device = FittedCost(base)
         self._seconds_per_block = 0.0
 
     def set(self, state: list[Any]) -> None:
@@ -101,8 +101,9 @@ class Replayer:
 
     def __init__(self, head: dict[str, Any], on_step: StepObserver | None = None) -> None:
         self.replay = Replay(head)
-        self._gap = ReplayedGapCost() if head["scheduler"]["max_itl_ms"] is not None else None
-        self._preemption = ReplayedPreemptionCost() if head["prices_preemption"] else None
+        base = None if head.get("step_cost") is None else coefficients_of(head["step_cost"])
+        self._gap = ReplayedGapCost(base) if head["scheduler"]["max_itl_ms"] is not None else None
+        self._preemption = ReplayedPreemptionCost(base) if head["prices_preemption"] else None
         self.scheduler = Scheduler(
             SchedulerConfig(**head["scheduler"]), CacheConfig(**head["cache"]), head["num_blocks"], head["max_model_len"],
             head["fingerprint"], self._gap, head["num_host_blocks"], self._preemption, layout=recording.layout_of(head["layout"]),

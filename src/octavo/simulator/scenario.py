@@ -52,7 +52,10 @@ def fitted_engine(
     coefficients: Coefficients, num_blocks: int, max_model_len: int, scheduler: SchedulerConfig, cache: CacheConfig, kv_bytes: int = 0
 ) -> EngineSpec:
     """An engine whose steps cost what they cost where ``coefficients`` were fitted. ``kv_bytes``: of a token's KV, for hand-offs."""
-    return EngineSpec(coefficients, num_blocks, max_model_len, scheduler, cache, name="fitted", kv_bytes_per_token=kv_bytes)
+    wake_s = coefficients.wake_s
+    return EngineSpec(
+        coefficients, num_blocks, max_model_len, scheduler, cache, name="fitted", kv_bytes_per_token=kv_bytes, wake_s=wake_s
+    )
 
 
 def engines(spec: EngineSpec, num_engines: int, roles: str | None = None) -> list[EngineSpec]:

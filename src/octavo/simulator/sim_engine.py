@@ -12,6 +12,7 @@ one in flight is planned as any other. So what is seen of an engine never depend
 from __future__ import annotations
 
 import heapq
+import math
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from itertools import accumulate, islice
@@ -82,6 +83,7 @@ class SimEngine:
     in_flight: InFlight | None = None
     last_event: int = 0
     last_step_s: float = 0.0  # seconds of the last step that was not taken with others
+    _ended_s: float = -math.inf  # when the last step did
     _run: _Run | None = None
     scheduler: Scheduler = field(init=False)
     backend: SimBackend = field(init=False)
@@ -201,7 +203,8 @@ class SimEngine:
         """Begin a step, or a run of steps, if there is work and none in flight."""
         if self.in_flight is not None or self._run is not None or not self.loop.has_work:
             return
-        num_steps = self.loop.num_repeats() if self.jumps and self.backend.says_one_token else 0
+        may_jump = self.jumps and self.backend.says_one_token and not self._wake_s(now)
+        num_steps = self.loop.num_repeats() if may_jump else 0
         if num_steps:
             self._begin_run(now, min(num_steps, _MOST_REPEATS))
         else:
@@ -211,8 +214,13 @@ class SimEngine:
         plan = self.loop.begin_step(now)
         if plan is not None:
             result = self.backend.execute(plan)
+            result.seconds += self._wake_s(now)
             self.in_flight, self._known_load = InFlight(plan, result, now + result.seconds), None
             self._schedule(self.in_flight.end_s)
+
+    def _wake_s(self, now: float) -> float:
+        """What a step takes more that begins now, for the idleness before it."""
+        return self.spec.wake_s if now > self._ended_s else 0.0
 
     def _begin_run(self, now: float, num_steps: int) -> None:
         lengths = [len(seq.token_ids) for seq in self.scheduler.running_sequences]
@@ -233,7 +241,7 @@ class SimEngine:
         num_ended = bisect_right(run.ends_s, now)
         self._run = None
         self._take(run, num_ended)
-        begin_s = run.ends_s[num_ended - 1] if num_ended else run.begin_s
+        begin_s = self._ended_s = run.ends_s[num_ended - 1] if num_ended else run.begin_s
         if num_ended == len(run.ends_s) or begin_s == now:
             self._schedule(now)  # to begin with the next step, after all that happens now
         else:
@@ -258,6 +266,8 @@ class SimEngine:
 
     def finish(self) -> list[OutputEvent]:
         """The step in flight has ended, or the run."""
+        if self._run is not None or self.in_flight is not None:
+            self._ended_s = self.clock.now()
         if self._run is not None:
             run, self._run = self._run, None
             self._take(run, len(run.ends_s))

@@ -89,6 +89,13 @@ class StepSeconds:
         self._table: list[float] = []  # and its values, by rows
         self._refresh_at = 0
 
+    def expect(self, prices: Iterable[tuple[int, float]]) -> None:
+        """What steps of so many rows take with next to no context, as (rows, seconds), is known beforehand: as if each had been seen just
+        now, as often as it takes to be believed. Steps that are seen correct it as they do each other."""
+        for num_rows, seconds in prices:
+            self._buckets[bucket_of(num_rows)] = _Bucket(float(num_rows), 0.0, seconds, _FEW, self.num_steps)
+        self._refresh_at = 0
+
     def observe(self, num_rows: int, num_context: int, seconds: float) -> None:
         """A step took ``seconds``. ``num_context``: positions read, once per sequence. Steps without rows or time teach nothing."""
         if num_rows < 1 or not seconds > 0.0:

@@ -18,7 +18,7 @@ from typing import Any
 
 from octavo.workload.lengths import MAX_TOKENS
 from octavo.workload.requests import TokenRange, WorkloadRequest
-from octavo.workload.traces import TraceError
+from octavo.workload.traces import TraceError, decoded
 
 HASH_BLOCK_TOKENS = 512  # of the published Mooncake traces
 
@@ -39,8 +39,8 @@ class JsonlTrace:
     def requests(self) -> Iterator[WorkloadRequest]:
         """Raises TraceError that names line and field, OSError."""
         rng, first_s, last_s = random.Random(f"{self.seed}:tokens"), None, -math.inf
-        with open(self.path, encoding="utf-8-sig") as file:
-            for number, text in enumerate(file, 1):
+        with open(self.path, "rb") as file:
+            for number, text in enumerate(decoded(str(self.path), file), 1):
                 if not text.strip():
                     continue
                 where = f"{self.path}: line {number}"
@@ -71,7 +71,7 @@ class JsonlTrace:
 def _object(where: str, text: str) -> dict[str, Any]:
     try:
         line = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TraceError(f"{where}: it is no JSON: {error}") from None
     if not isinstance(line, dict):
         raise TraceError(f"{where}: an object is needed, not {text.strip()[:80]}")

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from octavo.workload.lengths import MAX_TOKENS
 
+MAX_SECONDS = 1e15
 _ORIGIN = datetime(2020, 1, 1, tzinfo=UTC)  # near what is recorded: a float keeps the microseconds
 
 
@@ -37,7 +38,7 @@ def _date_s(text: str) -> float:
 
 def _number_s(text: str) -> float:
     value = float(text)
-    if not math.isfinite(value):
+    if not 0.0 <= value <= MAX_SECONDS:  # nan as well
         raise ValueError(text)
     return value
 
@@ -58,7 +59,7 @@ class TraceFormat:
         return self.time, self.prompt, self.output
 
 
-_SECONDS = "a number of seconds"
+_SECONDS = f"a number of seconds from 0 to {MAX_SECONDS:g}"
 FORMATS = (
     TraceFormat("Azure LLM inference", "TIMESTAMP", "ContextTokens", "GeneratedTokens", _date_s, "a date and time"),
     TraceFormat("BurstGPT", "Timestamp", "Request tokens", "Response tokens", _number_s, _SECONDS),
@@ -118,32 +119,35 @@ class Resampled:
             yield row.num_prompt, row.num_output
 
 
-def read_trace(path: str | Path) -> Trace:
-    """The trace in a CSV file of one of ``FORMATS``. Raises TraceError, OSError. Rows without prompt or output are left out and counted."""
+def read_trace(path: str | Path, strict: bool = False) -> Trace:
+    """The trace in a CSV file of one of ``FORMATS``. Raises TraceError, OSError. Rows without prompt or output are left out and counted;
+    ``strict``: those without a prompt are an error, and those without output, of which the prompt is all that is computed, stay."""
     name = str(path)
     with open(path, "rb") as file:
-        reader = csv.reader(_decoded(name, file), strict=True)
+        reader = csv.reader(decoded(name, file), strict=True)
         try:
             header = next(reader, None)
             if header is None:
                 raise TraceError(f"{name}: line 1: the file is empty")
             found = _format_of(name, header)
             columns = [(column, header.index(column)) for column in found.columns]
-            rows = [_row(f"{name}: line {reader.line_num}", cells, columns, found) for cells in reader if cells]
+            least = 1 if strict else 0
+            rows = [_row(f"{name}: line {reader.line_num}", cells, columns, found, least) for cells in reader if cells]
         except csv.Error as error:
             raise TraceError(f"{name}: line {reader.line_num}: {error}") from None
-    return _trace_of(name, rows)
+    return _trace_of(name, rows, strict)
 
 
-def _trace_of(name: str, rows: list[TraceRow]) -> Trace:
-    whole = sorted(row for row in rows if row.num_prompt and row.num_output)
+def _trace_of(name: str, rows: list[TraceRow], strict: bool) -> Trace:
+    whole = sorted(row for row in rows if row.num_prompt and (row.num_output or strict))
     if not whole:
         raise TraceError(f"{name}: there is no request in it")
     first_s = whole[0].arrival_s
     return Trace(tuple(row._replace(arrival_s=row.arrival_s - first_s) for row in whole), len(rows) - len(whole))
 
 
-def _decoded(name: str, lines: Iterable[bytes]) -> Iterator[str]:
+def decoded(name: str, lines: Iterable[bytes]) -> Iterator[str]:
+    """Lines of UTF-8, a byte order mark at the start taken off. Raises TraceError that names file ``name`` and line."""
     for number, line in enumerate(lines, 1):
         try:
             yield line.decode("utf-8-sig" if number == 1 else "utf-8")
@@ -160,7 +164,7 @@ def _format_of(name: str, header: list[str]) -> TraceFormat:
     raise TraceError(f"{name}: line 1: no known trace has these columns: {shown:.200}; needed are ({wanted})")
 
 
-def _row(where: str, cells: list[str], columns: list[tuple[str, int]], known: TraceFormat) -> TraceRow:
+def _row(where: str, cells: list[str], columns: list[tuple[str, int]], known: TraceFormat, least_prompt: int) -> TraceRow:
     values: list[float] = []
     for column, index in columns:
         if index >= len(cells):
@@ -172,8 +176,9 @@ def _row(where: str, cells: list[str], columns: list[tuple[str, int]], known: Tr
         except (ValueError, OverflowError):
             form = known.time_form if is_time else "a whole number of tokens"
             raise TraceError(f"{where}: column {column}: {text[:80]!r} is not {form}") from None
-        if not is_time and not 0 <= value <= MAX_TOKENS:
-            raise TraceError(f"{where}: column {column}: {value} is not allowed; from 0 to {MAX_TOKENS} tokens")
+        least = least_prompt if column == known.prompt else 0
+        if not is_time and not least <= value <= MAX_TOKENS:
+            raise TraceError(f"{where}: column {column}: {value} is not allowed; from {least} to {MAX_TOKENS} tokens")
         values.append(value)
     time_s, num_prompt, num_output = values
     return TraceRow(time_s, int(num_prompt), int(num_output))
