@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from octavo.config import CacheConfig, SchedulerConfig
 from octavo.core.cost import CostModel
+from octavo.core.kv_pages import PageLayout
 from octavo.core.scheduler import Scheduler
 
 ROLES = ("both", "prefill", "decode")
@@ -42,7 +43,8 @@ class EngineSpec:
     """``num_blocks``: the KV pool. ``role``: prefill engines compute prompts up to the first token and hand over, decode engines take over.
 
     ``make_scheduler`` makes another scheduler than ``Scheduler(scheduler, cache, num_blocks, max_model_len)``, with other policies, say.
-    ``kv_bytes_per_token``: what a hand-off moves. ``move_s``: seconds to move a block to host memory or back.
+    ``kv_bytes_per_token``: what a hand-off moves. ``move_s``: seconds to move a block to host memory or back. ``layout``: the pages of a
+    block, of a model whose layers with a window give back what has left it (None: every layer keeps every block).
     """
 
     cost: CostModel
@@ -58,6 +60,7 @@ class EngineSpec:
     move_s: float = 0.0
     speculation: Speculation | None = None
     make_scheduler: Callable[[], Scheduler] | None = None
+    layout: PageLayout | None = None
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
