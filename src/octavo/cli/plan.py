@@ -61,7 +61,7 @@ _OPTIONS: list[Callable] = [
     click.option("--model", "-m", help="config.json, .gguf (its first part will do), folder, or name as for `serve` (default: smollm2)."),
     click.option("--context", type=click.IntRange(1), help="With --fit: tokens of a sequence (default: what the model was trained for)."),
     click.option("--sequences", type=click.IntRange(1), default=1, show_default=True, help="With --fit: so many of them at once."),
-    click.option("--kv-dtype", "--kv-cache-dtype", "kv_dtype", type=click.Choice(_DTYPES), default="bf16", show_default=True, help="Of KV."),
+    click.option("--kv-dtype", "kv_dtype", type=click.Choice(_DTYPES), default="bf16", show_default=True, help="Type of keys and values."),
     click.option("--memory", type=ByteSize(), help="With --fit: what there is. With --fitted: the memory of that machine."),
     click.option("--block-size", type=int, default=_D.cache.block_size, show_default=True, help="Tokens of a KV block."),
     click.option("--no-enable-kv-groups", is_flag=True, help="Keep the KV of window layers for all positions."),
@@ -70,24 +70,24 @@ _OPTIONS: list[Callable] = [
     click.option("--machines", type=click.Path(exists=True, dir_okay=False), help="TOML file of machines (default: those of Octavo)."),
     click.option("--machine", multiple=True, help="This one alone, by its name; may be given several times."),
     click.option("--fitted", type=click.Path(exists=True, dir_okay=False), help="One more machine: coefficients that were fitted on it."),
-    click.option("--max-devices", type=click.IntRange(1), default=8, show_default=True, help="Most devices that share an engine's steps."),
+    click.option("--max-devices", type=click.IntRange(1), default=8, show_default=True, help="Most devices that share steps."),
     click.option("--trace", type=click.Path(exists=True, dir_okay=False), help="CSV or .jsonl: lengths, and how often requests come."),
-    click.option("--prompt-len", default="lognormal:161:1:4:1024", show_default=True, help=f"Without --trace: prompts, {_LENGTHS}."),
+    click.option("--prompt-len", default="lognormal:161:1:4:1024", show_default=True, help=f"Without --trace: {_LENGTHS}."),
     click.option("--output-len", default="lognormal:120:0.8:4:512", show_default=True, help="Without --trace: answers."),
     click.option("--slo", help="Limits in seconds, such as ttft=0.5,itl=0.05 (also e2e, gap)."),
     click.option("--attainment", type=float, default=0.9, show_default=True, help="Share of requests that are to keep them."),
     click.option("--rate", type=float, help="Requests per second to be served (default: the trace's own)."),
-    click.option("--arrivals", type=click.Choice(("poisson", "trace")), default="poisson", show_default=True, help="trace: as recorded, scaled."),
+    click.option("--arrivals", type=click.Choice(("poisson", "trace")), default="poisson", show_default=True, help="trace: as recorded."),
     click.option("--rate-range", type=RateRange(), help="Look for highest rates between LOW:HIGH alone."),
-    click.option("--precision", type=float, default=0.1, show_default=True, help="Distance of the rates that are tried, as a share."),
-    click.option("--seeds", type=Seeds(), default="0,1,2", show_default=True, help="Each is a load of its own: the spread is the error bar."),
+    click.option("--precision", type=float, default=0.1, show_default=True, help="Steps of rates, as a share."),
+    click.option("--seeds", type=Seeds(), default="0,1,2", show_default=True, help="A load for each; their spread is the error."),
     click.option("--minimize", type=click.Choice(("usd", "watts", "machines")), help="What is cheapest (default: usd if all have prices)."),
     click.option("--budget", type=float, help="Most USD per hour."),
     click.option("--power-budget", type=float, help="Most watts, all machines busy."),
-    click.option("--pairs", type=click.IntRange(0), default=3, show_default=True, help="Pairs of kinds that are tried apart, prefill and decode."),
+    click.option("--pairs", type=click.IntRange(0), default=3, show_default=True, help="Pairs of kinds tried for prefill and decode."),
     click.option("--link", type=ByteSize(), help="Bytes per second between prefill and decode engines (default: the machines')."),
     click.option("--max-simulated", type=click.IntRange(1), default=24_000, show_default=True, help="Requests simulated in all, about."),
-    click.option("--json", "as_json", is_flag=True, help="Print only the JSON record."),
+    click.option("--json", "as_json", is_flag=True, help="Print a JSON record in place of the tables."),
 ]
 
 
@@ -156,19 +156,21 @@ def _check_settings(options: dict[str, Any]) -> None:
 def _plan(options: dict[str, Any]) -> None:
     from octavo.planning.planner import make_plan
 
-    trial_options, search = _trial_options(options), None
+    trial_options = _trial_options(options)
     kinds, designs = _kinds(options)
     load = _load(options)
     search = _search_options(options, load)
     engine = _engine(options, load)
-    report = make_plan(engine, load, kinds, trial_options, search, designs, options["max_devices"], _Progress(options["max_simulated"]))
-    if not options["as_json"]:
+    progress = _Progress(options["max_simulated"])
+    report = _checked(lambda: make_plan(engine, load, kinds, trial_options, search, designs, options["max_devices"], progress))
+    if options["as_json"]:
+        click.echo(json.dumps(report.to_dict(), allow_nan=False))
+    else:
         from octavo.cli.plan_text import shown
 
         click.echo(shown(report))
-    click.echo(json.dumps(report.to_dict(), allow_nan=False))
     if not report.is_answered:
-        raise click.exceptions.Exit(1)
+        sys.exit(1)
 
 
 def _checked(make: Callable[[], Any], *names: tuple[str, str]) -> Any:
@@ -189,13 +191,16 @@ def _trial_options(options: dict[str, Any]) -> TrialOptions:
     from octavo.simulator.scenario import parse_slo
 
     slo = _checked(lambda: Slo(**parse_slo(options["slo"])))
+    if slo.ttft_s is None and slo.e2e_s is None:
+        _refuse("slo", f"{options['slo']!r} is not allowed; without ttft or e2e requests may wait for ever, and every rate keeps it")
     link = None if options["link"] is None else float(options["link"])
     if link == 0.0:
         _refuse("link", "0 is not allowed; at least a byte per second")
     return _checked(  # type: ignore[no-any-return]
         lambda: TrialOptions(
-            slo, options["attainment"], options["seeds"], options["arrivals"], most_simulated=options["max_simulated"], link_bytes_per_s=link
-        )
+            slo, options["attainment"], options["seeds"], options["arrivals"],
+            most_simulated=options["max_simulated"], link_bytes_per_s=link,
+        )  # fmt: skip
     )
 
 
@@ -203,7 +208,7 @@ def _search_options(options: dict[str, Any], load: PlanLoad) -> SearchOptions:
     from octavo.planning.bracket import RateGrid
     from octavo.planning.search import SearchOptions
 
-    low, high = options["rate_range"] or (RateGrid.low, RateGrid.high)
+    low, high = options["rate_range"] or (RateGrid().low, RateGrid().high)
     grid = _checked(lambda: RateGrid(options["precision"], low, high))
     rate = options["rate"]
     if rate is None and options["trace"] is not None:
@@ -287,8 +292,8 @@ class _Progress:
         self._num_trials += 1
         self._num_requests += trial.num_requests
         done = min(100, math.floor(100 * self._num_requests / self._most))
-        verdict = "holds" if trial.holds else "fails"
-        line = f"trial {self._num_trials} ({done} % of what may be simulated): {trial.fleet} at {trial.rate:.3g}/s, seed {trial.seed}: {verdict}"
+        what = f"{trial.fleet} at {trial.rate:.3g}/s, seed {trial.seed}: {'holds' if trial.holds else 'fails'}"
+        line = f"trial {self._num_trials} ({done} % of what may be simulated): {what}"
         if sys.stderr.isatty():
             sys.stderr.write("\r" + line[:118].ljust(self._width))
             self._width = min(len(line), 118)

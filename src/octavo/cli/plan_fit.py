@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -54,7 +55,7 @@ def fit(options: dict[str, Any]) -> None:
     else:
         click.echo(_shown(needs, memory, warnings))
     if memory is not None and needs.total_bytes > memory:
-        raise click.exceptions.Exit(1)
+        sys.exit(1)
 
 
 def _shown(needs: MemoryNeeds, memory: int | None, warnings: list[str]) -> str:
@@ -71,8 +72,8 @@ def _shown(needs: MemoryNeeds, memory: int | None, warnings: list[str]) -> str:
     rows.append(["together", f"{needs.total_bytes:,}", size(needs.total_bytes), ""])
     per_token = [["KV, each token", f"{kv.bytes_per_token:,}", size(kv.bytes_per_token), f"{kv.dtype}, in all {_layers(needs)}"]]
     if kv.needs is not None:
-        late, width = kv.bytes_per_late_token, kv.needs.window
-        per_token.append(["  beyond windows", f"{late:,}", size(late), f"from {width:,} tokens on: layers with a window give back what left it"])
+        late, what = kv.bytes_per_late_token, f"from {kv.needs.window:,} tokens on: layers with a window give back what left it"
+        per_token.append(["  beyond windows", f"{late:,}", size(late), what])
     lines = [_head(model), "", table([*rows, ["", "", "", ""], *per_token], " >>", "  ")]
     lines += [f"\nNote: {warning}." for warning in warnings]
     if model.program is None:
@@ -83,7 +84,7 @@ def _shown(needs: MemoryNeeds, memory: int | None, warnings: list[str]) -> str:
         if missing <= 0:
             verdict = f"room for {what}, with {size(-missing)} to spare"
         lines.append(f"\n{size(memory)} of memory: {verdict}.")
-        lines.append(f"At most {fitting:,} {'sequence' if fitting == 1 else 'sequences'} of {needs.context:,} tokens have room beside the weights.")
+        lines.append(f"At most {fitting:,} such {'sequence has' if fitting == 1 else 'sequences have'} room beside the weights.")
     return "\n".join(lines)
 
 

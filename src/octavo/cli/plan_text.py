@@ -20,7 +20,7 @@ def shown(report: PlanReport) -> str:
         if report.rate is not None:
             parts += [_fleets(report, report.result, report.rate), _considered(report.result)]
         parts.append(_how_sure(report, report.result))
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(parts)
 
 
 # --- the question -----------------------------------------------------------------------------------------------------------------------
@@ -31,11 +31,12 @@ def _head(report: PlanReport) -> str:
     weights = f"{size(model.weight_bytes)} of weights ({model.weights_from}), KV {kv.bytes_per_token:,} B a token in {kv.dtype}"
     left_out = f" ({load.num_left_out:,} left out: empty, or longer than the model's context)" if load.num_left_out else ""
     own = f", {load.rate:.3g}/s on average" if load.rate is not None and load.name != "made" else ""
+    lengths = f"mean prompt {load.mean_prompt:,.0f}, mean answer {load.mean_output:,.0f} tokens"
     return "\n".join(
         [
             f"Model    {model.name}: {weights}",
             f"Load     {load.name}: {len(load.rows):,} requests{left_out}{own}",
-            f"         mean prompt {load.mean_prompt:,.0f}, mean answer {load.mean_output:,.0f} tokens; 90 % take up to {load.p90_context:,} together",
+            f"         {lengths}; 90 % take up to {load.p90_context:,} together",
             f"Limits   {_limits(report.trial_options)}",
         ]
     )
@@ -64,7 +65,8 @@ def _machines(report: PlanReport) -> str:
     rows = [["machine", "basis", "conversations", "", "requests/s, one engine", "", ""], ["", "", "mean", "90 %", "holds", "fails", ""]]
     for fit in fits:
         rows.append(_machine_row(fit, rates.get(id(fit))))
-    return table(rows, "  >>>>") + "\n\nConversations: of mean length, and of the length that 90 % do not exceed, that have room in the KV cache at once."
+    note = "Conversations: of mean length, and of the length that 90 % do not exceed, that have room in the KV cache at once."
+    return f"{table(rows, '  >>>>')}\n\n{note}"
 
 
 def _holds(kind: KindRates | None) -> float | None:
@@ -74,14 +76,15 @@ def _holds(kind: KindRates | None) -> float | None:
 def _machine_row(fit: KindFit, kind: KindRates | None) -> list[str]:
     row = [fit.name, fit.kind.basis]
     if not fit.fits:
-        most = f"on {fit.devices} devices" if fit.devices > 1 else ""
-        return [*row, "-", "-", "-", "-", " ".join(f"does not fit {most}: {size(fit.missing_bytes)} missing".replace(" :", ":").split())]
+        return [*row, "-", "-", "-", "-", f"does not fit: {size(fit.missing_bytes)} missing"]
     row += [f"{fit.conversations_mean:,}", f"{fit.conversations_p90:,}"]
     if kind is None or not kind.brackets:
         return [*row, "-", "-", "" if kind is None else kind.dropped or ""]
     fails = kind.fails_at
     seeds = f"{len(kind.brackets)} {'seed' if len(kind.brackets) == 1 else 'seeds'}"
-    holds = "none" if not kind.holds_at else f"{kind.holds_at:.3g}"
+    if not kind.holds_at:
+        return [*row, "none", "-", kind.dropped or ""]
+    holds = f"{kind.holds_at:.3g}"
     return [*row, holds, "-" if fails is None else f"{fails:.3g}", f"({seeds})"]
 
 
@@ -92,7 +95,7 @@ def _fits_nowhere(report: PlanReport) -> str:
         [
             "The model fits on none of these machines.",
             f"Weights, activations and the KV of the longest request ({report.load.max_context:,} tokens) take {needs:,} bytes;",
-            f"{least.name} has {least.memory_bytes:,} of them to give, so {least.missing_bytes:,} bytes ({size(least.missing_bytes)}) are missing.",
+            f"{least.name} has {least.memory_bytes:,} to give: {least.missing_bytes:,} bytes ({size(least.missing_bytes)}) are missing.",
         ]
     )
 
@@ -103,8 +106,8 @@ def _fits_nowhere(report: PlanReport) -> str:
 def _fleets(report: PlanReport, result: SearchResult, rate: float) -> str:
     plans = [(name, plan) for name, plan in (("together", result.colocated), ("apart", result.split)) if plan is not None]
     if not plans:
-        return f"To serve {rate:.4g} requests/s: nothing that was tried keeps the limits" + (" within the budget." if _has_budget(result) else ".")
-    rows = [["", "prefill and decode", "fleet", "W, all busy", "W, mean", "USD/h", "USD/M tokens", "within limits", "steps slower"]]
+        return f"To serve {rate:.4g} requests/s: nothing that was tried keeps the limits{' within the budget' * _has_budget(result)}."
+    rows = [["", "prefill and decode", "fleet", "W, all busy", "W, mean", "USD/h", "USD/M tokens", "within limits", "if steps take longer"]]
     for name, plan in sorted(plans, key=lambda item: item[1] is not result.best):
         rows.append(_fleet_row("->" if plan is result.best else "", name, plan, report.load.mean_output))
     title = f"To serve {rate:.4g} requests/s, least {_unit(result.minimize)} first:"
@@ -120,7 +123,7 @@ def _fleet_row(mark: str, name: str, plan: Plan, mean_output: float) -> list[str
     attained = sorted({f"{100 * trial.attainment:.3g}" for trial in plan.trials}, key=float)
     usd = plan.usd_per_hour
     per_million = "-" if usd is None else f"{usd / (3600 * plan.rate * mean_output) * 1e6:,.3g}"
-    slower = "-" if plan.slower is None else f"{'holds' if plan.slower.holds else 'fails'} at {100 * plan.error:.3g} %"
+    slower = "-" if plan.slower is None else f"{'holds' if plan.slower.holds else 'fails'} at +{100 * plan.error:.3g} %"
     share = attained[0] if len(attained) == 1 else f"{attained[0]} to {attained[-1]}"
     power = [f"{plan.peak_w:,.0f}", f"{plan.mean_w:,.0f}"] if plan.peak_w else ["-", "-"]
     return [mark, name, str(plan.fleet), *power, "-" if usd is None else f"{usd:,.4g}", per_million, f"{share} %", slower]
@@ -139,14 +142,14 @@ def _considered(result: SearchResult) -> str:
     rows = [["looked at", "what came of it"]]
     rows += [[one.what, one.outcome] for one in result.considered[:_SHOWN_CONSIDERED]]
     more = len(result.considered) - _SHOWN_CONSIDERED
-    return table(rows) + (f"\nand {more} more, in the JSON record" if more > 0 else "")
+    return table(rows) + (f"\nand {more} more, which --json shows" if more > 0 else "")
 
 
 # --- how sure ---------------------------------------------------------------------------------------------------------------------------
 
 
 def _how_sure(report: PlanReport, result: SearchResult) -> str:
-    lines = [f"{len(report.trials):,} trials, {report.num_simulated:,} requests simulated, all rates between what was seen to hold and to fail."]
+    lines = [f"{len(report.trials):,} trials with {report.num_simulated:,} requests; rates lie between one that held and one that failed."]
     spread = _spread(result)
     if spread is not None:
         lines.append(f"Seeds: highest rates of a kind differ by up to {100 * spread:.0f} % between them.")

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
 
 from octavo.core.cost import CostModel, StepShape
 from octavo.core.step import StepPlan
-
-
-class _ShapeCost(CostModel, Protocol):
-    def seconds_of(self, shape: StepShape) -> float: ...
 
 
 class _Scaled:
@@ -25,9 +21,9 @@ class _Scaled:
 class _ScaledShapes(_Scaled):
     """Of a cost model that a step's shape is enough for."""
 
-    def __init__(self, cost: _ShapeCost, factor: float) -> None:
+    def __init__(self, cost: CostModel, factor: float, seconds_of: Callable[[StepShape], float]) -> None:
         super().__init__(cost, factor)
-        self._seconds_of = cost.seconds_of
+        self._seconds_of = seconds_of
 
     def seconds_of(self, shape: StepShape) -> float:
         return self._factor * self._seconds_of(shape)
@@ -37,4 +33,5 @@ def scaled(cost: CostModel, factor: float) -> CostModel:
     """``cost`` with every step ``factor`` times as long; of its own kind, so that steps are taken at once where ``cost`` allows it."""
     if not 0.0 < factor < float("inf"):
         raise ValueError(f"factor: {factor!r} is not allowed; a finite number above 0")
-    return _ScaledShapes(cost, factor) if hasattr(cost, "seconds_of") else _Scaled(cost, factor)
+    seconds_of = getattr(cost, "seconds_of", None)
+    return _Scaled(cost, factor) if seconds_of is None else _ScaledShapes(cost, factor, seconds_of)

@@ -32,8 +32,8 @@ class OutlineError(ModelFileError):
 
 @dataclass(frozen=True, slots=True)
 class ModelOutline:
-    """``weight_bytes``: of the weights as they lie in a file; ``weights_from``: where that is known from. ``program`` None: the model can be
-    sized, not served. ``sizes``: bytes of each of the program's weights by its name."""
+    """``weight_bytes``: of the weights as they lie in a file; ``weights_from``: where that is known from. ``program`` None: the model can
+    be sized, not served. ``sizes``: bytes of each of the program's weights by its name."""
 
     name: str
     architecture: str
@@ -46,7 +46,7 @@ class ModelOutline:
 
 
 def read_outline(path: str | os.PathLike[str]) -> ModelOutline:
-    """Of a GGUF file (the first part of it will do), a config.json, or a folder that holds one. Raises ModelFileError, which names ``path``."""
+    """Of a GGUF file (the first part of it will do), a config.json, or a folder that holds one. Raises ModelFileError, which names it."""
     path = Path(path)
     if not path.exists():
         raise OutlineError(f"{path}: is not there")

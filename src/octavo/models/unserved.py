@@ -32,7 +32,7 @@ def model_size(config: Config) -> ModelSize:
     """The size of the model that a config.json describes. FamilyError names the field that is missing, wrong or unknown."""
     rank = config.get("kv_lora_rank")
     if rank is not None:
-        raise FamilyError(refused("kv_lora_rank", rank, "latent attention keeps no keys and values by head, which is all that is sized here"))
+        raise FamilyError(refused("kv_lora_rank", rank, "latent attention keeps no keys and values by head, which are all that is sized"))
     model_type = config.get("model_type")
     size = _SIZES.get(model_type) if isinstance(model_type, str) else None
     if size is None:

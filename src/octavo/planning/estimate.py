@@ -1,4 +1,4 @@
-"""What an engine could do at best, from its cost model and the mean request alone: where a search begins, and nothing that is reported as found.
+"""What an engine could do at best, from its cost model and the mean request alone: where a search begins, never what it reports.
 
 In a steady state every sequence that decodes brings ``prompt / output`` rows of prompts into a step. So with B sequences a step has B
 decoding rows and B * prompt / output rows of prompts, and B / (output * seconds of that step) requests end per second. Queues, bursts and
@@ -68,5 +68,5 @@ def _seconds(cost: CostModel, pieces: list[Piece]) -> float:
         for start, num_rows, has_logits in pieces:
             shape.add(start, num_rows, int(has_logits))
         return float(seconds_of(shape))
-    slices = [SequenceSlice(i, start, [0] * num_rows, array("i"), int(has_logits), [i]) for i, (start, num_rows, has_logits) in enumerate(pieces)]
+    slices = [SequenceSlice(i, start, [0] * num_rows, array("i"), int(logits), [i]) for i, (start, num_rows, logits) in enumerate(pieces)]
     return cost.seconds(StepPlan(-1, slices))

@@ -1,4 +1,4 @@
-"""A plan from what a user says: a model, machines, a load and limits. Joins the memory, the estimates and the search, and makes the report."""
+"""A plan from what a user says: a model, machines, a load and limits. Joins memory, estimates and search, and makes the report."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from octavo.planning.estimate import Estimate, estimate
 from octavo.planning.kinds import Engine, KindFit, MachineKind, fit_kind
 from octavo.planning.load import PlanLoad
 from octavo.planning.search import KindRates, Plan, PlanSearch, SearchOptions, SearchResult
-from octavo.planning.trials import Fleet, Group, Trial, TrialOptions, Trials
+from octavo.planning.trials import Fleet, Group, Trial, TrialOptions, Trials, trial_size
 
 MAX_DEVICES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class PlanReport:
-    """``result`` None: the model fits on no kind. ``load``: requests that the model's context has room for. ``rate``: that was planned for."""
+    """``result`` None: the model fits on no kind. ``load``: requests that the model's context has room for. ``rate``: to be served."""
 
     engine: Engine
     load: PlanLoad
@@ -47,7 +47,8 @@ class PlanReport:
         rates = {} if result is None else {id(kind.fit): kind for kind in result.kinds}
         return {
             "model": {
-                "name": model.name, "architecture": model.architecture, "weight_bytes": model.weight_bytes, "weights_from": model.weights_from,
+                "name": model.name, "architecture": model.architecture,
+                "weight_bytes": model.weight_bytes, "weights_from": model.weights_from,
                 "kv_dtype": kv.dtype, "kv_bytes_per_token": kv.bytes_per_token, "activation_bytes": self.engine.activation_bytes,
             },
             "load": self.load.to_dict(),
@@ -135,8 +136,8 @@ def make_plan(
         fits[fit.name] = fit
         if guess is not None:
             estimates[fit.name] = guess
-    sequences = {name: guess.num_sequences for name, guess in estimates.items()}
-    trials = Trials(engine, load, trial_options, fits, sequences, progress)
+    sizes = {name: trial_size(guess, trial_options.slo) for name, guess in estimates.items()}
+    trials = Trials(engine, load, trial_options, fits, sizes, progress)
     result = None
     if estimates:
         result = PlanSearch(trials, estimates, _with_designs(options, designs, fits)).run()

@@ -2,25 +2,26 @@
 
     kinds that fit ─▶ highest rate of one engine of each ─▶ least colocated fleet for the rate ─▶ least split fleet ─▶ the cheaper one
 
-Everything that is reported was simulated, all seeds of it; estimates (``estimate``) only say where to begin, and which kinds cannot come below
-what has been found. It takes as given that more engines never do worse, and that what fails at a rate fails at higher ones.
+Every fleet that is reported was simulated, with all seeds; estimates (``estimate``) only say where to begin, and which pairs of kinds
+cannot come near what has been found. It takes as given that more engines never do worse, and that what fails fails at higher rates too.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from octavo.planning.bracket import Bracket, RateGrid, find_bracket
 from octavo.planning.estimate import Estimate
 from octavo.planning.kinds import ASSUMED_ERROR, KindFit
 from octavo.planning.trials import Fleet, Group, Trial, TrialLimit, Trials
 
-MOST_ENGINES = 4  # of a cell, which is what is simulated of a larger fleet
+MOST_ENGINES = 4  # of a cell, which is what is simulated of a larger fleet; fewer where a trial of so many would be too long
+_FIRST_SHARE = 0.9  # of an estimate, which knows no queues
 MINIMIZE = ("usd", "watts", "machines")
-_CAPACITY_SHARE = 0.6  # of all requests that may be simulated, for what single engines can do
+_SHARES = (0.55, 0.8, 1.0)  # of all requests that may be simulated: when single engines, colocated and split fleets have to be done
 _MOST_MOVES = 16  # of a walk over the numbers of prefill and decode engines
 _WORTH_TRYING = 1.5  # times the best price so far: bounds beyond it are not tried
 
@@ -48,8 +49,8 @@ class KindRates:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A fleet that keeps the limits at ``rate`` with every seed. ``trials``: one for each. ``slower``: the first seed's trial with steps that
-    take longer by ``error``."""
+    """A fleet that keeps the limits at ``rate`` with every seed. ``trials``: one for each. ``slower``: the first seed's trial with steps
+    that take longer by ``error``."""
 
     fleet: Fleet
     rate: float
@@ -136,11 +137,16 @@ class PlanSearch:
             raise ValueError(f"minimize: 'usd' is not allowed; there is no usd_per_hour of {lacking}")
 
     def run(self) -> SearchResult:
+        self.trials.share = 1.0 if self.options.rate is None else _SHARES[0]
         self._find_rates()
         colocated = split = None
         if self.options.rate is not None:
-            colocated = self._best_of(self._colocated(self.options.rate))
-            split = self._best_of(self._split(self.options.rate))
+            self.trials.share = _SHARES[1]
+            colocated = self._best_of(self._colocated(self.options.rate), "colocated fleets")
+            self.trials.share = _SHARES[2]
+            split = self._best_of(self._split(self.options.rate), "split fleets")
+            self.trials.share = math.inf  # two more trials, at most
+            colocated, split = self._checked(colocated), self._checked(split)
         plans = [plan for plan in (colocated, split) if plan is not None]
         best = min(plans, key=lambda plan: self.price(plan.fleet), default=None)
         kinds = tuple(self._kinds[name] for name in self.trials.fits)
@@ -192,13 +198,16 @@ class PlanSearch:
         try:
             for seed in self.trials.options.seeds:
                 for name in promising:
-                    self._check_limit(_CAPACITY_SHARE)
-                    found[name].append((seed, self._bracket(name, seed, found[name][-1][1].holds_at if found[name] else 0.0)))
+                    if name not in dropped:
+                        guess = found[name][-1][1].holds_at if found[name] else _FIRST_SHARE * self.estimates[name].rate
+                        found[name].append((seed, self._bracket(name, seed, guess)))
+                        if not found[name][-1][1].holds_at:
+                            dropped[name] = f"not even requests that come alone keep the limits: {why_not(self.trials.done[-1])}"
         except TrialLimit:
             self.was_limited = True
         num_seeds = len(self.trials.options.seeds)
         for name in promising:
-            if len(found[name]) < num_seeds:
+            if len(found[name]) < num_seeds and name not in dropped:
                 dropped[name] = f"{len(found[name])} of {num_seeds} seeds: the limit on simulated requests was reached"
         for name, fit in fits.items():
             self._kinds[name] = KindRates(fit, self.estimates.get(name), tuple(found.get(name, ())), dropped.get(name))
@@ -213,15 +222,11 @@ class PlanSearch:
 
     def _bracket(self, name: str, seed: int, guess: float) -> Bracket:
         fleet = Fleet((Group(name, "both", 1),))
-        return find_bracket(lambda rate: self.trials.holds(fleet, rate, seed), self.options.grid, guess or self.estimates[name].rate)
-
-    def _check_limit(self, share: float) -> None:
-        if self.trials.num_simulated >= share * self.trials.options.most_simulated:
-            raise TrialLimit("the share of this stage has been simulated")
+        return find_bracket(lambda rate: self.trials.holds(fleet, rate, seed), self.options.grid, guess)
 
     # --- fleets -------------------------------------------------------------------------------------------------------------------------
 
-    def _best_of(self, plans: Iterator[Plan]) -> Plan | None:
+    def _best_of(self, plans: Iterator[Plan], what: str) -> Plan | None:
         """The cheapest of those that keep the budgets. What the limit leaves out is not among them."""
         found = list[Plan]()
         try:
@@ -230,14 +235,25 @@ class PlanSearch:
                 self._best = min(self._best, self.price(plan.fleet))
         except TrialLimit as limit:
             self.was_limited = True
-            self.considered.append(Considered("all that remains", f"not tried: {limit}"))
+            self.considered.append(Considered(f"more {what}", f"not tried: {limit}"))
         return min(found, key=lambda plan: self.price(plan.fleet), default=None)
+
+    def _checked(self, plan: Plan | None) -> Plan | None:
+        """With a trial of slower steps: what becomes of it if the cost model is off by its error."""
+        if plan is None or not plan.error:
+            return plan
+        trial = self.trials.trial(plan.fleet, plan.rate, self.trials.options.seeds[0], 1.0 + plan.error)
+        return replace(plan, slower=trial)
 
     def _drop(self, what: str, why: str) -> None:
         self.considered.append(Considered(what, why, self.options.rate))
 
     def _failure(self, fleet: Fleet, rate: float) -> Trial | None:
         """The trial of the first seed with which ``fleet`` fails, or None."""
+        for seed in self.trials.options.seeds:
+            known = self.trials.failure_below(fleet, rate, seed)
+            if known is not None:
+                return known
         for seed in self.trials.options.seeds:
             trial = self.trials.trial(fleet, rate, seed)
             if not trial.holds:
@@ -252,31 +268,66 @@ class PlanSearch:
         watts = sum(count * fit.busy_w for count, fit in zip(counts, fits, strict=True))
         error = max(ASSUMED_ERROR if fit.kind.error is None else fit.kind.error for fit in fits)
         trials = tuple(self.trials.trial(fleet, rate, seed) for seed in seeds)
-        slower = self.trials.trial(fleet, rate, seeds[0], 1.0 + error) if error else None
         devices = sum(count * fit.devices for count, fit in zip(counts, fits, strict=True))
-        return Plan(fleet, rate, trials, cost, watts, devices, error, slower)
+        return Plan(fleet, rate, trials, cost, watts, devices, error)
 
     def _colocated(self, rate: float) -> Iterator[Plan]:
-        """Given fleets; then for each kind, cheapest first by what one engine can do, the fewest engines that serve ``rate``."""
+        """Given fleets; then of each kind, cheapest first by what one engine can do, the fewest engines that serve ``rate``."""
         yield from self._fixed(rate, False)
         names = self.options.kinds if self.options.kinds is not None else tuple(self._kinds)
         able = [name for name in names if name in self._kinds and self._kinds[name].holds_at]
         for name in names:
             if name not in able and name in self._kinds:
                 self._drop(name, self._kinds[name].dropped or "one engine holds at no rate that was tried")
-        for name in sorted(able, key=lambda name: self._price_of(name) / (self._kinds[name].holds_at or 1.0)):
-            kind = self._kinds[name]
-            most = kind.fails_at or math.inf  # more engines serve each other's bursts: allowed for by half as much again
-            bound = max(1, math.ceil(rate / (1.5 * most))) * self._price_of(name)
-            if bound > self._best:
-                self._drop(name, f"no fleet of it comes below {self.shown(bound)}, by what one engine can do; {self.shown(self._best)} is found")
-                continue
-            guess = max(1, math.ceil(rate / (kind.holds_at or rate) - 1e-9))
-            cells = math.ceil(guess / MOST_ENGINES)
-            size = self._least(lambda n, name=name, cells=cells: Fleet((Group(name, "both", n),), cells), rate, math.ceil(guess / cells))  # type: ignore[misc]
-            plan = self._kept(None if size is None else Fleet((Group(name, "both", size),), cells), name, rate)
+        for name in sorted(able, key=lambda name: math.ceil(rate / (self._kinds[name].holds_at or rate)) * self._price_of(name)):
+            fleet = self._fewest(name, rate)
+            plan = None if fleet is None else self._kept(fleet, rate)
             if plan is not None:
                 yield plan
+
+    def _fewest(self, name: str, rate: float) -> Fleet | None:
+        """The fewest engines of a kind that serve ``rate``, if that is cheaper than the best fleet so far."""
+        kind, price = self._kinds[name], self._price_of(name)
+        guess = max(1, math.ceil(rate / (kind.holds_at or rate) - 1e-9))
+        cells = math.ceil(guess / self._most_engines(name))
+        most = 2 * math.ceil(guess / cells) + 1
+        if self._best < math.inf:  # one cell more would cost as much
+            most = min(most, math.ceil(self._best / (cells * price) - 1e-9) - 1) if price else most
+        if most < 1:
+            self._drop(name, f"one engine in each of {cells} cells costs more than {self.shown(self._best)} already")
+            return None
+        size = min(math.ceil(guess / cells), most)
+        fleet = Fleet((Group(name, "both", size),), cells)
+        failure = self._failure(fleet, rate)
+        while failure is not None and size < most:
+            size += 1
+            fleet = Fleet((Group(name, "both", size),), cells)
+            failure = self._failure(fleet, rate)
+        if failure is not None:
+            why = f"{fleet} do not hold ({why_not(failure)})"
+            self._drop(name, why if self._best == math.inf else f"{why}, and more cost more than {self.shown(self._best)}")
+            return None
+        while size > 1:
+            smaller = Fleet((Group(name, "both", size - 1),), cells)
+            if self._failure(smaller, rate) is not None:
+                break
+            fleet, size = smaller, size - 1
+        return fleet
+
+    def _kept(self, fleet: Fleet, rate: float) -> Plan | None:
+        """As a plan, if it keeps the budgets."""
+        over = self._over_budget(fleet)
+        if over is not None:
+            self._drop(str(fleet), over)
+            return None
+        plan = self._plan(fleet, rate)
+        self.considered.append(Considered(str(fleet), f"holds, for {self.shown(self.price(fleet))}", rate))
+        return plan
+
+    def _most_engines(self, *names: str) -> int:
+        """Of a cell, so that a trial of it is as long as it has to be."""
+        most = self.trials.options.most_requests // max(self.trials.sizes[name] for name in names)
+        return min(max(most, 1), MOST_ENGINES)
 
     def _fixed(self, rate: float, is_split: bool) -> Iterator[Plan]:
         for fleet in self.options.fixed:
@@ -286,32 +337,9 @@ class PlanSearch:
             if failure is not None:
                 self._drop(str(fleet), f"does not hold: {why_not(failure)}")
                 continue
-            plan = self._kept(fleet, str(fleet), rate)
+            plan = self._kept(fleet, rate)
             if plan is not None:
                 yield plan
-
-    def _least(self, fleet_of: Callable[[int], Fleet], rate: float, guess: int) -> int | None:
-        """The least number of engines of a cell that holds with every seed; None: not even twice the guess."""
-        size, most = guess, 2 * guess + 1
-        while self._failure(fleet_of(size), rate) is not None:
-            size += 1
-            if size > most:
-                return None
-        while size > 1 and self._failure(fleet_of(size - 1), rate) is None:
-            size -= 1
-        return size
-
-    def _kept(self, fleet: Fleet | None, what: str, rate: float) -> Plan | None:
-        if fleet is None:
-            self._drop(what, "more than twice as many engines as one alone would make do with do not hold")
-            return None
-        over = self._over_budget(fleet)
-        if over is not None:
-            self._drop(str(fleet), over)
-            return None
-        plan = self._plan(fleet, rate)
-        self.considered.append(Considered(str(fleet), f"holds, for {self.shown(self.price(fleet))}", rate))
-        return plan
 
     # --- prefill and decode apart -------------------------------------------------------------------------------------------------------
 
@@ -328,7 +356,7 @@ class PlanSearch:
             else:
                 num_tried += 1
                 fleet = self._walk(prefill, decode, rate)
-                plan = None if fleet is None else self._kept(fleet, what, rate)
+                plan = None if fleet is None else self._kept(fleet, rate)
                 if plan is not None:
                     yield plan
 
@@ -353,9 +381,9 @@ class PlanSearch:
         )
 
     def _walk(self, prefill: str, decode: str, rate: float) -> Fleet | None:
-        """From the numbers that the estimates say: one more of what its limits lack until it holds, then one less of either while it does."""
+        """From the numbers of the estimates: one more of what the limits lack until they hold, then one less of either while they do."""
         num_prefill, num_decode = self._counts(prefill, decode, rate)
-        cells = math.ceil((num_prefill + num_decode) / MOST_ENGINES)
+        cells = math.ceil((num_prefill + num_decode) / max(2, self._most_engines(prefill, decode)))
         at = (math.ceil(num_prefill / cells), math.ceil(num_decode / cells))
         what = f"{prefill} for prefill, {decode} for decode"
 
@@ -381,7 +409,7 @@ class PlanSearch:
 
 
 def _grown(at: tuple[int, int], failure: Trial) -> tuple[int, int]:
-    """One more prefill engine where first tokens are late, one more decode engine where the others are; where neither is, or both, of each."""
+    """One more prefill engine where first tokens are late, one more decode engine where the others are; of each where it is both."""
     late_first, late_others = failure.broken.get("ttft", 0.0), max(failure.broken.get(name, 0.0) for name in ("itl", "gap"))
     if late_first > 2.0 * late_others:
         return at[0] + 1, at[1]
@@ -394,5 +422,7 @@ def why_not(trial: Trial) -> str:
     """What a trial that does not hold broke, most first."""
     if trial.first_refusal is not None and not trial.broken:
         return f"requests are refused: {trial.first_refusal}"
+    if trial.piled_up and not trial.stopped:
+        return "requests pile up"
     parts = [f"{name} late for {100 * share:.0f} %" for name, share in sorted(trial.broken.items(), key=lambda item: -item[1])]
     return ", ".join(parts) or "requests do not end"
