@@ -28,6 +28,7 @@ MAY_IMPORT = {
         "core", "models.program", "costs", "backends.base", "backends.sim", "speculative", "engine.loop", "engine.timeline",
         "engine.outputs", "distributed.router", "distributed.handoff", "distributed.pools", "workload",
     },  # never torch, ray or the native module
+    "planning": {"core", "models", "costs", "simulator", "workload", "distributed.router", "distributed.handoff"},
     "reproduce": {"bench", "simulator", "engine", "workload"},
     "config": set(),
 }
@@ -47,6 +48,7 @@ LIBRARIES = {
     "cli": {"click"},
     "distributed": set(),
     "simulator": set(),
+    "planning": set(),
     "reproduce": set(),
     "config": set(),
 }

@@ -14,6 +14,7 @@ import pytest
 
 from octavo.models import catalog
 from octavo.models.catalog import CatalogEntry, PullError, WheelPart, ensure_model, pull
+from octavo.models.hub import fetch_config
 from tests.models.fake_hub import FakeHub
 
 DATA = random.Random(1).randbytes(300_000)
@@ -120,6 +121,18 @@ def test_hub_model_by_file_and_by_preference(hub: FakeHub) -> None:
     gets = len(hub.gets)
     ensure_model("hf:me/tiny")
     assert len(hub.gets) == gets  # cached
+
+
+def test_of_a_hub_model_the_config_alone(hub: FakeHub) -> None:
+    hub.repos["me/st"] = {"config.json": b"{}", "model.safetensors": b"w" * 10, "tokenizer.json": b"{}"}
+    hub.repos["me/gguf"] = {"m.gguf": b"x"}
+    assert fetch_config("hf:me/st").read_bytes() == b"{}"
+    assert [name for name, _ in hub.gets] == ["config.json"]
+    assert ensure_model("hf:me/st") != fetch_config("hf:me/st").parent  # a model that is whole is elsewhere
+    with pytest.raises(PullError, match="hf:me/gguf has no config.json"):
+        fetch_config("hf:me/gguf")
+    with pytest.raises(PullError, match="one file cannot be sized before it is there"):
+        fetch_config("hf:me/gguf:m.gguf")
 
 
 def test_hub_safetensors_folder_and_split_gguf(hub: FakeHub) -> None:

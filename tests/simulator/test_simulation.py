@@ -7,6 +7,7 @@ import math
 import pytest
 
 from octavo.core.cost import StepShape
+from octavo.core.kv_pages import PageLayout
 from octavo.simulator.engine_spec import EngineSpec, PowerModel, Speculation
 from octavo.simulator.records import Slo
 from octavo.simulator.simulation import Simulation, SimulationOptions
@@ -170,3 +171,32 @@ def test_bad_specs_and_loads_are_refused() -> None:
         Slo(ttft_s=-1)
     with pytest.raises(ValueError, match="arrival_s: 1.0 is not allowed"):
         run([engine()], [work(2.0, 4, 1), work(1.0, 4, 1)])
+
+
+def test_limits_that_were_broken_are_counted_by_name() -> None:
+    load = [work(0.0, 10, 3), work(0.0, 10, 1), work(0.0, 10, 3)]
+    report = run([engine(max_num_seqs=1)], load, slo=Slo(ttft_s=1.0, itl_s=STEP_S))
+    assert report.num_broken == {"itl": 2, "ttft": 2} and report.slo_attainment == 0.0
+    assert run([engine()], load, slo=Slo(ttft_s=100.0)).num_broken == {}
+
+
+def test_a_run_stops_when_too_many_have_missed_their_limits() -> None:
+    load = [work(float(i), 10, 3) for i in range(20)]
+    whole = run([engine(max_num_seqs=1)], load, slo=Slo(ttft_s=2.0))
+    num_late = whole.num_broken["ttft"]
+    assert 3 < num_late < 20
+    assert run([engine(max_num_seqs=1)], load, slo=Slo(ttft_s=2.0), most_misses=num_late) == whole
+    stopped = run([engine(max_num_seqs=1)], load, slo=Slo(ttft_s=2.0), most_misses=3)
+    assert stopped.num_broken == {"ttft": 4} and stopped.num_unfinished > 0 and stopped.num_arrived < 20
+    refused = run([engine(num_blocks=2)], [work(0.0, 100, 3)] * 5, most_misses=0)
+    assert refused.num_refused == 5 and refused.num_completed == 0
+
+
+def test_windows_that_give_back_what_left_them_hold_more() -> None:
+    """Of two pages to a block one is of layers with a window of 8: four sequences of 60 tokens have room where two had."""
+    layout = PageLayout(64, 1, 1, 8, ((0, 0), (1, 0)))
+    load = [work(0.0, 40, 20) for _ in range(4)]
+    options = {"num_blocks": 32, "cache": {"enable_prefix_caching": False}, "admission_lookahead": 1}
+    paged, whole = run([engine(layout=layout, **options)], load), run([engine(**options)], load)
+    assert paged.num_completed == whole.num_completed == 4
+    assert (paged.num_preemptions, whole.num_preemptions > 0 or whole.duration_s > paged.duration_s) == (0, True)

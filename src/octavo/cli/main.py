@@ -19,6 +19,7 @@ _COMMANDS = {
     "kv": ("octavo.cli.kv", "kv", "List and clear the KV cache on disk."),
     "simulate": ("octavo.cli.simulate", "simulate", "Simulate engines under a load, on any machine."),
     "calibrate": ("octavo.cli.calibrate", "calibrate", "Measure what steps take here, for the engine and the simulator."),
+    "plan": ("octavo.cli.plan", "plan", "Plan memory and machines for a model and a load."),
     "quantize": ("octavo.cli.quantize", "quantize", "Pack a model anew in fewer bits, as a draft for itself."),
     "doctor": ("octavo.cli.doctor", "doctor", "Measure this machine and check every kernel on it."),
     "explain": ("octavo.cli.explain", "explain", "Say where the time of a running server's requests went."),

@@ -10,7 +10,21 @@ A file has one machine per table:
     busy_w = 700                     # of the whole device while a step runs
 
 Optional: ops_share and bytes_share (what of the peaks real kernels reach), idle_w, usd_per_hour, link_bytes_per_s, link_latency_s, host_s
-(per step), host_s_per_sequence, devices (that share the work of each step evenly: tensor parallel, every figure above is of one).
+(per step), host_s_per_sequence, devices (that share the work of each step evenly: tensor parallel, every figure above is of one),
+step_error (what a step's seconds are off by, as a share, as stated by who measured it), like (another machine of the file, or one that
+comes with Octavo: its figures, where none are given here).
+
+A table [design.NAME] names a cluster instead: ``prefill`` and ``decode`` are machines for the two phases, or ``both`` is one for both;
+``num_prefill``, ``num_decode`` or ``num_both`` say how many, where that is not to be searched:
+
+    [h100-capped]                    # a device held to half its power, for decoding
+    like = "h100-sxm"
+    busy_w = 350
+    ops_share = 0.4
+
+    [design.HHcap]
+    prefill = "h100-sxm"
+    decode = "h100-capped"
 """
 
 from __future__ import annotations
@@ -21,6 +35,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 _FORMULAS = {
     "ops_per_s": (("cores", "ghz", "ops_per_cycle"), 1e9),
@@ -51,10 +66,34 @@ class Machine:
     host_s: float = 0.0005
     host_s_per_sequence: float = 5e-6
     devices: int = 1
+    step_error: float | None = None
 
     def times(self, devices: int) -> Machine:
         """The machine with so many devices that share each step."""
         return replace(self, devices=devices)
+
+
+@dataclass(frozen=True, slots=True)
+class Design:
+    """A cluster by its machines' names: ``prefill`` and ``decode``, or ``both``. Numbers are None where they are to be searched."""
+
+    name: str
+    both: str | None = None
+    prefill: str | None = None
+    decode: str | None = None
+    num_both: int | None = None
+    num_prefill: int | None = None
+    num_decode: int | None = None
+
+    @property
+    def machines(self) -> tuple[str, ...]:
+        return tuple(name for name in (self.both, self.prefill, self.decode) if name is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class MachineFile:
+    machines: dict[str, Machine]
+    designs: dict[str, Design]
 
 
 _POSITIVE = ("ops_per_s", "bytes_per_s", "memory_bytes", "link_bytes_per_s")
@@ -63,7 +102,12 @@ _SHARES = ("ops_share", "bytes_share")
 
 def read_machines(path: str | Path) -> dict[str, Machine]:
     """The machines of a TOML file, by name. Raises MachineError, OSError."""
-    return _machines(Path(path).read_bytes(), str(path))
+    return read_machine_file(path).machines
+
+
+def read_machine_file(path: str | Path) -> MachineFile:
+    """The machines and designs of a TOML file. Designs may name machines that come with Octavo. Raises MachineError, OSError."""
+    return _machine_file(Path(path).read_bytes(), str(path), known_machines())
 
 
 def known_machines() -> dict[str, Machine]:
@@ -71,7 +115,7 @@ def known_machines() -> dict[str, Machine]:
     found = dict[str, Machine]()
     for entry in sorted(files("octavo.costs").joinpath("machines").iterdir(), key=lambda entry: entry.name):
         if entry.name.endswith(".toml"):
-            found |= _machines(entry.read_bytes(), entry.name)
+            found |= _machine_file(entry.read_bytes(), entry.name, {}).machines
     return found
 
 
@@ -83,12 +127,60 @@ def find_machine(name: str, path: str | Path | None = None) -> Machine:
     return machines[name]
 
 
-def _machines(data: bytes, where: str) -> dict[str, Machine]:
+def _machine_file(data: bytes, where: str, known: Mapping[str, Machine]) -> MachineFile:
     try:
         tables = tomllib.loads(data.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise MachineError(f"{where}: {error}") from None
-    return {name: _machine(f"{where}: {name}", name, table) for name, table in tables.items()}
+    designs = tables.pop("design", {})
+    machines = {name: _machine(f"{where}: {name}", name, _inherited(where, name, tables, known)) for name in tables}
+    if not isinstance(designs, Mapping):
+        raise MachineError(f"{where}: design: {designs!r} is not allowed; tables [design.NAME]")
+    names = {**known, **machines}
+    return MachineFile(machines, {name: _design(f"{where}: design.{name}", name, table, names) for name, table in designs.items()})
+
+
+def _inherited(where: str, name: str, tables: Mapping[str, Any], known: Mapping[str, Machine]) -> object:
+    """The table of a machine with what it takes from the one it is like."""
+    seen, table = [name], tables[name]
+    while isinstance(table, Mapping) and "like" in table:
+        like, own = table["like"], {key: value for key, value in table.items() if key != "like"}
+        if not isinstance(like, str) or like in seen or (like not in tables and like not in known):
+            problem = "it is like itself" if like in seen else f"one of {', '.join((*tables, *known))}"
+            raise MachineError(f"{where}: {name}: like: {like!r} is not allowed; {problem}")
+        if like in tables and isinstance(tables[like], Mapping):
+            base = dict(tables[like])
+            seen.append(like)
+        else:
+            values = {f.name: getattr(known[like], f.name) for f in fields(Machine) if f.name != "name"}
+            base = {key: value for key, value in values.items() if value is not None}
+        for target, (factors, _) in _FORMULAS.items():  # a figure of its own replaces a formula, and the other way round
+            if target in own or any(factor in own for factor in factors):
+                base = {key: value for key, value in base.items() if key != target and (key not in factors or target not in own)}
+        table = {**base, **own}
+    return table
+
+
+def _design(where: str, name: str, table: object, machines: Mapping[str, Machine]) -> Design:
+    if not isinstance(table, Mapping):
+        raise MachineError(f"{where}: {table!r} is not allowed; a table with prefill and decode, or with both, is needed")
+    known = {f.name for f in fields(Design)} - {"name"}
+    for key in table:
+        if key not in known:
+            raise MachineError(f"{where}: {key} is unknown; known: {', '.join(sorted(known))}")
+    if {key for key in ("both", "prefill", "decode") if key in table} not in ({"both"}, {"prefill", "decode"}):
+        raise MachineError(f"{where}: prefill and decode are needed, or both alone")
+    for key, value in table.items():
+        if key.startswith("num_"):
+            if type(value) is not int or value < 1:
+                raise MachineError(f"{where}: {key}: {value!r} is not allowed; an integer of at least 1")
+            if key.removeprefix("num_") not in table:
+                raise MachineError(f"{where}: {key} is given without {key.removeprefix('num_')}")
+        elif value not in machines:
+            raise MachineError(f"{where}: {key}: {value!r} is not allowed; one of {', '.join(machines)}")
+    if ("num_prefill" in table) != ("num_decode" in table):
+        raise MachineError(f"{where}: num_prefill and num_decode go together")
+    return Design(name, **table)
 
 
 def _machine(where: str, name: str, table: object) -> Machine:

@@ -18,7 +18,7 @@ from octavo.models.gguf_fields import ROPE_FREQS, GGUFFields
 from octavo.models.hf_fields import HFFields
 from octavo.models.program import Program
 
-__all__ = ["FamilyError", "WeightSource", "from_gguf", "from_hf", "known_gguf_architectures", "known_hf_model_types"]
+__all__ = ["FamilyError", "WeightSource", "describe_hf", "from_gguf", "from_hf", "known_gguf_architectures", "known_hf_model_types"]
 
 AnyFields = GGUFFields | HFFields
 
@@ -144,6 +144,8 @@ QWEN3 = Family("qwen3", _qwen3, {"head_dim": 128})
 GEMMA2 = Family("gemma2", _gemma2, _GEMMA_HF, hf_norm_add=1.0)
 GEMMA3 = Family("gemma3", _gemma3, _GEMMA3_HF, hf_norm_add=1.0)
 
+_NO_SIZE: dict[str, object] = {"eps": 1e-6}  # fields that size nothing: a config that is no more than read may leave them out
+
 _HF_MODEL_TYPES = {
     "llama": LLAMA, "mistral": MISTRAL, "qwen2": QWEN2, "qwen3": QWEN3, "gemma2": GEMMA2, "gemma3": GEMMA3, "gemma3_text": GEMMA3,
 }  # fmt: skip
@@ -210,6 +212,31 @@ def from_hf(config: Mapping[str, object], tensor_names: Collection[str]) -> tupl
 
     ``tensor_names`` as in ``from_gguf``. Of a multimodal Gemma 3 the text model is taken. Raises FamilyError.
     """
+    decoder, family, is_multimodal = _hf_decoder(config, tensor_names)
+    program = _checked_program(decoder, family.name, tensor_names)
+    prefix, head_prefix = next((p for p in _HF_PREFIXES if p[0] + "embed_tokens.weight" in tensor_names), _HF_PREFIXES[0])
+    sources = {}
+    for name in program.weights:
+        add = family.hf_norm_add if "norm" in name else 0.0
+        sources[name] = WeightSource(_hf_name(name, prefix, head_prefix, decoder.post_norms), add)
+    skipped = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.") if is_multimodal else ()
+    head = head_prefix + "lm_head.weight"  # a tied model's file may repeat the embedding under this name
+    unused = [n for n in tensor_names if not n.startswith(skipped) and not n.endswith(_UNUSED_HF) and not (decoder.tied and n == head)]
+    _check_tensors(program, sources, tensor_names, unused)
+    return program, sources
+
+
+def describe_hf(config: Mapping[str, object]) -> Program:
+    """The Program a config.json describes, with no tensors to hold it to: what there is to know before a model is downloaded.
+
+    Raises FamilyError.
+    """
+    decoder, family, _ = _hf_decoder(config, None)
+    return _checked_program(decoder, family.name, None)
+
+
+def _hf_decoder(config: Mapping[str, object], tensor_names: Collection[str] | None) -> tuple[Decoder, Family, bool]:
+    """What a config.json describes, its family, and whether it is the text model of a larger one."""
     model_type = config.get("model_type")
     family = _HF_MODEL_TYPES.get(model_type) if isinstance(model_type, str) else None
     if family is None:
@@ -218,25 +245,18 @@ def from_hf(config: Mapping[str, object], tensor_names: Collection[str]) -> tupl
     if isinstance(text, Mapping):
         outer = {key: config[key] for key in ("tie_word_embeddings", "quantization_config") if key in config}
         config = {**outer, **text}
-    fields = HFFields(config, tensor_names, family.hf_defaults)
+    defaults = family.hf_defaults if tensor_names is not None else {**_NO_SIZE, **family.hf_defaults}
+    fields = HFFields(config, tensor_names, defaults)
     decoder = family.describe(fields)
     fields.refuse_unread()
-    program = _checked_program(decoder, family.name, tensor_names)
-    prefix, head_prefix = next((p for p in _HF_PREFIXES if p[0] + "embed_tokens.weight" in tensor_names), _HF_PREFIXES[0])
-    sources = {}
-    for name in program.weights:
-        add = family.hf_norm_add if "norm" in name else 0.0
-        sources[name] = WeightSource(_hf_name(name, prefix, head_prefix, decoder.post_norms), add)
-    skipped = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.") if text else ()
-    head = head_prefix + "lm_head.weight"  # a tied model's file may repeat the embedding under this name
-    unused = [n for n in tensor_names if not n.startswith(skipped) and not n.endswith(_UNUSED_HF) and not (decoder.tied and n == head)]
-    _check_tensors(program, sources, tensor_names, unused)
-    return program, sources
+    return decoder, family, bool(text)
 
 
-def _checked_program(d: Decoder, family: str, tensor_names: Collection[str]) -> Program:
+def _checked_program(d: Decoder, family: str, tensor_names: Collection[str] | None) -> Program:
     if d.heads * d.head_dim > 1 << 20:
         raise FamilyError(f"{d.heads} heads of {d.head_dim} values are more than the {1 << 20} values that a row may have")
+    if tensor_names is None:
+        return build_program(d, family)
     least = d.layers * 7  # q, k, v, o, gate, up, down: bounds the work below by the size of the file
     if least > len(tensor_names):
         raise FamilyError(f"{d.layers} layers of {family} have at least {least} tensors, but the file has {len(tensor_names)}")

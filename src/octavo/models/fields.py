@@ -15,6 +15,7 @@ from collections.abc import Collection, Mapping
 from octavo.models.program import RopeScaling
 
 INT32_MAX = 2**31 - 1
+MOST_LAYERS = 1 << 12  # of a description without tensors
 REQUIRED = object()  # default of a field without which a model cannot be described
 
 # Upper ends for sizes (inclusive): several times those of the largest known models, and small enough that products stay exact everywhere.
@@ -119,8 +120,13 @@ def linear_scaling(key: str, factor: object) -> RopeScaling:
     return RopeScaling() if value == 1.0 else RopeScaling(kind="linear", factor=value)
 
 
-def refuse_layers_beyond(key: str, layers: int, tensor_names: Collection[str]) -> int:
-    """A layer has tensors of its own, so more layers than tensors is a lie, found before anything of that length is made."""
+def refuse_layers_beyond(key: str, layers: int, tensor_names: Collection[str] | None) -> int:
+    """A layer has tensors of its own, so more layers than tensors is a lie, found before anything of that length is made.
+
+    ``tensor_names`` None: nobody knows the tensors, and a limit far above all models stands in.
+    """
+    if tensor_names is None:
+        return as_integer(key, layers, 1, MOST_LAYERS)
     if layers > len(tensor_names):
         raise FamilyError(f"{key}: {layers} layers are stated, but the file has only {len(tensor_names)} tensors")
     return layers

@@ -90,8 +90,10 @@ class Metadata(Mapping[str, Value]):
 class _Reader:
     """A position that moves through the bytes of one file and never past their end."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, is_whole: bool = True) -> None:
+        """``is_whole``: the tensors' data is there as well, and has to be."""
         self.path = path
+        self.is_whole = is_whole
         self.data = map_file(path, _HEADER_BYTES, GGUFError)
         self.size = len(self.data)
         self.pos = 0
@@ -226,6 +228,47 @@ class GGUFFile:
         return first if count == 1 else _join_parts(first, count)
 
 
+@dataclass(frozen=True, slots=True)
+class TensorSize:
+    """What a header says of a tensor; ``dtype`` and ``shape`` as in ``WeightTensor``."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class GGUFHeader:
+    """What stands before the tensors: enough to size a model of which no more than the first part of the file is there."""
+
+    path: Path
+    metadata: Metadata
+    tensors: Mapping[str, TensorSize]
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> GGUFHeader:
+        """The header of a file, or of all parts of a split model. Each must be whole, what follows it need not be. Raises GGUFError."""
+        first = _read_header(Path(path))
+        count = _split_number(first, "split.count", 1)
+        if count == 1:
+            return first
+        tensors = dict(first.tensors)
+        for no, name in enumerate(_part_names(first, count)[1:], 1):
+            part = _read_header(first.path.parent / name)
+            _check_part(first, part, no)
+            tensors.update(part.tensors)
+        return cls(first.path, first.metadata, tensors)
+
+
+def _read_header(path: Path) -> GGUFHeader:
+    reader = _Reader(path, is_whole=False)
+    _check_version(reader)
+    num_tensors = reader.count("Q", _MIN_TENSOR_BYTES, "number of tensors")
+    metadata = _read_pairs(reader, reader.count("Q", _MIN_PAIR_BYTES, "number of metadata pairs"))
+    infos = _read_tensor_infos(reader, num_tensors, _alignment(reader, metadata))
+    return GGUFHeader(path, metadata, {info.name: TensorSize(info.dtype, info.shape, info.num_bytes) for info in infos})
+
+
 def _open_part(path: Path) -> GGUFFile:
     reader = _Reader(path)
     version = _check_version(reader)
@@ -279,25 +322,32 @@ class _TensorInfo:
     offset: int
 
 
-def _read_tensors(reader: _Reader, num_tensors: int, alignment: int) -> dict[str, WeightTensor]:
+def _read_tensor_infos(reader: _Reader, num_tensors: int, alignment: int) -> list[_TensorInfo]:
+    """In file order, each beginning where the one before it ends."""
     infos: dict[str, _TensorInfo] = {}
+    expected = 0
     for index in range(num_tensors):
         info = _read_tensor_info(reader, index)
         if info.name in infos:
             raise reader.fail(f"tensor name {shown(info.name)} occurs twice")
         infos[info.name] = info
-    start = _aligned(reader.pos, alignment)
-    tensors: dict[str, WeightTensor] = {}
-    expected = 0
     for info in infos.values():
         if info.offset != expected:
             raise reader.fail(_misplaced(info, expected, alignment))
+        expected = _aligned(info.offset + info.num_bytes, alignment)
+    return list(infos.values())
+
+
+def _read_tensors(reader: _Reader, num_tensors: int, alignment: int) -> dict[str, WeightTensor]:
+    infos = _read_tensor_infos(reader, num_tensors, alignment)
+    start = _aligned(reader.pos, alignment)
+    tensors: dict[str, WeightTensor] = {}
+    for info in infos:
         end = start + info.offset + info.num_bytes
         if end > reader.size:
             what = f"tensor {shown(info.name)} of {info.num_bytes} bytes"
             raise reader.fail(f"{what} ends at offset {end}, past the file's {reader.size} bytes")
         tensors[info.name] = WeightTensor(info.name, info.dtype, info.shape, reader.data[end - info.num_bytes : end])
-        expected = _aligned(info.offset + info.num_bytes, alignment)
     return tensors
 
 
@@ -344,20 +394,20 @@ def _num_bytes(reader: _Reader, what: str, dtype: str, dims: list[int]) -> int:
     if dims[0] % block_values:
         raise reader.fail(f"dimension 0 of {what} is {dims[0]}; {dtype.upper()} needs a multiple of {block_values}")
     num_bytes = num_values // block_values * block_bytes
-    if num_bytes > reader.size:
+    if reader.is_whole and num_bytes > reader.size:
         raise reader.fail(f"dimensions {dims} of {what} take {num_bytes} bytes, but the whole file has {reader.size}")
     return num_bytes
 
 
-def _split_number(part: GGUFFile, key: str, default: int | None = None) -> int:
+def _split_number(part: GGUFFile | GGUFHeader, key: str, default: int | None = None) -> int:
     value = part.metadata.get(key, default)
     if type(value) is not int or value < 0:
         raise GGUFError(f"{part.path}: {key} is {value!r}; a split model needs a whole number there")
     return value
 
 
-def _join_parts(first: GGUFFile, count: int) -> GGUFFile:
-    """The whole model of which ``first`` is the first of ``count`` parts: name-00001-of-0000N.gguf and so on in the same folder."""
+def _part_names(first: GGUFFile | GGUFHeader, count: int) -> list[str]:
+    """Names of the files of a model of which ``first`` is the first of ``count`` parts: name-00001-of-0000N.gguf and so on, all there."""
     match = _SPLIT_NAME.fullmatch(first.path.name)
     if match is None or int(match["count"]) != count:
         raise GGUFError(
@@ -371,6 +421,12 @@ def _join_parts(first: GGUFFile, count: int) -> GGUFFile:
     if missing:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise GGUFError(f"{first.path}: split.count is {count}, but {', '.join(missing[:3])}{more} is not there")
+    return names
+
+
+def _join_parts(first: GGUFFile, count: int) -> GGUFFile:
+    """The whole model of which ``first`` is the first of ``count`` parts."""
+    names = _part_names(first, count)
     parts = [first] + [_open_part(first.path.parent / name) for name in names[1:]]
     tensors: dict[str, WeightTensor] = {}
     for no, part in enumerate(parts):
@@ -386,7 +442,7 @@ def _join_parts(first: GGUFFile, count: int) -> GGUFFile:
     return GGUFFile(first.path, first.metadata, tensors, tuple(part.path for part in parts), headers, first.version)
 
 
-def _check_part(first: GGUFFile, part: GGUFFile, no: int) -> None:
+def _check_part(first: GGUFFile | GGUFHeader, part: GGUFFile | GGUFHeader, no: int) -> None:
     """Refuse a part that is out of place or says something else than the first about anything both speak of."""
     if _split_number(part, "split.no") != no:
         raise GGUFError(f"{part.path}: split.no is {part.metadata['split.no']!r}; a part with this name needs {no}")

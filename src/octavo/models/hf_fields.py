@@ -89,7 +89,9 @@ _ROPE_COMMON = {"rope_theta", "rope_type", "type", "original_max_position_embedd
 
 
 class HFFields(Fields):
-    def __init__(self, config: Mapping[str, object], tensor_names: Collection[str], defaults: Mapping[str, object]) -> None:
+    """``tensor_names`` None: the config is all that there is."""
+
+    def __init__(self, config: Mapping[str, object], tensor_names: Collection[str] | None, defaults: Mapping[str, object]) -> None:
         super().__init__(config, _KEYS, defaults)
         self.tensor_names = tensor_names
 

@@ -51,6 +51,17 @@ def ensure_hub_model(spec: str) -> Path:
     return folder / result
 
 
+def fetch_config(spec: str) -> Path:
+    """The config.json of ``spec`` alone, of a model that has safetensors: what it takes to size it. Raises PullError."""
+    repo, file = parse_spec(spec)
+    if file is not None:
+        raise PullError(f"{spec}: one file cannot be sized before it is there; fetch its first part, or the whole (octavo pull {spec})")
+    names = _list_files(repo)
+    if "config.json" not in names:
+        raise PullError(f"hf:{repo} has no config.json to size it by; pull one of its files, or fetch the first part of one")
+    return download_file(repo, "config.json", models_folder() / ".configs" / repo)  # apart: "models" lists folders with a config
+
+
 def download_file(repo: str, file: str, folder: Path) -> Path:
     """One file of a repo into ``folder``; a partial one goes on where it stopped. Raises PullError."""
     from huggingface_hub import hf_hub_download

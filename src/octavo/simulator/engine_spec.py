@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from octavo.backends.sim import TextSource
 from octavo.config import CacheConfig, SchedulerConfig
 from octavo.core.cost import CostModel
+from octavo.core.kv_pages import PageLayout
 from octavo.core.scheduler import Scheduler
 
 ROLES = ("both", "prefill", "decode")
@@ -45,7 +46,8 @@ class EngineSpec:
     ``make_scheduler`` makes another scheduler than ``Scheduler(scheduler, cache, num_blocks, max_model_len)``, with other policies, say.
     ``kv_bytes_per_token``: what a hand-off moves. ``move_s``: seconds to move a block to host memory or back. ``wake_s``: what a step
     takes more that follows on idleness. ``text``: what sequences say (None: each repeats one token, and steps that only repeat can be
-    jumped); with ``speculation`` the simulated text is said instead.
+    jumped); with ``speculation`` the simulated text is said instead. ``layout``: the pages of a block, of a model whose layers with a
+    window give back what has left it (None: every layer keeps every block).
     """
 
     cost: CostModel
@@ -63,6 +65,7 @@ class EngineSpec:
     speculation: Speculation | None = None
     text: TextSource | None = None
     make_scheduler: Callable[[], Scheduler] | None = None
+    layout: PageLayout | None = None
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:

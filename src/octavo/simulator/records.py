@@ -31,8 +31,15 @@ class Slo:
 
     def keeps(self, record: RequestRecord) -> bool:
         """Whether a completed request kept all limits."""
-        limits = (self.ttft_s, record.ttft_s), (self.itl_s, record.itl_s), (self.e2e_s, record.e2e_s), (self.gap_s, record.worst_gap_s)
-        return all(limit is None or value is None or value <= limit for limit, value in limits)
+        return not self.broken(record)
+
+    def broken(self, record: RequestRecord) -> list[str]:
+        """Names of the limits that a completed request broke: ttft, itl, e2e, gap."""
+        limits = (
+            ("ttft", self.ttft_s, record.ttft_s), ("itl", self.itl_s, record.itl_s), ("e2e", self.e2e_s, record.e2e_s),
+            ("gap", self.gap_s, record.worst_gap_s),
+        )  # fmt: skip
+        return [name for name, limit, value in limits if limit is not None and value is not None and value > limit]
 
 
 class RequestRecord(NamedTuple):
@@ -89,6 +96,7 @@ class RequestLog:
     num_refused: int = 0
     num_failed: int = 0
     num_in_slo: int = 0
+    num_broken: dict[str, int] = field(default_factory=dict)  # completed requests that broke a limit, by its name
     num_prompt_tokens: int = 0  # of completed requests
     num_output_tokens: int = 0
     num_cached_tokens: int = 0
@@ -100,6 +108,11 @@ class RequestLog:
     live: dict[str, LiveRequest] = field(default_factory=dict)
     records: list[RequestRecord] = field(default_factory=list)
     gaps: dict[str, array[float]] = field(default_factory=dict)
+
+    @property
+    def num_missed(self) -> int:
+        """Requests that have ended and are not within the limits."""
+        return self.num_completed - self.num_in_slo + self.num_refused + self.num_failed
 
     def arrived(self, request_id: str, arrival_s: float, num_prompt: int) -> None:
         self.num_arrived += 1
@@ -165,7 +178,10 @@ class RequestLog:
         self.e2e.add(record.e2e_s)
         if record.itl_s is not None:
             self.itl.add(record.itl_s)
-        self.num_in_slo += self.slo.keeps(record)
+        broken = self.slo.broken(record)
+        self.num_in_slo += not broken
+        for name in broken:
+            self.num_broken[name] = self.num_broken.get(name, 0) + 1
         if self.keep_requests:
             self.records.append(record)
         if live.gaps is not None:

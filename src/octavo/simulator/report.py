@@ -51,6 +51,7 @@ class SimulationReport:
     requests_per_s: float | None
     output_tokens_per_s: float | None
     slo_attainment: float | None
+    num_broken: dict[str, int]  # completed requests that broke a limit, by its name
     ttft_s: Summary
     itl_s: Summary
     gap_s: Summary
@@ -90,6 +91,7 @@ def report_of(log: RequestLog, engines: Seq[SimEngine], handoffs: HandoffStats, 
         requests_per_s=log.num_completed / duration_s if duration_s else None,
         output_tokens_per_s=log.num_output_tokens / duration_s if duration_s else None,
         slo_attainment=log.num_in_slo / log.num_arrived if log.num_arrived else None,
+        num_broken=dict(log.num_broken),
         ttft_s=log.ttft.summary(),
         itl_s=log.itl.summary(),
         gap_s=log.gap.summary(),

@@ -97,7 +97,7 @@ class SimEngine:
             self.scheduler = spec.make_scheduler()
         else:
             self.scheduler = Scheduler(
-                config, spec.cache, spec.num_blocks, spec.max_model_len, "sim", gap_model, num_host_blocks=spec.num_host_blocks
+                config, spec.cache, spec.num_blocks, spec.max_model_len, "sim", gap_model, spec.num_host_blocks, layout=spec.layout
             )
         drafts = spec.speculation
         text = spec.text if drafts is None else SimulatedText(drafts.acceptance, self.seed)

@@ -30,12 +30,13 @@ from octavo.workload.requests import WorkloadRequest
 @dataclass(frozen=True, slots=True)
 class SimulationOptions:
     """``concurrency``: a closed loop of so many requests at a time; None: requests come when they are due. ``until_s``: stop there, with
-    requests still on their way."""
+    requests still on their way. ``most_misses``: stop as well when more requests than that have ended outside of ``slo``."""
 
     slo: Slo = field(default_factory=Slo)
     seed: int = 0
     concurrency: int | None = None
     until_s: float | None = None
+    most_misses: int | None = None
     keep_requests: bool = False
     keep_gaps: bool = False
     handoff: HandoffOptions = field(default_factory=HandoffOptions)  # where there are prefill engines
@@ -92,6 +93,8 @@ class Simulation:
                 while upcoming is not None and upcoming.arrival_s <= now:
                     self._submit(upcoming, upcoming.arrival_s)
                     upcoming = self._next(source, upcoming)
+            if self.options.most_misses is not None and self.log.num_missed > self.options.most_misses:
+                break
             self._begin_steps(now)
         return report_of(self.log, self.engines, self.handoffs.stats, self.clock.now())
 
