@@ -1,0 +1,71 @@
+"""Which figures there are: one line for each, and the module that makes it. Imports a figure's module only when the figure is made.
+
+A module of ``octavo.reproduce`` that makes a figure has
+
+    NUMBER: int                                      # in the list of figures that are rebuilt
+    NAME: str                                        # as here
+    def run(setup: Setup) -> Figure | list[Figure]   # all of the entry's kind of evidence
+
+A published figure of which we have two kinds of evidence has two entries.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from octavo.reproduce.figure import ARITHMETIC, MEASURED, SIMULATED, Figure
+from octavo.reproduce.setup import Setup
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """``title``: what is rebuilt, in a few words. ``module``: of ``octavo.reproduce``."""
+
+    number: int
+    name: str
+    evidence: str
+    module: str
+    title: str
+
+    def run(self, setup: Setup) -> list[Figure]:
+        """The figures of this entry, made now."""
+        made = importlib.import_module(f"octavo.reproduce.{self.module}").run(setup)
+        return [made] if isinstance(made, Figure) else list(made)
+
+
+ENTRIES: tuple[Entry, ...] = (
+    Entry(21, "trace-lengths", ARITHMETIC, "splitwise_traces", "Lengths of the production traces of Splitwise"),
+    Entry(22, "active-tokens", SIMULATED, "splitwise_active_tokens", "Active tokens in a batch at two requests per second"),
+    Entry(23, "machine-table", ARITHMETIC, "splitwise_table", "Prompts, batches and token times of BLOOM-176B"),
+    Entry(24, "kv-transfer", ARITHMETIC, "splitwise_transfer", "KV transfer in one piece and layer by layer"),
+    Entry(25, "aa-a100", SIMULATED, "splitwise_aa_a100", "Splitwise-AA against Baseline-A100"),
+    Entry(26, "aa-h100", SIMULATED, "splitwise_aa_h100", "Splitwise-AA against Baseline-H100"),
+    Entry(27, "ha-h100", SIMULATED, "splitwise_ha", "Splitwise-HA, HH and HHcap against Baseline-H100"),
+    Entry(28, "hhcap-power", SIMULATED, "splitwise_hhcap", "Least power and least cost at equal throughput"),
+    Entry(29, "hh-code", SIMULATED, "splitwise_hh_code", "Fewest machines for 70 code requests per second"),
+    Entry(30, "robustness", SIMULATED, "splitwise_robustness", "Clusters sized for another load; overload"),
+)
+
+NOT_HERE: dict[int, str] = {
+    14: "the overhead of a paged kernel on a GPU against another library's: it needs that GPU and that library",
+    32: "Sarathi-Serve's capacities are of four models on A100s and A40s: they need these GPUs",
+}
+
+
+def select(words: Seq[str]) -> list[Entry]:
+    """The entries that ``words`` name, in the order of the registry: a name, a number, a kind of evidence (its first word), or "all".
+
+    Raises ValueError for a word that names none.
+    """
+    chosen = set[Entry]()
+    for word in words:
+        found = [entry for entry in ENTRIES if word in ("all", entry.name, str(entry.number), entry.evidence.split()[0])]
+        if not found and word.isdigit() and int(word) in NOT_HERE:
+            raise ValueError(f"figure: {word} is not made here; {NOT_HERE[int(word)]}")
+        if not found:
+            kinds = ", ".join(kind.split()[0] for kind in (ARITHMETIC, SIMULATED, MEASURED))
+            raise ValueError(f"figure: {word!r} is not known; a name or number of `octavo reproduce list`, all, or one of {kinds}")
+        chosen.update(found)
+    return [entry for entry in ENTRIES if entry in chosen]
