@@ -5,7 +5,6 @@ from __future__ import annotations
 from octavo.reproduce.figure import Figure
 from octavo.reproduce.setup import Setup
 from octavo.reproduce.splitwise_rates import AA, AA_ISO_COST, BASELINE_H100, Comparison, compare
-from octavo.simulator.splitwise_study import Study
 
 NUMBER = 26
 NAME = "aa-h100"

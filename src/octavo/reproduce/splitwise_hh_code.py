@@ -6,7 +6,7 @@ from octavo.reproduce.figure import SIMULATED, Figure, Row
 from octavo.reproduce.setup import Setup
 from octavo.reproduce.splitwise_least import least_budget
 from octavo.reproduce.splitwise_rates import HH, LOOKUPS, setup_of
-from octavo.simulator.splitwise_study import Design, Study
+from octavo.simulator.splitwise_study import Design
 
 NUMBER = 29
 NAME = "hh-code"

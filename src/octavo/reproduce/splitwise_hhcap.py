@@ -8,7 +8,7 @@ from octavo.reproduce.figure import SIMULATED, Figure, Plot, Range, Row, within
 from octavo.reproduce.setup import Setup
 from octavo.reproduce.splitwise_least import least_budget, splits
 from octavo.reproduce.splitwise_rates import AA, BASELINE_H100, HHCAP, LOOKUPS, setup_of
-from octavo.simulator.splitwise_study import Design, Study
+from octavo.simulator.splitwise_study import Design
 
 NUMBER = 28
 NAME = "hhcap-power"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from octavo.reproduce.figure import ARITHMETIC, Figure, Line, Plot, Row, within
 from octavo.reproduce.setup import Setup
-from octavo.simulator.splitwise_study import A100, H100, Study
+from octavo.simulator.splitwise_study import A100, H100
 
 NUMBER = 23
 NAME = "machine-table"

@@ -6,7 +6,6 @@ from statistics import median
 
 from octavo.reproduce.figure import ARITHMETIC, Figure, Row
 from octavo.reproduce.setup import Setup
-from octavo.simulator.splitwise_study import Study
 
 NUMBER = 21
 NAME = "trace-lengths"

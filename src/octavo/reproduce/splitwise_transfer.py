@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from octavo.reproduce.figure import ARITHMETIC, Figure, Row, within
 from octavo.reproduce.setup import Setup
-from octavo.simulator.splitwise_study import A100, KV_BYTES_PER_TOKEN, Study
+from octavo.simulator.splitwise_study import A100, KV_BYTES_PER_TOKEN
 
 NUMBER = 24
 NAME = "kv-transfer"
