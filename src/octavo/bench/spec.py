@@ -185,8 +185,13 @@ class Gain:
         return self.k + 1 if self.alpha >= 1.0 else (1 - self.alpha ** (self.k + 1)) / (1 - self.alpha)
 
     @property
+    def tokens_per_step(self) -> float:
+        """Expected; a step without drafts gives one."""
+        return self.share * self.kept + 1 - self.share
+
+    @property
     def predicted(self) -> float:
-        return (self.share * self.kept + 1 - self.share) / (self.step_ratio + self.share * self.k * self.c)
+        return self.tokens_per_step / (self.step_ratio + self.share * self.k * self.c)
 
 
 def compare(engine: Engine, prompts: Sequence[str], case: SpecCase, k: int, method: str) -> Gain:
@@ -209,6 +214,12 @@ def compare(engine: Engine, prompts: Sequence[str], case: SpecCase, k: int, meth
         share=min(1.0, drafted / (k * sum(r.num_steps for r in spec))),
         measured=statistics.median(y.decode_tok_s / x.decode_tok_s for x, y in zip(plain, spec, strict=True)),
     )
+
+
+def foretell(engine: Engine, prompts: Sequence[str], case: SpecCase, k: int, method: str) -> Gain:
+    """As ``compare``, but what predicts comes from a round of its own, before those that are measured."""
+    before = compare(engine, prompts, replace(case, repeat=1), k, method)
+    return replace(before, measured=compare(engine, prompts, case, k, method).measured)
 
 
 def _by_length(engine: Engine, case: SpecCase) -> list[dict[str, Any]]:

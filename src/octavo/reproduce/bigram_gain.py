@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from octavo.bench.in_process import Engines
-from octavo.bench.spec import Gain, SpecCase, compare
+from octavo.bench.spec import Gain, SpecCase, foretell
 from octavo.bench.spec_prompts import WORKS
 from octavo.engine.engine import Engine
 from octavo.reproduce.figure import MEASURED, Figure, Plot, Range, Row
@@ -42,7 +42,7 @@ def measure(engine: Engine, case: Case) -> dict[float, Gain]:
     """By temperature."""
     prompts = [prompt for work in WORKS if work.name in case.works for prompt in work.prompts]
     return {
-        temperature: compare(
+        temperature: foretell(
             engine, prompts, SpecCase(case.works, (1,), case.num_output, case.repeat, temperature, K, "ngram", False), K, "ngram"
         )
         for temperature in TEMPERATURES
@@ -53,7 +53,8 @@ def told(case: Case) -> str:
     return (
         f"One stream, the prompts of {' and '.join(case.works)}, {case.num_output} tokens, {K} drafts wherever the last token stood "
         f"before, {case.repeat} rounds, plain and with drafts in turn, medians; texts are equal. Agrees: the prediction from alpha, the "
-        f"share of steps with drafts and the measured time of a step that verifies, within {100 * TOLERANCE:g} % of the measured gain."
+        f"share of steps with drafts and the time of a step that verifies, all of a round before, within {100 * TOLERANCE:g} % of the "
+        "measured gain."
     )
 
 
@@ -61,9 +62,8 @@ def shown(gains: dict[float, Gain], setup: str) -> Figure:
     rows, ranges = list[Row](), list[Range]()
     for temperature, gain in gains.items():
         at = f"T = {temperature:g}"
-        free = gain.share * gain.kept + 1 - gain.share
         rows.append(Row(f"alpha, {at}", f"{ALPHA:g}", f"{gain.alpha:.2f}, drafts at {100 * gain.share:.0f} % of the steps"))
-        rows.append(Row(f"gain if a step that verifies cost a plain one, {at}", times(GAIN), times(free)))
+        rows.append(Row(f"gain if a step that verifies cost a plain one, {at}", times(GAIN), times(gain.tokens_per_step)))
         hit = abs(gain.predicted - gain.measured) <= TOLERANCE * gain.measured
         ours = f"{times(gain.measured)}, predicted {times(gain.predicted)} with v {gain.step_ratio:.2f}"
         rows.append(Row(f"gain measured, {at}", "as predicted", ours, hit))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from octavo.bench.in_process import Engines
-from octavo.bench.spec import Gain, SpecCase, compare
+from octavo.bench.spec import Gain, SpecCase, foretell
 from octavo.bench.spec_prompts import WORKS
 from octavo.engine.engine import Engine
 from octavo.reproduce.figure import MEASURED, Figure, Plot, Range, Row
@@ -72,7 +72,7 @@ def measure(engine: Engine, case: Case) -> dict[Draft, Gain]:
     for draft in case.drafts:
         prompts = next(work.prompts for work in WORKS if work.name == draft.work)[: case.num_prompts]
         spec = SpecCase((draft.work,), (1,), case.num_output, case.repeat, draft.temperature, draft.k, draft.method, False)
-        gains[draft] = compare(engine, prompts, spec, draft.k, draft.method)
+        gains[draft] = foretell(engine, prompts, spec, draft.k, draft.method)
     return gains
 
 
@@ -80,8 +80,9 @@ def told(case: Case) -> str:
     return (
         f"One stream, {case.num_prompts} prompts of each work, {case.num_output} tokens, {case.repeat} rounds, plain and with drafts in "
         "turn, medians; drafts are verified by Gumbel coupling, texts are equal with and without. Predicted: (1 - a^(K+1)) / ((1 - a) (K c "
-        "+ v)), with alpha a and the time c of a draft and v of a step that verifies, in plain steps, from the same runs; a step without "
-        f"drafts keeps one token. First layers: {case.self_draft_layers}. Agrees: predicted within {100 * TOLERANCE:g} % of measured."
+        "+ v)), with alpha a and the time c of a draft and v of a step that verifies, in plain steps, from a round before those that are "
+        f"measured; a step without drafts keeps one token. First layers: {case.self_draft_layers}. Agrees: predicted within "
+        f"{100 * TOLERANCE:g} % of measured."
     )
 
 
@@ -90,8 +91,8 @@ def shown(gains: dict[Draft, Gain], setup: str) -> Figure:
     for draft, gain in gains.items():
         published, task = PUBLISHED[draft.beside, draft.temperature]
         ours = (
-            f"alpha {gain.alpha:.2f}, c {gain.c:.2f}, v {gain.step_ratio:.2f}, predicted {times(gain.predicted)}, "
-            f"measured {times(gain.measured)}"
+            f"alpha {gain.alpha:.2f} at {100 * gain.share:.0f} % of the steps, c {gain.c:.2f}, v {gain.step_ratio:.2f}: predicted "
+            f"{times(gain.predicted)}, measured {times(gain.measured)}"
         )
         hit = abs(gain.predicted - gain.measured) <= TOLERANCE * gain.measured
         rows.append(Row(str(draft), f"{published} ({task})", ours, hit))

@@ -2,7 +2,8 @@
 6).
 
 Published with a draft model of a constant c on sixteen TPUs: accepted / (K + 1) falls and a loop takes longer with K, so that there is a
-best K, and more of it makes the time of a sequence spread. Drafts here are prompt lookups, on work that copies and on work that does not.
+best K, and more of it makes the time of a sequence spread. Drafts here are prompt lookups, on work that copies in part, and the model's
+first layers, which like a draft model have one c and draft at every step.
 """
 
 from __future__ import annotations
@@ -24,27 +25,41 @@ BEST = {0.0: "2.01x (XSum, greedy, K = 4)", 1.0: "1.92x (XSum, nucleus, K = 4; b
 
 
 @dataclass(frozen=True, slots=True)
+class Work:
+    """``name``: of ``bench.spec_prompts``."""
+
+    name: str
+    method: str
+    temperature: float
+
+    def __str__(self) -> str:
+        by = {"ngram": "prompt lookup", "self": "first layers"}[self.method]
+        return f"{self.name} by {by}, T = {self.temperature:g}"
+
+
+@dataclass(frozen=True, slots=True)
 class Case:
-    """``works``: with the temperature that each is sampled at. ``ks`` rising."""
+    """``ks`` rising."""
 
     num_output: int
     repeat: int
-    works: tuple[tuple[str, float], ...] = (("edit", 0.0), ("facts", 1.0))
-    ks: tuple[int, ...] = (1, 2, 3, 4, 6, 8)
+    works: tuple[Work, ...] = (Work("json", "ngram", 0.0), Work("code", "self", 1.0))
+    ks: tuple[int, ...] = (1, 2, 3, 4, 6)
     num_prompts: int = 4
+    self_draft_layers: int = 24
 
 
-FULL, QUICK = Case(96, 3), Case(40, 1, ks=(1, 4, 8), num_prompts=2)
+FULL, QUICK = Case(64, 2), Case(32, 1, ks=(1, 3, 6), num_prompts=2)
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
     """With K drafts wherever there are some: seconds per token of each request [requests], the median of its rounds; tokens that a step
-    gives, of the K + 1 that it could; seconds of a step."""
+    gives, of the K + 1 that it could; seconds of a loop: of a step and its drafts."""
 
     seconds: tuple[float, ...]
     kept_share: float
-    step_s: float
+    loop_s: float
 
     @property
     def mean_s(self) -> float:
@@ -62,28 +77,28 @@ Sweep = dict[int, Point]
 
 def run(setup: Setup) -> Figure:
     case = QUICK if setup.quick else FULL
-    with Engines(setup.model, {"": {"num_kv_blocks": 1024}}) as engines:
+    with Engines(setup.model, {"": {"num_kv_blocks": 1024, "self_draft_layers": case.self_draft_layers}}) as engines:
         engines.warm_up()
         return shown(measure(engines.first, case), f"{describe(engines)} {told(case)}")
 
 
-def measure(engine: Engine, case: Case) -> dict[tuple[str, float], Sweep]:
-    return {work: _sweep(engine, case, *work) for work in case.works}
+def measure(engine: Engine, case: Case) -> dict[Work, Sweep]:
+    return {work: _sweep(engine, case, work) for work in case.works}
 
 
-def _sweep(engine: Engine, case: Case, name: str, temperature: float) -> Sweep:
+def _sweep(engine: Engine, case: Case, work: Work) -> Sweep:
     """All K in turn on each prompt, round after round. ValueError when a text with drafts is not that without."""
-    prompts = next(work.prompts for work in WORKS if work.name == name)[: case.num_prompts]
+    prompts = next(known.prompts for known in WORKS if known.name == work.name)[: case.num_prompts]
     runs: dict[int, list[list[SpecRun]]] = {k: [[] for _ in prompts] for k in (0, *case.ks)}  # [prompts][rounds]
     for i in range(1 + case.repeat):  # the first reads the prompt into the cache
         for j, prompt in enumerate(prompts):
             for k in runs:
-                spec = SpecCase((name,), (1,), case.num_output, 1, temperature, k, "ngram", False)
-                found = measure_spec(engine, [prompt], 1, spec, drafts_by(k, "ngram") if k else PLAIN)
+                spec = SpecCase((work.name,), (1,), case.num_output, 1, work.temperature, k, work.method, False)
+                found = measure_spec(engine, [prompt], 1, spec, drafts_by(k, work.method) if k else PLAIN)
                 if i:
                     runs[k][j].append(found)
                     if found.tokens != runs[0][j][0].tokens:
-                        raise ValueError(f"{name}, {k} drafts: the text with drafts is not that without")
+                        raise ValueError(f"{work}, {k} drafts: the text with drafts is not that without")
     return {k: _point(k, by_prompt) for k, by_prompt in runs.items()}
 
 
@@ -91,29 +106,30 @@ def _point(k: int, by_prompt: list[list[SpecRun]]) -> Point:
     flat = [run for runs in by_prompt for run in runs]
     seconds = tuple(statistics.median(run.seconds / run.num_decoded for run in runs) for runs in by_prompt)
     kept = sum(run.num_decoded for run in flat) / sum(run.num_steps for run in flat)
-    return Point(seconds, kept / (k + 1), statistics.median(run.step_s for run in flat))
+    return Point(seconds, kept / (k + 1), statistics.median(run.seconds / run.num_steps for run in flat))
 
 
 def told(case: Case) -> str:
-    works = ", ".join(f"{name} at T = {temperature:g}" for name, temperature in case.works)
+    works = " and ".join(map(str, case.works))
     return (
         f"One stream, {case.num_prompts} prompts each of {works}, {case.num_output} tokens, {case.repeat} rounds after one to warm up, all "
-        "K in turn on a prompt, medians by request; n-grams of 2 to 4 tokens, K drafts wherever there are some. Texts are equal for all K."
+        f"K in turn on a prompt, medians by request; {case.self_draft_layers} first layers, n-grams of 2 to 4 tokens, K drafts wherever there "
+        "are some. Texts are equal for all K."
     )
 
 
-def shown(sweeps: dict[tuple[str, float], Sweep], setup: str) -> Figure:
+def shown(sweeps: dict[Work, Sweep], setup: str) -> Figure:
     rows, lines = list[Row](), list[Line]()
-    for (name, temperature), sweep in sweeps.items():
-        where = f"{name}, T = {temperature:g}"
+    for work, sweep in sweeps.items():
+        where = str(work)
         ks = [k for k in sorted(sweep) if k]
         gain = {k: sweep[0].mean_s / sweep[k].mean_s for k in ks}
         best = max(ks, key=lambda k: gain[k])
-        rows.append(Row(f"{where}: best gain", BEST.get(temperature, "-"), f"{times(gain[best])} at K = {best}"))
+        rows.append(Row(f"{where}: best gain", BEST.get(work.temperature, "-"), f"{times(gain[best])} at K = {best}"))
         kept = [sweep[k].kept_share for k in ks]
         rows.append(Row(f"{where}: tokens of a step / (K + 1) fall", "with K", _list(kept), _falls(kept)))
-        steps = [sweep[k].step_s / sweep[0].step_s for k in ks]
-        rows.append(Row(f"{where}: time of a step rises, in plain steps", "with K", _list(steps), steps[-1] > steps[0]))
+        loops = [sweep[k].loop_s / sweep[0].loop_s for k in ks]
+        rows.append(Row(f"{where}: time of a loop rises, in plain steps", "with K", _list(loops), loops[-1] > loops[0]))
         spread = [sweep[k].spread for k in (ks[0], ks[-1])]
         rows.append(Row(f"{where}: times of sequences spread more, K = {ks[0]} to {ks[-1]}", "yes", _list(spread), spread[1] > spread[0]))
         rows.append(Row(f"{where}: there is a best K below the most", "yes", f"{best} of up to {ks[-1]}", best < ks[-1]))
