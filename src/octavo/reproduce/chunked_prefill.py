@@ -35,10 +35,10 @@ class Case:
     num_requests: int
     repeat: int
     prompt: int = 512
-    output: int = 64
+    output: int = 96
     longest_prompt: int = 3072
     chunk: int = 256
-    share: float = 0.7
+    share: float = 0.85
     max_num_seqs: int = 16
     num_kv_blocks: int = 2048
 
@@ -49,7 +49,7 @@ class Case:
         return Independent(prompt, LogNormal(self.output * math.exp(SIGMA_OUTPUT**2 / 2), SIGMA_OUTPUT, 8, 8 * self.output))
 
 
-FULL, QUICK = Case(20, 3), Case(8, 1, prompt=256, output=32, longest_prompt=1536)
+FULL, QUICK = Case(16, 3), Case(8, 1, prompt=256, output=48, longest_prompt=1536, chunk=128)
 
 
 @dataclass(slots=True)

@@ -113,8 +113,8 @@ def told(case: Case) -> str:
     works = " and ".join(map(str, case.works))
     return (
         f"One stream, {case.num_prompts} prompts each of {works}, {case.num_output} tokens, {case.repeat} rounds after one to warm up, all "
-        f"K in turn on a prompt, medians by request; {case.self_draft_layers} first layers, n-grams of 2 to 4 tokens, K drafts wherever there "
-        "are some. Texts are equal for all K."
+        f"K in turn on a prompt, medians by request; {case.self_draft_layers} first layers, n-grams of 2 to 4 tokens, K drafts wherever "
+        "there are some. Texts are equal for all K."
     )
 
 
