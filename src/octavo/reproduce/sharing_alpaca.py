@@ -6,7 +6,7 @@ from octavo.reproduce.figure import Figure
 from octavo.reproduce.setup import Setup
 from octavo.reproduce.sharing_measured import Case, make
 
-NUMBER, NAME = 9, "sharing-alpaca-measured"
+NUMBER, NAME = 9, "sharing-alpaca"
 FULL, QUICK = Case("alpaca", 32), Case("alpaca", 6)
 
 

@@ -6,7 +6,7 @@ from octavo.reproduce.figure import Figure
 from octavo.reproduce.setup import Setup
 from octavo.reproduce.sharing_measured import Case, make
 
-NUMBER, NAME = 10, "sharing-sharegpt-measured"
+NUMBER, NAME = 10, "sharing-sharegpt"
 FULL, QUICK = Case("sharegpt", 8), Case("sharegpt", 2)
 
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from octavo.bench.in_process import Engines, in_turn, serve, token_range
 from octavo.reproduce.figure import MEASURED, Figure, Plot, Range, Row
 from octavo.reproduce.measured import NOT_TRANSFERABLE, describe, times
-from octavo.reproduce.request_level import ITERATION, LENGTHS, REQUEST, options, requests
+from octavo.reproduce.orca_mixed_measured import ITERATION, LENGTHS, REQUEST, options, requests
 from octavo.reproduce.setup import Setup
 from octavo.workload.lengths import Fixed
 from octavo.workload.requests import Independent, WorkloadRequest
 
-NUMBER, NAME = 4, "request-level-equal"
+NUMBER, NAME = 4, "orca-equal-measured"
 MIXED, LONG, SHORT = "mixed lengths", "all 256 + 256", "all 32 + 1"
 TRACES = {MIXED: LENGTHS, LONG: Independent(Fixed(256), Fixed(256)), SHORT: Independent(Fixed(32), Fixed(1))}
 SAME = 0.05  # of a ratio: two ways that do the same differ by less

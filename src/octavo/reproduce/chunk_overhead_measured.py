@@ -15,7 +15,7 @@ from octavo.reproduce.measured import NOT_TRANSFERABLE, describe
 from octavo.reproduce.setup import Setup
 from octavo.workload.requests import WorkloadRequest
 
-NUMBER, NAME = 31, "chunk-overhead"
+NUMBER, NAME = 31, "chunk-overhead-measured"
 AT, MOST = 512, 0.25  # published: at most 25 % at 512
 NEGLIGIBLE_AT, NEGLIGIBLE = 2048, 0.05
 
