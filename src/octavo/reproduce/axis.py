@@ -43,7 +43,7 @@ class Axis:
 
 
 def _ticks(low: float, high: float, num_ticks: int) -> tuple[float, ...]:
-    """1, 2 or 5 times a power of ten apart, about ``num_ticks`` of them, the first at or below ``low`` and the last at or above ``high``."""
+    """1, 2 or 5 times a power of ten apart, about ``num_ticks`` of them, the first not above ``low``, the last not below ``high``."""
     if 0 <= low <= _NEAR_ZERO * high:
         low = 0.0
     if low == high:

@@ -20,14 +20,16 @@ _MOST_SUMMED_UP = 4  # rows of a figure in the summary
 _KINDS = {MEASURED: "measured", SIMULATED: "simulated", ARITHMETIC: "arithmetic"}
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-width: 1080px; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.7rem; margin-bottom: .2rem; } h2 { font-size: 1.2rem; margin: 2.6rem 0 .3rem; border-top: 1px solid #ddd; padding-top: 1.2rem; }
+h1 { font-size: 1.7rem; margin-bottom: .2rem; }
+h2 { font-size: 1.2rem; margin: 2.6rem 0 .3rem; border-top: 1px solid #ddd; padding-top: 1.2rem; }
 a { color: #0057a8; } p { margin: .4rem 0; max-width: 60rem; } .quiet { color: #555; font-size: .9rem; }
 table { border-collapse: collapse; margin: .8rem 0; width: 100%; font-size: .92rem; }
 th, td { text-align: left; vertical-align: top; padding: .3rem .7rem .3rem 0; border-bottom: 1px solid #e4e4e4; }
 th { border-bottom: 2px solid #bbb; } td.verdict { white-space: nowrap; }
 .hit { color: #05652f; } .miss { color: #a00020; font-weight: 600; } .failed { color: #a00020; }
 .kind { white-space: nowrap; border-radius: .6rem; padding: .05rem .55rem; font-size: .82rem; font-weight: 400; }
-.measured { background: #dff1e4; color: #05481f; } .simulated { background: #e2ecfa; color: #123c73; } .arithmetic { background: #efe9dc; color: #54430f; }
+.measured { background: #dff1e4; color: #05481f; } .simulated { background: #e2ecfa; color: #123c73; }
+.arithmetic { background: #efe9dc; color: #54430f; }
 svg { max-width: 100%; height: auto; margin: .6rem 0; border: 1px solid #e4e4e4; border-radius: 4px; }
 ul { margin: .4rem 0; padding-left: 1.2rem; } div.line + div.line { margin-top: .15rem; }
 """
@@ -53,8 +55,8 @@ def _head(outcomes: Seq[Outcome]) -> Iterator[str]:
     num_hits, num_failed = sum(bool(row.hit) for row in judged), sum(outcome.error is not None for outcome in outcomes)
     failed = f"; {num_failed} could not be made" if num_failed else ""
     yield f"<p>{len(figures)} figures: {num_hits} of {len(judged)} published values agree with ours{failed}.</p>"
-    yield f'<p class="quiet">{_badge(MEASURED)} ran on this machine\'s CPU; {_badge(SIMULATED)} ran in virtual time with a model of another '
-    yield f"machine, and is no measurement; {_badge(ARITHMETIC)} follows from published numbers alone. No figure mixes them.</p>"
+    yield f"<p class=\"quiet\">{_badge(MEASURED)} ran on this machine's CPU; {_badge(SIMULATED)} ran in virtual time with a model of"
+    yield f"another machine, and is no measurement; {_badge(ARITHMETIC)} follows from published numbers alone. No figure mixes them.</p>"
 
 
 def _badge(evidence: str) -> str:
@@ -65,12 +67,14 @@ def _badge(evidence: str) -> str:
 
 
 def _summary(outcomes: Seq[Outcome]) -> Iterator[str]:
-    yield '<table class="summary"><thead><tr><th></th><th>figure</th><th>kind</th><th>published</th><th>ours</th><th></th></tr></thead><tbody>'
+    head = "".join(f"<th>{name}</th>" for name in ("", "figure", "kind", "published", "ours", ""))
+    yield f'<table class="summary"><thead><tr>{head}</tr></thead><tbody>'
     for outcome in outcomes:
         entry = outcome.entry
         if outcome.error is not None:
             link = f'<a href="#{_anchor(outcome, 0)}">{escape(entry.title)}</a>'
-            yield f'<tr><td>{entry.number}</td><td>{link}</td><td>{_badge(entry.evidence)}</td><td colspan="3" class="failed">failed</td></tr>'
+            cells = "".join(f"<td>{cell}</td>" for cell in (entry.number, link, _badge(entry.evidence)))
+            yield f'<tr>{cells}<td colspan="3" class="failed">failed</td></tr>'
         for i, figure in enumerate(outcome.figures):
             yield _summary_row(figure, _anchor(outcome, i))
     yield "</tbody></table>"

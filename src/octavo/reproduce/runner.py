@@ -13,8 +13,8 @@ from collections.abc import Sequence as Seq
 from pathlib import Path
 
 from octavo import __version__
-from octavo.reproduce.files import Outcome, write_outcome, write_whole
 from octavo.reproduce.figure import Figure
+from octavo.reproduce.files import Outcome, write_outcome, write_whole
 from octavo.reproduce.registry import Entry
 from octavo.reproduce.report import html_report
 from octavo.reproduce.setup import DataMissing, Setup
