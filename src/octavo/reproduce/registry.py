@@ -11,9 +11,9 @@ A published figure of which we have two kinds of evidence has two entries.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from importlib import import_module
 
 from octavo.reproduce.figure import ARITHMETIC, MEASURED, SIMULATED, Figure
 from octavo.reproduce.setup import Setup
@@ -31,7 +31,7 @@ class Entry:
 
     def run(self, setup: Setup) -> list[Figure]:
         """The figures of this entry, made now."""
-        made = importlib.import_module(f"octavo.reproduce.{self.module}").run(setup)
+        made = import_module(f"octavo.reproduce.{self.module}").run(setup)
         return [made] if isinstance(made, Figure) else list(made)
 
 

@@ -88,15 +88,16 @@ def _summary_row(figure: Figure, anchor: str) -> str:
     shown = judged or [row for row in figure.rows if row.published]
     more = len(shown) - _MOST_SUMMED_UP
     rows = shown[:_MOST_SUMMED_UP]
-    published, ours = (_lines(getattr(row, name) for row in rows) for name in ("published", "ours"))
+    published, ours = (_lines((row.what, getattr(row, name)) for row in rows) for name in ("published", "ours"))
     rest = f'<div class="quiet">and {more} more</div>' if more > 0 else ""
     title = f'<a href="#{anchor}">{escape(figure.title)}</a>'
     cells = (str(figure.number), title, _badge(figure.evidence), published + rest, ours)
     return f'<tr>{"".join(f"<td>{cell}</td>" for cell in cells)}<td class="verdict">{_overall(judged)}</td></tr>'
 
 
-def _lines(texts: Iterator[str]) -> str:
-    return "".join(f'<div class="line">{escape(text) or "&#160;"}</div>' for text in texts)
+def _lines(rows: Iterator[tuple[str, str]]) -> str:
+    """One under the other, each telling what it is of when pointed at."""
+    return "".join(f'<div class="line" title="{escape(what)}">{escape(text) or "&#160;"}</div>' for what, text in rows)
 
 
 def _overall(judged: Seq[Row]) -> str:

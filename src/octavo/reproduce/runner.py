@@ -13,7 +13,7 @@ from collections.abc import Sequence as Seq
 from pathlib import Path
 
 from octavo import __version__
-from octavo.reproduce.figure import Figure
+from octavo.reproduce.figure import MEASURED, Figure
 from octavo.reproduce.files import Outcome, write_outcome, write_whole
 from octavo.reproduce.registry import Entry
 from octavo.reproduce.report import html_report
@@ -54,7 +54,7 @@ def run_entry(entry: Entry, setup: Setup) -> Outcome:
         setup.say(traceback.format_exc().rstrip())
     seconds = round(time.perf_counter() - started, 3)
     made = () if failure is not None else figures
-    return Outcome(entry, made, failure, seconds, time.strftime("%Y-%m-%d"), dict(_context(setup)))
+    return Outcome(entry, made, failure, seconds, time.strftime("%Y-%m-%d"), dict(_context(entry, setup)))
 
 
 def _what_is_wrong(entry: Entry, figures: Seq[Figure]) -> str | None:
@@ -65,9 +65,10 @@ def _what_is_wrong(entry: Entry, figures: Seq[Figure]) -> str | None:
     return None if figures else "it made no figure"
 
 
-def _context(setup: Setup) -> Iterator[tuple[str, str]]:
+def _context(entry: Entry, setup: Setup) -> Iterator[tuple[str, str]]:
     yield "octavo", __version__
     yield "python", platform.python_version()
-    yield "model", setup.model
+    if entry.evidence == MEASURED:
+        yield "model", setup.model
     yield "seed", str(setup.seed)
     yield "size", "quick" if setup.quick else "full"

@@ -23,6 +23,8 @@ _BORDER = 12
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a5c00")  # told apart with any colour vision
 _DASHES = ("", "7 3", "2 3")  # of lines beyond the colours
 _INK, _PALE, _MARK = "#222222", "#dddddd", "#a00020"
+_BOLD = ' font-weight="600"'
+_HALO = ' paint-order="stroke" stroke="#ffffff" stroke-width="4"'  # of labels that lines may run behind
 _MOST_DOTS = 40  # points of a line that are drawn as dots too
 
 
@@ -43,9 +45,9 @@ class Canvas:
 
     elements: list[str] = field(default_factory=list)
 
-    def text(self, x: float, y: float, text: str, anchor: str = "start", colour: str = _INK, bold: bool = False) -> None:
-        weight = ' font-weight="600"' if bold else ""
-        self.elements.append(f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{colour}"{weight}>{escape(text)}</text>')
+    def text(self, x: float, y: float, text: str, anchor: str = "start", colour: str = _INK, more: str = "") -> None:
+        """``more``: further attributes."""
+        self.elements.append(f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{colour}"{more}>{escape(text)}</text>')
 
     def line(self, x1: float, y1: float, x2: float, y2: float, colour: str, dash: str = "", width: float = 1) -> None:
         dashes = f' stroke-dasharray="{dash}"' if dash else ""
@@ -81,30 +83,39 @@ def plot_svg(plot: Plot) -> str:
 
 def _ranges_svg(plot: Plot) -> str:
     canvas = Canvas()
-    values = [value for r in plot.ranges for value in (r.low, r.high)] + [value for _, value in plot.marks]
+    marks = _merged(plot.marks)
+    values = [value for r in plot.ranges for value in (r.low, r.high)] + [value for _, value in marks]
     axis = Axis.of(values, _BORDER + 10, WIDTH - 160, plot.log_x)
     top = _title(canvas, plot.title)
-    rows = _rows_of([(axis.place(value), f"{label} {number(value)}") for label, value in plot.marks])
+    rows = _rows_of([(axis.place(value), f"{label} {number(value)}") for label, value in marks])
     marks_bottom = top + _LINE_PX * (max(rows, default=-1) + 1)
     step = 2 * _LINE_PX + 6
     bottom = marks_bottom + 8 + step * len(plot.ranges)
     _x_axis(canvas, axis, marks_bottom + 4, bottom, plot.value_label)
-    for row, (label, value) in zip(rows, plot.marks, strict=True):
+    for row, (label, value) in zip(rows, marks, strict=True):
         x, y = axis.place(value), top + _LINE_PX * (row + 1) - 4
         canvas.line(x, y + 3, x, bottom, _MARK, "4 3", 1.3)
         _mark_label(canvas, x, y, f"{label} {number(value)}")
     for i, found in enumerate(plot.ranges):
-        _range(canvas, axis, found, marks_bottom + 10 + i * step, _COLOURS[i % len(_COLOURS)])
+        _range(canvas, axis, found, marks_bottom + 10 + i * step)
     return canvas.to_svg(bottom + 3 * _LINE_PX, plot.title)
 
 
-def _range(canvas: Canvas, axis: Axis, found: Range, top: float, colour: str) -> None:
+def _range(canvas: Canvas, axis: Axis, found: Range, top: float) -> None:
     """Its label over its bar, its values to the right of the axis."""
     left, right = axis.place(found.low), axis.place(found.high)
-    canvas.text(axis.start + 2, top + FONT_PX, cut(found.label, axis.end - axis.start))
-    canvas.bar(min(left, right - 4), top + _LINE_PX + 2, max(right - left, 4.0), 11, colour)
+    canvas.text(axis.start + 2, top + FONT_PX, cut(found.label, axis.end - axis.start), more=_HALO)
+    canvas.bar(min(left, right - 4), top + _LINE_PX + 2, max(right - left, 4.0), 11, _COLOURS[0])
     values = number(_short(found.low)) if found.low == found.high else f"{number(_short(found.low))} to {number(_short(found.high))}"
     canvas.text(axis.end + 12, top + _LINE_PX + FONT_PX, cut(values, WIDTH - axis.end - 16))
+
+
+def _merged(marks: Iterable[tuple[str, float]]) -> list[tuple[str, float]]:
+    """Marks of the same value are one."""
+    labels = dict[float, list[str]]()
+    for label, value in marks:
+        labels.setdefault(value, []).append(label)
+    return [(", ".join(dict.fromkeys(names)), value) for value, names in labels.items()]
 
 
 def _rows_of(labels: Seq[tuple[float, str]]) -> list[int]:
@@ -130,12 +141,12 @@ def _label_span(centre: float, text: str) -> tuple[float, float]:
 
 def _mark_label(canvas: Canvas, x: float, y: float, text: str) -> None:
     left, right = _label_span(x, text)
-    canvas.text((left + right) / 2, y, text, "middle", _MARK)
+    canvas.text((left + right) / 2, y, text, "middle", _MARK, _HALO)
 
 
 def _short(value: float) -> float:
-    """Four digits: more than any figure here is sure of."""
-    return float(f"{value:.4g}")
+    """Three digits, four from 100 on: more than any figure here is sure of."""
+    return float(f"{value:.3g}" if abs(value) < 100 else f"{value:.4g}")
 
 
 # --- lines ------------------------------------------------------------------------------------------------------------------------------
@@ -145,8 +156,8 @@ def _lines_svg(plot: Plot) -> str:
     canvas = Canvas()
     points = [point for line in plot.lines for point in line.points]
     top = _legend(canvas, plot.lines, _title(canvas, plot.title))
-    marks = [(0.0, f"{label} {number(value)}") for label, value in plot.x_marks]
-    plot_top = top + 10 + _LINE_PX * (1 + len(marks))
+    x_marks = _merged(plot.x_marks)
+    plot_top = top + 10 + _LINE_PX * (1 + len(x_marks))
     bottom = plot_top + 260
     y_axis = Axis.of([*(y for _, y in points), *(value for _, value in plot.marks)], bottom, plot_top, plot.log_y)
     left = _BORDER + max(text_px(number(tick)) for tick in y_axis.ticks) + 10
@@ -154,7 +165,7 @@ def _lines_svg(plot: Plot) -> str:
     canvas.text(_BORDER, top + 14, cut(plot.value_label, WIDTH - 2 * _BORDER), colour="#555555")
     _y_axis(canvas, y_axis, left, x_axis.end)
     _x_axis(canvas, x_axis, plot_top, bottom, plot.x_label)
-    for i, (label, value) in enumerate(plot.x_marks):
+    for i, (label, value) in enumerate(x_marks):
         x, y = x_axis.place(value), top + 14 + _LINE_PX * (i + 1)
         canvas.line(x, y + 3, x, bottom, _MARK, "4 3", 1.3)
         _mark_label(canvas, x, y, f"{label} {number(value)}")
@@ -194,15 +205,19 @@ def _legend(canvas: Canvas, lines: Seq[Line], top: float) -> float:
 
 
 def _y_marks(canvas: Canvas, marks: Seq[tuple[str, float]], x_axis: Axis, y_axis: Axis) -> None:
-    """Dashed lines, each label over its own at the right, moved up where it would cover the one below."""
-    lowest = float("inf")
-    for label, value in sorted(marks, key=lambda mark: mark[1]):
-        if not y_axis.shows(value):
-            continue
+    """Dashed lines, each label over its own at the right, moved up where it would cover the one below, and down again at the top."""
+    shown = sorted((mark for mark in _merged(marks) if y_axis.shows(mark[1])), key=lambda mark: mark[1])
+    places = list[float]()
+    for _, value in shown:
         y = y_axis.place(value)
         canvas.line(x_axis.start, y, x_axis.end, y, _MARK, "4 3", 1.3)
-        lowest = min(y - 4, lowest - _LINE_PX)
-        canvas.text(x_axis.end - 4, lowest, f"{label} {number(value)}", "end", _MARK)
+        places.append(min(y - 4, places[-1] - _LINE_PX) if places else y - 4)
+    highest = y_axis.end + FONT_PX + 2
+    for i in reversed(range(len(places))):
+        places[i] = max(places[i], highest)
+        highest = places[i] + _LINE_PX
+    for (label, value), y in zip(shown, places, strict=True):
+        canvas.text(x_axis.end - 4, y, f"{label} {number(value)}", "end", _MARK, _HALO)
 
 
 # --- what both have ---------------------------------------------------------------------------------------------------------------------
@@ -210,7 +225,7 @@ def _y_marks(canvas: Canvas, marks: Seq[tuple[str, float]], x_axis: Axis, y_axis
 
 def _title(canvas: Canvas, title: str) -> float:
     """Returns where it ends."""
-    canvas.text(_BORDER, 20, cut(title, WIDTH - 2 * _BORDER), bold=True)
+    canvas.text(_BORDER, 20, cut(title, WIDTH - 2 * _BORDER), more=_BOLD)
     return 32.0
 
 
@@ -220,7 +235,8 @@ def _x_axis(canvas: Canvas, axis: Axis, top: float, bottom: float, label: str) -
         x = axis.place(tick)
         canvas.line(x, top, x, bottom, _PALE)
         if tick in shown:
-            canvas.text(x, bottom + _LINE_PX, number(tick), "middle")
+            left, right = _label_span(x, number(tick))
+            canvas.text((left + right) / 2, bottom + _LINE_PX, number(tick), "middle")
     canvas.line(axis.start, bottom, axis.end, bottom, _INK)
     canvas.text((axis.start + axis.end) / 2, bottom + 2 * _LINE_PX + 4, cut(label, WIDTH - 2 * _BORDER), "middle", "#555555")
 
