@@ -18,6 +18,7 @@ _COMMANDS = {
     "models": ("octavo.cli.models", "models", "List the models of the catalogue and the cache."),
     "kv": ("octavo.cli.kv", "kv", "List and clear the KV cache on disk."),
     "simulate": ("octavo.cli.simulate", "simulate", "Simulate engines under a load, on any machine."),
+    "reproduce": ("octavo.cli.reproduce", "reproduce", "Make published figures again and compare."),
     "quantize": ("octavo.cli.quantize", "quantize", "Pack a model anew in fewer bits, as a draft for itself."),
     "doctor": ("octavo.cli.doctor", "doctor", "Measure this machine and check every kernel on it."),
     "bench": ("octavo.cli.bench", "bench", "Measure this engine on this machine."),

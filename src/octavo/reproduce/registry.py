@@ -11,9 +11,9 @@ A published figure of which we have two kinds of evidence has two entries.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from importlib import import_module
 
 from octavo.reproduce.figure import ARITHMETIC, MEASURED, SIMULATED, Figure
 from octavo.reproduce.setup import Setup
@@ -31,11 +31,24 @@ class Entry:
 
     def run(self, setup: Setup) -> list[Figure]:
         """The figures of this entry, made now."""
-        made = importlib.import_module(f"octavo.reproduce.{self.module}").run(setup)
+        made = import_module(f"octavo.reproduce.{self.module}").run(setup)
         return [made] if isinstance(made, Figure) else list(made)
 
 
 ENTRIES: tuple[Entry, ...] = (
+    Entry(1, "kv-bytes", ARITHMETIC, "kv_bytes", "KV cache of Llama-2-7B"),
+    Entry(2, "kv-slots", ARITHMETIC, "kv_slots", "KV slots of OPT models, and the batch of reservations"),
+    Entry(3, "orca-mixed", SIMULATED, "orca_mixed", "Iteration-level against request-level batching"),
+    Entry(4, "orca-equal", SIMULATED, "orca_equal", "The same with requests that are all alike"),
+    Entry(5, "kv-use", SIMULATED, "kv_use", "What KV memory is used for, paging against reservations"),
+    Entry(6, "batched-sharegpt", SIMULATED, "batched_sharegpt", "Requests at once, ShareGPT"),
+    Entry(7, "batched-alpaca", SIMULATED, "batched_alpaca", "Requests at once, Alpaca"),
+    Entry(8, "paged-rates", SIMULATED, "paged_rates", "Rates at equal latency, paging against reservations"),
+    Entry(11, "prefix-rates", SIMULATED, "prefix_rates", "A shared prefix, kept once"),
+    Entry(12, "chat-rates", SIMULATED, "chat_rates", "A chatbot with its history"),
+    Entry(15, "speculation-formula", ARITHMETIC, "speculation_formula", "Speculative decoding by its formula"),
+    Entry(18, "bigram-formula", ARITHMETIC, "bigram_formula", "A bigram model as a draft"),
+    Entry(20, "attention-arithmetic", ARITHMETIC, "attention_arithmetic", "FlashAttention-2 by arithmetic"),
     Entry(21, "trace-lengths", ARITHMETIC, "splitwise_traces", "Lengths of the production traces of Splitwise"),
     Entry(22, "active-tokens", SIMULATED, "splitwise_active_tokens", "Active tokens in a batch at two requests per second"),
     Entry(23, "machine-table", ARITHMETIC, "splitwise_table", "Prompts, batches and token times of BLOOM-176B"),
@@ -46,6 +59,8 @@ ENTRIES: tuple[Entry, ...] = (
     Entry(28, "hhcap-power", SIMULATED, "splitwise_hhcap", "Least power and least cost at equal throughput"),
     Entry(29, "hh-code", SIMULATED, "splitwise_hh_code", "Fewest machines for 70 code requests per second"),
     Entry(30, "robustness", SIMULATED, "splitwise_robustness", "Clusters sized for another load; overload"),
+    Entry(31, "chunk-overhead", SIMULATED, "chunk_overhead", "Chunked prefill: its cost, and the gaps it closes"),
+    Entry(33, "disaggregated", SIMULATED, "disaggregated", "Prefill and decode apart, goodput"),
 )
 
 NOT_HERE: dict[int, str] = {

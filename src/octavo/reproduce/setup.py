@@ -45,7 +45,7 @@ class Setup:
         """The path of a published data file. Raises DataMissing."""
         source = f" ({_SOURCES[name]})" if name in _SOURCES else ""
         if self.data_dir is None:
-            raise DataMissing(f"data: {name}{source} is needed; give the folder that it is in")
+            raise DataMissing(f"data: {name}{source} is needed; --data names the folder that it is in")
         path = self.data_dir / name
         if not path.is_file():
             raise DataMissing(f"data: {path}{source} is needed and is not there")

@@ -25,7 +25,7 @@ def run(setup: Setup) -> Figure:
             else:
                 rows.append(Row(f"{name} one token", "above 20 %", f"{one:.0f} %", one > 20))
             lines.append(Line(f"{hardware}, {workload}", points))
-    plot = Plot("Active tokens", "share of busy time with at most so many", lines=tuple(lines), x_label="tokens in the batch")
+    plot = Plot("Active tokens", "share of busy time with at most so many", lines=tuple(lines), x_label="tokens in the batch", log_x=True)
     how = (
         f"BLOOM-176B on one machine of 8 GPUs, {RATE:g} requests/s, Poisson, {study.options.duration_s:g} s, "
         f"seeds {', '.join(map(str, study.options.seeds))}; decode times in two variables."
