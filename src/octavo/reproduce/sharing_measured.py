@@ -73,8 +73,10 @@ def shown(saved: Saved, setup: str, dataset: str, number: int) -> Figure:
     return Figure(number, f"Blocks saved by sharing, lengths of {dataset}", MEASURED, setup, rows, (plot,), notes)
 
 
-def agrees(published: str, ours: float) -> bool:
-    """``published``: a number, or LOW-HIGH, in percent."""
+def agrees(published: str, ours: float) -> bool | None:
+    """``published``: a number, or LOW-HIGH, in percent; "-": nothing is."""
+    if published == "-":
+        return None
     low, _, high = published.partition("-")
     if high:
         return float(low) <= ours <= float(high)
