@@ -15,7 +15,8 @@ from octavo.reproduce.figure import MEASURED, Figure, Plot, Range, Row
 from octavo.reproduce.measured import NOT_TRANSFERABLE, describe, times
 from octavo.reproduce.setup import Setup
 
-NUMBER, NAME = 18, "bigram-gain"
+NUMBER = 18
+NAME = "bigram-gain"
 ALPHA, K, GAIN = 0.2, 3, 1.25
 TOLERANCE = 0.1  # of the measured gain, within which the predicted one agrees
 TEMPERATURES = (0.0, 1.0)

@@ -19,7 +19,8 @@ from octavo.reproduce.setup import Setup
 from octavo.workload.arrivals import ClosedLoop
 from octavo.workload.requests import Independent, TokenRange, Workload, WorkloadRequest
 
-NUMBER, NAME = 13, "block-size"
+NUMBER = 13
+NAME = "block-size"
 BEST = {"sharegpt": (16, 128), "alpaca": (16, 32)}  # published: where throughput is best
 DEFAULT = 16
 

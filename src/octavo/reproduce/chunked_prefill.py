@@ -21,7 +21,8 @@ from octavo.workload.arrivals import ClosedLoop, OpenLoop
 from octavo.workload.lengths import LogNormal
 from octavo.workload.requests import Independent, TokenRange, Workload, WorkloadRequest
 
-NUMBER, NAME = 31, "chunked-prefill"
+NUMBER = 31
+NAME = "chunked-prefill"
 BOTH, HYBRID, NEITHER = "both", "hybrid batching only", "neither"
 PUBLISHED = {BOTH: ".76 / .14 s", HYBRID: ".53 / .68 s", NEITHER: "-"}  # P50 TTFT / P99 gap, openchat, Yi-34B, budget 1024
 SIGMA_PROMPT, SIGMA_OUTPUT = 0.93, 0.545  # of the logarithm: P90 over median as published, 5696/1730 and 834/415
@@ -49,7 +50,7 @@ class Case:
         return Independent(prompt, LogNormal(self.output * math.exp(SIGMA_OUTPUT**2 / 2), SIGMA_OUTPUT, 8, 8 * self.output))
 
 
-FULL, QUICK = Case(16, 3), Case(8, 1, prompt=256, output=48, longest_prompt=1536, chunk=128)
+FULL, QUICK = Case(14, 3), Case(8, 1, prompt=256, output=48, longest_prompt=1536, chunk=128)
 
 
 @dataclass(slots=True)

@@ -17,7 +17,8 @@ from octavo.reproduce.figure import MEASURED, Figure, Plot, Range, Row
 from octavo.reproduce.measured import NOT_TRANSFERABLE, describe, times
 from octavo.reproduce.setup import Setup
 
-NUMBER, NAME = 16, "draft-gains"
+NUMBER = 16
+NAME = "draft-gains"
 TOLERANCE = 0.2  # of the measured gain, within which the predicted one agrees
 PUBLISHED = {  # (task, temperature) -> its row with T5-small as the draft
     ("summaries", 0.0): ("alpha .65, predicted 2.4x, measured 3.1x", "CNN-DM"),

@@ -20,7 +20,8 @@ from octavo.reproduce.figure import MEASURED, Figure, Line, Plot, Row
 from octavo.reproduce.measured import NOT_TRANSFERABLE, describe, times
 from octavo.reproduce.setup import Setup
 
-NUMBER, NAME = 19, "draft-lengths"
+NUMBER = 19
+NAME = "draft-lengths"
 BEST = {0.0: "2.01x (XSum, greedy, K = 4)", 1.0: "1.92x (XSum, nucleus, K = 4; best at K = 3)"}
 
 

@@ -20,7 +20,8 @@ from octavo.reproduce.setup import Setup
 from octavo.workload.arrivals import Arrivals, ClosedLoop
 from octavo.workload.requests import Independent, TokenRange, Workload, WorkloadRequest
 
-NUMBER, NAME = 5, "kv-use-measured"
+NUMBER = 5
+NAME = "kv-use-measured"
 NAMES = {"max": "Orca (Max)-like", "pow2": "Orca (Pow2)-like", "oracle": "Orca (Oracle)-like", "paged": "paged"}
 POINTS = 3.0  # percentage points within which a share agrees
 LOOKAHEAD = 64  # tokens that admission leaves room for, at full size

@@ -13,7 +13,8 @@ from octavo.reproduce.figure import MEASURED, Figure, Line, Plot, Row
 from octavo.reproduce.measured import describe
 from octavo.reproduce.setup import Setup
 
-NUMBER, NAME = 17, "ngram-alpha"
+NUMBER = 17
+NAME = "ngram-alpha"
 PUBLISHED = {UNIGRAM: 0.03, BIGRAM: 0.05}  # at temperature 0 and 1 alike
 POOR = 0.2  # twice the largest bigram's alpha that is published for any task
 FACTOR = 2.0  # within which a share agrees that is published to one digit

@@ -18,7 +18,8 @@ from octavo.reproduce.setup import Setup
 from octavo.workload.lengths import Fixed
 from octavo.workload.requests import Independent, WorkloadRequest
 
-NUMBER, NAME = 4, "orca-equal-measured"
+NUMBER = 4
+NAME = "orca-equal-measured"
 MIXED, LONG, SHORT = "mixed lengths", "all 256 + 256", "all 32 + 1"
 TRACES = {MIXED: LENGTHS, LONG: Independent(Fixed(256), Fixed(256)), SHORT: Independent(Fixed(32), Fixed(1))}
 SAME = 0.05  # of a ratio: two ways that do the same differ by less

@@ -17,7 +17,8 @@ from octavo.workload.arrivals import ClosedLoop, OpenLoop
 from octavo.workload.lengths import Uniform
 from octavo.workload.requests import Independent, TokenRange, Workload, WorkloadRequest
 
-NUMBER, NAME = 3, "orca-mixed-measured"
+NUMBER = 3
+NAME = "orca-mixed-measured"
 ITERATION, REQUEST, ALONE = "iteration-level", "request-level", "one at a time"
 LENGTHS = Independent(Uniform(32, 512), Uniform(1, 128))
 LIMITS = (2.0, 4.0, 8.0)  # times the undisturbed latency

@@ -19,7 +19,8 @@ from octavo.reproduce.setup import Setup
 from octavo.workload.arrivals import ClosedLoop, OpenLoop
 from octavo.workload.requests import WorkloadRequest
 
-NUMBER, NAME = 8, "paged-rates-measured"
+NUMBER = 8
+NAME = "paged-rates-measured"
 PAGED, ORACLE, MAX, FT = "paged", "Orca (Oracle)-like", "Orca (Max)-like", "FasterTransformer-like"
 PUBLISHED = {ORACLE: "1.7x to 2.7x", MAX: "2.7x to 8x", FT: "up to 22x"}
 LIMITS = (2.0, 4.0, 8.0)  # times paging's latency at the lowest rate

@@ -18,7 +18,8 @@ from octavo.reproduce.measured import NOT_TRANSFERABLE, describe, times
 from octavo.reproduce.setup import Setup
 from octavo.workload.requests import WorkloadRequest
 
-NUMBER, NAME = 11, "prefix-rates-measured"
+NUMBER = 11
+NAME = "prefix-rates-measured"
 SHARED, PAGED, ORACLE = "prefix cache", "no prefix cache", "Orca (Oracle)-like"
 PUBLISHED = {80: "1.67x", 341: "3.58x"}  # over Orca (Oracle)
 

@@ -20,7 +20,8 @@ from octavo.reproduce.figure import MEASURED, Figure, Line, Plot, Row
 from octavo.reproduce.measured import NOT_TRANSFERABLE, machine_limits, milliseconds
 from octavo.reproduce.setup import Setup
 
-NUMBER, NAME = 13, "recompute-or-swap"
+NUMBER = 13
+NAME = "recompute-or-swap"
 WAYS = ("recompute", "swap")
 FLAT = 1.25  # largest over smallest: what does not depend on the size of blocks stays within
 COMPARABLE = 0.2  # of a ratio of throughputs

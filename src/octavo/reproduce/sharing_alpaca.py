@@ -6,7 +6,8 @@ from octavo.reproduce.figure import Figure
 from octavo.reproduce.setup import Setup
 from octavo.reproduce.sharing_measured import Case, make
 
-NUMBER, NAME = 9, "sharing-alpaca"
+NUMBER = 9
+NAME = "sharing-alpaca"
 FULL, QUICK = Case("alpaca", 32), Case("alpaca", 6)
 
 

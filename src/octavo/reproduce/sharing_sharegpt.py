@@ -6,8 +6,9 @@ from octavo.reproduce.figure import Figure
 from octavo.reproduce.setup import Setup
 from octavo.reproduce.sharing_measured import Case, make
 
-NUMBER, NAME = 10, "sharing-sharegpt"
-FULL, QUICK = Case("sharegpt", 8), Case("sharegpt", 2)
+NUMBER = 10
+NAME = "sharing-sharegpt"
+FULL, QUICK = Case("sharegpt", 6), Case("sharegpt", 2)
 
 
 def run(setup: Setup) -> Figure:

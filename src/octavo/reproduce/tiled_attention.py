@@ -18,7 +18,8 @@ from octavo.reproduce.figure import MEASURED, Figure, Line, Plot, Row
 from octavo.reproduce.measured import NOT_TRANSFERABLE, PROBE_S, describe, times
 from octavo.reproduce.setup import Setup
 
-NUMBER, NAME = 20, "tiled-attention"
+NUMBER = 20
+NAME = "tiled-attention"
 ROUNDING = 1e-5  # float32: errors of some thousand sums of products stay far below, a lost tile far above
 LINEAR = 1.5  # growth of memory over that of the prompt: 1 is linear, and a square would have the ratio of the prompts
 
