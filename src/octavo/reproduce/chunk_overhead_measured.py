@@ -85,7 +85,7 @@ def shown(seconds: dict[int, float], setup: str) -> Figure:
     both = f"{100 * over[small]:.1f} % against {100 * over[AT]:.1f} %"
     rows.append(Row(f"chunks of {small} cost more than chunks of {AT}", "yes", both, over[small] > over[AT]))
     line = Line("longer than whole", tuple((float(chunk), 100 * overhead) for chunk, overhead in over.items()))
-    marks = ((f"published, at {AT}", 100 * MOST),)
+    marks = ((f"published for {AT}: at most", 100 * MOST),)
     plot = Plot("What chunks cost a prompt", "% of its time", lines=(line,), x_label="tokens of a chunk", marks=marks)
     notes = (f"Negligible: at most {100 * NEGLIGIBLE:g} %. The published figure is of Yi-34B on two GPUs.", NOT_TRANSFERABLE)
     return Figure(NUMBER, "The cost of chunks by their size", MEASURED, setup, rows, (plot,), notes)

@@ -21,7 +21,7 @@ NUMBER = 3
 NAME = "orca-mixed-measured"
 ITERATION, REQUEST, ALONE = "iteration-level", "request-level", "one at a time"
 LENGTHS = Independent(Uniform(32, 512), Uniform(1, 128))
-LIMITS = (2.0, 4.0, 8.0)  # times the undisturbed latency
+LIMITS = (2.0, 3.0, 5.0)  # times the undisturbed latency
 
 
 @dataclass(frozen=True, slots=True)

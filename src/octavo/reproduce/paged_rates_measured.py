@@ -23,7 +23,7 @@ NUMBER = 8
 NAME = "paged-rates-measured"
 PAGED, ORACLE, MAX, FT = "paged", "Orca (Oracle)-like", "Orca (Max)-like", "FasterTransformer-like"
 PUBLISHED = {ORACLE: "1.7x to 2.7x", MAX: "2.7x to 8x", FT: "up to 22x"}
-LIMITS = (2.0, 4.0, 8.0)  # times paging's latency at the lowest rate
+LIMITS = (2.0, 3.0, 5.0)  # times paging's latency at the lowest rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Case:
     max_num_seqs: int = 64
 
 
-FULL, QUICK = Case(40, 4, (0.35, 0.6, 0.85, 1.1)), Case(16, 4, (0.5, 1.1))
+FULL, QUICK = Case(40, 4, (0.4, 0.8, 1.1, 1.5)), Case(16, 4, (0.5, 1.5))
 
 
 @dataclass(frozen=True, slots=True)
