@@ -41,7 +41,7 @@ def test_entries_stand_in_order_under_names_of_their_own() -> None:
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
 def test_an_entry_says_what_its_module_says(entry: Entry) -> None:
     module = importlib.import_module(f"octavo.reproduce.{entry.module}")
-    assert (module.NUMBER, module.NAME) == (entry.number, entry.name)
+    assert (entry.number, entry.name) == (module.NUMBER, module.NAME)
     assert list(inspect.signature(module.run).parameters) == ["setup"]
     assert module.__doc__
 
