@@ -38,7 +38,10 @@ def figure(number: int, evidence: str = SIMULATED, *rows: Row, title: str = "A f
 
 OUTCOMES = (
     Outcome(entry(1, "one", ARITHMETIC), (figure(1, ARITHMETIC, plots=PLOTS),), None, 0.5, "2026-01-02", {"octavo": "9", "seed": "0"}),
-    Outcome(entry(2, "two"), (figure(2, SIMULATED, Row(NASTY, NASTY, NASTY, False), title=NASTY, notes=(NASTY,)), figure(2, title="second"))),
+    Outcome(
+        entry(2, "two"),
+        (figure(2, SIMULATED, Row(NASTY, NASTY, NASTY, False), title=NASTY, notes=(NASTY,)), figure(2, title="second")),
+    ),
     Outcome(entry(3, "three", MEASURED), (), f"OSError: {NASTY}"),
 )
 

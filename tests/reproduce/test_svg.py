@@ -15,7 +15,7 @@ from octavo.reproduce.figure import Line, Plot, Range
 from octavo.reproduce.svg import FONT_PX, WIDTH, all_svgs, cut, plot_svg, text_px
 
 SVG = "{http://www.w3.org/2000/svg}"
-FINITE = st.floats(min_value=-1e6, max_value=1e6, allow_nan=False)
+FINITE = st.floats(min_value=-1e6, max_value=1e6, allow_nan=False).map(lambda value: value if abs(value) > 1e-200 else 0.0)
 
 
 def drawn(plot: Plot) -> ElementTree.Element:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 _STEPS = (1.0, 2.0, 5.0)
 _FEW_TICKS = 3
 _UNSEEN = 1e-6
+_TINY = 1e-200  # what is nearer to 0 is 0
 _MOST_POWERS = 12  # of ten that are marked
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _NEAR_ZERO = 0.35  # an axis whose least value is nearer to 0 than this share of the largest begins at 0
@@ -29,7 +30,7 @@ class Axis:
     def of(cls, values: Iterable[float], start: float, end: float, log: bool = False, num_ticks: int = 6) -> Axis:
         """An axis that shows all finite ``values``, from tick to tick; 0 .. 1 without any. A logarithmic one shows those above 0, and ends
         with them where there are ticks enough in between: a power of ten more would be mostly empty."""
-        shown = [value for value in values if math.isfinite(value) and (value > 0 or not log)]
+        shown = [value if abs(value) > _TINY else 0.0 for value in values if math.isfinite(value) and (value > _TINY or not log)]
         if not shown:
             return cls(0.1 if log else 0.0, 1.0, (0.1, 1.0) if log else (0.0, 0.5, 1.0), start, end, log)
         low, high = min(shown), max(shown)

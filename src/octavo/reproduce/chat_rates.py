@@ -64,7 +64,7 @@ def run(setup: Setup) -> Figure:
         f"OPT-13B by the roofline of one A100 of 40 GB, {served.num_slots:,} KV slots; the last of {MEAN_ROUNDS:g} rounds on average with "
         f"ShareGPT-like lengths, prompts cut to {LONGEST:,} tokens; Poisson for {duration_s:g} s, seeds "
         f"{', '.join(map(str, seeds_of(setup)))}; "
-        f"highest rates on a grid of {100 * (GRID - 1):.0f} % whose mean normalised latency is at most, of {limits_in_words(study)}. "
+        f"highest rates on a grid of {GRID} whose mean normalised latency is at most, of {limits_in_words(study)}. "
         f"Judged in the middle, within {100 * SHARE:g} %."
     )
     plots = (

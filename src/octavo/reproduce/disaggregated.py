@@ -68,7 +68,7 @@ def run(setup: Setup) -> Figure:
     engines = ", ".join(f"{case.model.name} {case.devices}" for case in CASES)
     how = (
         f"OPT by rooflines of A100 of 80 GB, GPUs of an engine: {engines}; ShareGPT-like lengths, Poisson for {duration_s:g} s, seeds "
-        f"{', '.join(map(str, seeds_of(setup)))}; the highest rate (holds / fails, on a grid of {100 * (GRID - 1):.0f} %) at which "
+        f"{', '.join(map(str, seeds_of(setup)))}; the highest rate (holds / fails, on a grid of {GRID}) at which "
         f"{100 * SHARE:g} % of the "
         f"requests keep both limits, over the number of engines; splits tried: {', '.join(f'{p}P+{d}D' for p, d in SPLITS)}; KV over "
         "300 GB/s."
@@ -84,12 +84,12 @@ def run(setup: Setup) -> Figure:
 
 def per_engine(study: ServingStudy, way: Way, slo: Slo) -> list[RateBracket]:
     """Goodput over the number of engines."""
-    found = study.goodput(way, slo, SHARE, float(way.num_devices), GRID)
+    found = study.goodput(way, slo, SHARE)
     return [RateBracket(bracket.holds_at / way.num_devices, bracket.fails_at / way.num_devices) for bracket in found]
 
 
 def _attained(study: ServingStudy, way: Way, slo: Slo) -> Line:
-    points = study.misses(way, study.seeds[0], slo, float(way.num_devices), GRID).points
+    points = study.misses(way, study.seeds[0], slo).points
     return Line(way.name, tuple((rate / way.num_devices, 1 - missed) for rate, missed in points))
 
 

@@ -31,7 +31,7 @@ def study_of(lengths: LengthPairs, setup: Setup, duration_s: float) -> ServingSt
 
 def held(study: ServingStudy, way: Way, limit_s: float) -> list[RateBracket]:
     """Highest rates by the paper's metric."""
-    return study.brackets(way, limit_s, middle=True, ratio=GRID)
+    return study.brackets(way, limit_s, middle=True)
 
 
 def best_request_level(study: ServingStudy, limit_s: float) -> tuple[int, list[RateBracket]]:
@@ -53,7 +53,7 @@ def _rates(brackets: Seq[RateBracket]) -> str:
 
 def curves(study: ServingStudy, ways: Seq[Way]) -> tuple[Line, ...]:
     """Median normalised latency over rate, where it is at most four times the paper's limit."""
-    found = ((way.name, study.latency(way, study.seeds[0], middle=True, ratio=GRID).points) for way in ways)
+    found = ((way.name, study.latency(way, study.seeds[0], middle=True).points) for way in ways)
     return tuple(Line(name, tuple(point for point in points if point[1] <= 4 * LIMIT_S)) for name, points in found)
 
 
@@ -63,7 +63,7 @@ def how(study: ServingStudy, lengths: str) -> str:
         f"GPT-3 175B by the roofline of {served.machine.devices} A100 of 40 GB, {served.num_slots:,} KV slots; {lengths}, Poisson for "
         f"{study.load.duration_s:g} s, seeds {', '.join(map(str, study.seeds))}; median of latency over output tokens, highest rates "
         "(holds / fails) "
-        f"on a grid of {100 * (GRID - 1):.0f} %. Iteration-level batching reserves each request's own length, as Orca does, "
+        f"on a grid of {GRID}. Iteration-level batching reserves each request's own length, as Orca does, "
         f"request-level batching 2,048 tokens; of its batches {', '.join(map(str, BATCHES))} the best counts."
     )
 

@@ -48,7 +48,7 @@ def run(setup: Setup) -> Figure:
     how = (
         "OPT by rooflines of 1 and 4 A100 of 40 GB and 8 of 80 GB, KV slots as published; ShareGPT-like lengths, Poisson for "
         f"{duration_s:g} s, "
-        f"seeds {', '.join(map(str, seeds_of(setup)))}; highest rates on a grid of {100 * (GRID - 1):.0f} % whose mean normalised "
+        f"seeds {', '.join(map(str, seeds_of(setup)))}; highest rates on a grid of {GRID} whose mean normalised "
         f"latency is at most, of {'; '.join(limits)}. Judged in the middle."
     )
     notes = (

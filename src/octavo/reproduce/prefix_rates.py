@@ -33,13 +33,13 @@ def run(setup: Setup) -> Figure:
     rows, ranges, lines, limits = list[Row](), list[Range](), list[Line](), ""
     for num_tokens, published in PREFIXES:
         setup.say(f"  {num_tokens} tokens")
-        study = ServingStudy(served, Load(lengths, duration_s, SharedPrefix(num_tokens)), seeds_of(setup))
+        study = ServingStudy(served, Load(lengths, duration_s, SharedPrefix(num_tokens)), seeds_of(setup), first=8.0)
         band = (published * (1 - SHARE), published * (1 + SHARE))
         for ratio in (
             Ratio(f"prefix of {num_tokens} tokens, over Orca-like (Oracle)", SHARED, (ORACLE,), band, f"{published:g}x"),
             Ratio(f"prefix of {num_tokens} tokens, paging alone over Orca-like (Oracle)", PAGED, (ORACLE,)),
         ):
-            row, found = ratio_row(study, ratio, 8.0)
+            row, found = ratio_row(study, ratio)
             rows.append(row)
             ranges.append(found)
         lines += latency_lines(study, (SHARED, PAGED, ORACLE), f"{num_tokens} tokens, ")
@@ -47,7 +47,7 @@ def run(setup: Setup) -> Figure:
     how = (
         f"LLaMA-13B by the roofline of one A100 of 40 GB, {served.num_slots:,} KV slots; one prefix for all, behind it lognormal "
         f"lengths of {MEAN_SENTENCE:g} tokens in and {MEAN_TRANSLATION:g} out; Poisson for {duration_s:g} s, seeds "
-        f"{', '.join(map(str, seeds_of(setup)))}; highest rates on a grid of {100 * (GRID - 1):.0f} % whose mean normalised latency "
+        f"{', '.join(map(str, seeds_of(setup)))}; highest rates on a grid of {GRID} whose mean normalised latency "
         f"is at most, of {limits}. Judged in the middle, within {100 * SHARE:g} %."
     )
     marks = tuple((f"published, {num_tokens} tokens", published) for num_tokens, published in PREFIXES)

@@ -13,14 +13,14 @@ from octavo.bench.waste import CV_OUTPUT, CV_PROMPT, MEAN_OUTPUT, MEAN_PROMPT, f
 from octavo.reproduce.figure import Line, Range, Row
 from octavo.reproduce.setup import Setup
 from octavo.simulator.rate_curve import RateBracket, ratio_of
-from octavo.simulator.serving_study import ServingStudy, Way
+from octavo.simulator.serving_study import GRID_RATIO, ServingStudy, Way
 from octavo.workload.requests import Independent
 
 PAGED = Way.of("paged")
 ORACLE = Way.of("Orca-like (Oracle)", "oracle")
 POW2 = Way.of("Orca-like (Pow2)", "pow2")
 MAX = Way.of("Orca-like (Max)", "max")
-GRID = 1.05  # of rates, from one to the next
+GRID = f"{100 * (GRID_RATIO - 1):.0f} %"  # from a rate to the next
 TIMES_IDLE = (2.0, 4.0, 8.0)  # limits of the normalised latency, in decode steps of one sequence alone
 JUDGED = 1  # of these
 
@@ -50,19 +50,19 @@ class Ratio:
     printed: str = ""
 
 
-def ratio_row(study: ServingStudy, ratio: Ratio, first: float = 1.0) -> tuple[Row, Range]:
+def ratio_row(study: ServingStudy, ratio: Ratio) -> tuple[Row, Range]:
     """A row with the ratios at all limits, judged at the middle one: hit when the brackets there allow a ratio that was published."""
     unit_s = study.served.decode_s()
-    found = [_ratio_at(study, ratio, times * unit_s, first) for times in TIMES_IDLE]
+    found = [_ratio_at(study, ratio, times * unit_s) for times in TIMES_IDLE]
     least, _, most = found[JUDGED]
     text = " / ".join(f"{middle:.2f}x" for _, middle, _ in found) + f" ({least:.2f} to {most:.2f} at {TIMES_IDLE[JUDGED]:g}x)"
     hit = None if ratio.published is None else least <= ratio.published[1] and most >= ratio.published[0]
     return Row(ratio.what, ratio.printed, text, hit), Range(ratio.what, least, most)
 
 
-def _ratio_at(study: ServingStudy, ratio: Ratio, limit_s: float, first: float) -> tuple[float, float, float]:
-    above = study.brackets(ratio.above, limit_s, first=first, ratio=GRID)
-    arms = [study.brackets(way, limit_s, first=first, ratio=GRID) for way in ratio.below]
+def _ratio_at(study: ServingStudy, ratio: Ratio, limit_s: float) -> tuple[float, float, float]:
+    above = study.brackets(ratio.above, limit_s)
+    arms = [study.brackets(way, limit_s) for way in ratio.below]
     return ratio_of(above, max(arms, key=_held))
 
 
@@ -75,7 +75,7 @@ def latency_lines(study: ServingStudy, ways: Seq[Way], label: str = "") -> tuple
     most = 2 * TIMES_IDLE[-1] * study.served.decode_s()
     lines = []
     for way in ways:
-        curve = study.latency(way, study.seeds[0], ratio=GRID)
+        curve = study.latency(way, study.seeds[0])
         lines.append(Line(f"{label}{way.name}", tuple((rate, value) for rate, value in curve.points if value <= most)))
     return tuple(lines)
 

@@ -32,6 +32,7 @@ from octavo.workload.arrivals import OpenLoop
 from octavo.workload.requests import LengthPairs, SharedPrefix, Workload, WorkloadRequest
 
 BLOCK_SIZE = 16
+GRID_RATIO = 1.05  # from a rate to the next
 Measure = Callable[[SimulationReport], float]
 
 
@@ -125,11 +126,14 @@ class Load:
 
 @dataclass(slots=True)
 class ServingStudy:
-    """``served`` under ``load``. ``link_bytes_per_s``: over which KV is handed over."""
+    """``served`` under ``load``. Rates of each way are on the grid ``first`` * engines * ``ratio``**i. ``link_bytes_per_s``: over which KV
+    is handed over."""
 
     served: Served
     load: Load
     seeds: Seq[int] = (0,)
+    first: float = 1.0
+    ratio: float = GRID_RATIO
     link_bytes_per_s: float = 300e9
     num_runs: int = 0
     num_requests: int = 0
@@ -156,34 +160,32 @@ class ServingStudy:
 
     # --- curves -------------------------------------------------------------------------------------------------------------------------
 
-    def latency(self, way: Way, seed: int, middle: bool = False, first: float = 1.0, ratio: float = 1.1) -> RateCurve:
+    def latency(self, way: Way, seed: int, middle: bool = False) -> RateCurve:
         """Of the normalised latency (end-to-end seconds over output tokens): its mean over requests, or the median (``middle``).
 
         A request that was refused, or left behind, makes it infinite: the queue of a run that goes on for as long again as requests come
         grows without end.
         """
         average = median if middle else fmean
-        return self._curve(way, seed, f"latency {middle}", first, ratio, lambda report: _normalised(report, average))
+        return self._curve(way, seed, f"latency {middle}", lambda report: _normalised(report, average))
 
-    def misses(self, way: Way, seed: int, slo: Slo, first: float = 1.0, ratio: float = 1.1) -> RateCurve:
+    def misses(self, way: Way, seed: int, slo: Slo) -> RateCurve:
         """Of the share of requests that break ``slo``."""
-        return self._curve(way, seed, f"misses {slo}", first, ratio, lambda report: 1.0 - (report.slo_attainment or 0.0), slo)
+        return self._curve(way, seed, f"misses {slo}", lambda report: 1.0 - (report.slo_attainment or 0.0), slo)
 
-    def _curve(
-        self, way: Way, seed: int, what: str, first: float, ratio: float, figure: Measure, slo: Slo | None = None
-    ) -> RateCurve:
+    def _curve(self, way: Way, seed: int, what: str, figure: Measure, slo: Slo | None = None) -> RateCurve:
         key = (way, seed, what)
         if key not in self._curves:
-            self._curves[key] = RateCurve(lambda rate: figure(self.run(way, rate, seed, slo)), first, ratio)
+            self._curves[key] = RateCurve(lambda rate: figure(self.run(way, rate, seed, slo)), self.first * way.num_devices, self.ratio)
         return self._curves[key]
 
-    def brackets(self, way: Way, limit: float, middle: bool = False, first: float = 1.0, ratio: float = 1.1) -> list[RateBracket]:
+    def brackets(self, way: Way, limit: float, middle: bool = False) -> list[RateBracket]:
         """The highest rates at which the normalised latency is at most ``limit``, one for each seed."""
-        return [self.latency(way, seed, middle, first, ratio).bracket(limit) for seed in self.seeds]
+        return [self.latency(way, seed, middle).bracket(limit) for seed in self.seeds]
 
-    def goodput(self, way: Way, slo: Slo, share: float = 0.9, first: float = 1.0, ratio: float = 1.1) -> list[RateBracket]:
+    def goodput(self, way: Way, slo: Slo, share: float = 0.9) -> list[RateBracket]:
         """The highest rates at which ``share`` of the requests keep ``slo``, one for each seed."""
-        return [self.misses(way, seed, slo, first, ratio).bracket(1.0 - share) for seed in self.seeds]
+        return [self.misses(way, seed, slo).bracket(1.0 - share + 1e-9) for seed in self.seeds]
 
 
 def _normalised(report: SimulationReport, average: Callable[[list[float]], float]) -> float:
