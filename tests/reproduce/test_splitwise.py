@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable
+from functools import cached_property
 from types import ModuleType
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from octavo.reproduce import splitwise_least, splitwise_table, splitwise_traces, splitwise_transfer
 from octavo.reproduce.figure import ARITHMETIC, SIMULATED, Figure, Row
+from octavo.reproduce.setup import Setup
 from octavo.simulator.splitwise_study import A100, H100, H100_CAPPED, Design, Study, StudyData, StudyOptions
 from octavo.workload.lengths import Recorded
 from tests.simulator.splitwise_golden import table
@@ -18,10 +20,14 @@ from tests.simulator.splitwise_golden import table
 SIMULATED_ONES = ("aa_a100", "aa_h100", "ha", "active_tokens", "hhcap", "hh_code", "robustness")
 
 
-def study_of(options: StudyOptions = StudyOptions(2.0, 80.0, (0,), 2)) -> Study:
-    tables = {hardware: table(hardware) for hardware in (A100, H100, H100_CAPPED)}
-    pair = (Recorded((300, 900, 1500)), Recorded((5, 13, 30)))
-    return Study(StudyData(tables, {"conversation": pair, "code": pair}), options)
+class SmallSetup(Setup):
+    """Whose study is small and needs no file."""
+
+    @cached_property
+    def study(self) -> Study:
+        tables = {hardware: table(hardware) for hardware in (A100, H100, H100_CAPPED)}
+        pair = (Recorded((300, 900, 1500)), Recorded((5, 13, 30)))
+        return Study(StudyData(tables, {"conversation": pair, "code": pair}), StudyOptions(2.0, 80.0, (0,), 2))
 
 
 def ours(figure: Figure) -> list[str]:
@@ -29,31 +35,31 @@ def ours(figure: Figure) -> list[str]:
 
 
 def test_what_the_table_says() -> None:
-    figure = splitwise_table.run(study_of())
+    figure = splitwise_table.run(SmallSetup())
     assert ours(figure) == ["2048 (3,821 tokens/s)", "1.98x", "8.1", "2048 (8,128 tokens/s)", "1.77x", "5.1", "0.47", "0.73"]
     assert [row.hit for row in figure.rows] == [True, True, False, True, True, False, False, True]
     assert figure.evidence == ARITHMETIC
 
 
 def test_what_sending_kv_costs() -> None:
-    figure = splitwise_transfer.run(study_of())
+    figure = splitwise_transfer.run(SmallSetup())
     assert ours(figure) == ["60.5 %", "3.0 %", "16.1 %", "0.8 %"]
     assert figure.num_misses == 0
 
 
 def test_medians_of_traces() -> None:
-    figure = splitwise_traces.run(study_of())
+    figure = splitwise_traces.run(SmallSetup())
     assert ours(figure) == ["900", "13", "900", "13"]
     assert [row.hit for row in figure.rows] == [False, True, False, False]
 
 
 @pytest.fixture(scope="module")
-def shared() -> Study:
-    return study_of()
+def shared() -> Setup:
+    return SmallSetup()
 
 
 @pytest.mark.parametrize("name", SIMULATED_ONES)
-def test_simulated_figures_say_what_they_are(shared: Study, name: str) -> None:
+def test_simulated_figures_say_what_they_are(shared: Setup, name: str) -> None:
     module: Any = importlib.import_module(f"octavo.reproduce.splitwise_{name}")
     assert isinstance(module, ModuleType)
     figure: Figure = module.run(shared)
@@ -66,7 +72,7 @@ def test_simulated_figures_say_what_they_are(shared: Study, name: str) -> None:
     assert all(row.what in figure.to_text() for row in figure.rows)
 
 
-def test_a_comparison_names_splits_and_look_ups(shared: Study) -> None:
+def test_a_comparison_names_splits_and_look_ups(shared: Setup) -> None:
     figure = importlib.import_module("octavo.reproduce.splitwise_aa_a100").run(shared)
     names = [row.what for row in figure.rows]
     assert {"Baseline-A100 70, published", "Baseline-A100 70, two-variable", "AA 45P+25T (published split), published"} <= set(names)

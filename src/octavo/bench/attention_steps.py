@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from octavo.core.kv_pages import page_layout
 from octavo.models.program import Attention
 
-_NUM_TOKENS = 64  # rows of the embedding
-_LOGITS = 16  # columns of what makes the last layer's result visible
+NUM_TOKENS = 64  # rows of the embedding
+NUM_LOGITS = 16  # columns of what makes the last layer's result visible
 _FILLED_AT_ONCE = 512  # tokens
 
 
@@ -39,19 +39,22 @@ class AttentionSteps:
         self.ops, self.kv_dtype, self.block_size = ops, kv_dtype, block_size
         q_dim, kv_dim = ops[0].heads * ops[0].head_dim, ops[0].kv_heads * ops[0].head_dim
         rng = random.Random(1)
-        rows = memoryview(array("f", [rng.gauss(0, 1) for _ in range(_NUM_TOKENS * (q_dim + 2 * kv_dim))])).cast("B")
-        weights = memoryview(array("f", [rng.gauss(0, 1) for _ in range(_LOGITS * q_dim)])).cast("B")
+        self.embedding = array("f", [rng.gauss(0, 1) for _ in range(NUM_TOKENS * (q_dim + 2 * kv_dim))])
+        """[token, q | k | v]"""
+        self.output = array("f", [rng.gauss(0, 1) for _ in range(NUM_LOGITS * q_dim)])
+        """[logit, q_dim]"""
+        rows, weights = memoryview(self.embedding).cast("B"), memoryview(self.output).cast("B")
         self.native = _native.Model(isa, threads)
         self._filler = _native.Model(self.native)
-        self._slots = _native.SamplerSlots(_LOGITS, 1, isa)
+        self._slots = _native.SamplerSlots(NUM_LOGITS, 1, isa)
         for model, attends in ((self.native, True), (self._filler, False)):
             x, out = model.add_buffer(q_dim + 2 * kv_dim), model.add_buffer(q_dim)
-            model.embed(model.add_embedding("f32", rows, _NUM_TOKENS, q_dim + 2 * kv_dim), 1.0, x)
+            model.embed(model.add_embedding("f32", rows, NUM_TOKENS, q_dim + 2 * kv_dim), 1.0, x)
             for layer, op in enumerate(ops):
                 model.store_kv(x, q_dim, x, q_dim + kv_dim, layer)
                 if attends:
                     model.attention(layer, x, 0, out, op.heads, op.kv_heads, op.head_dim, op.scale, op.softcap or 0.0, op.window or 0)
-            model.head(out, model.add_matrix("f32", weights, _LOGITS, q_dim, False)[0], 0.0)
+            model.head(out, model.add_matrix("f32", weights, NUM_LOGITS, q_dim, False)[0], 0.0)
             model.pack()
         layers = [(op.kv_heads, op.head_dim) for op in ops]
         layout = page_layout([_native.Model.bytes_per_block(block_size, kv_dtype, [layer]) for layer in layers], [None] * len(layers))
@@ -64,13 +67,15 @@ class AttentionSteps:
         at_once = max(1, _FILLED_AT_ONCE // self.block_size)
         for first in range(0, num_blocks, at_once):
             blocks = range(first, min(first + at_once, num_blocks))
-            tokens = array("i", [rng.randrange(_NUM_TOKENS) for _ in range(len(blocks) * self.block_size)])
+            tokens = array("i", [rng.randrange(NUM_TOKENS) for _ in range(len(blocks) * self.block_size)])
             self._run(self._filler, tokens, [Stream(0, blocks, len(tokens))], None)
 
-    def step(self, streams: Sequence[Stream], logits: object | None = None) -> None:
-        """The rows of each stream. ``logits``: float32 [rows, 16], to compare results by."""
-        num_rows = sum(s.num_rows for s in streams)
-        self._run(self.native, array("i", [i % _NUM_TOKENS for i in range(num_rows)]), streams, logits)
+    def step(self, streams: Sequence[Stream], logits: object | None = None, tokens: array[int] | None = None) -> None:
+        """The rows of each stream. ``logits``: float32 [rows, NUM_LOGITS], to compare results by. ``tokens`` of the rows, below NUM_TOKENS;
+        None: one after the other."""
+        if tokens is None:
+            tokens = array("i", [i % NUM_TOKENS for i in range(sum(s.num_rows for s in streams))])
+        self._run(self.native, tokens, streams, logits)
 
     def _run(self, model: object, tokens: array[int], streams: Sequence[Stream], logits: object | None) -> None:
         tables, offsets = array("i"), array("i")

@@ -6,10 +6,10 @@ speculative, plain, ...); decode_tok_s counts what steps gave that decoded a ful
 Token ids of all runs are compared: they must be equal, but for texts that are sampled and verified by the accept/resample rule.
 
 The table of lengths holds the drafts at K = 1 .. 8. Predicted is (1 - a^(K+1)) / ((1 - a) (K c + v)) (Leviathan et al., 2023, Theorem 3.8,
-with the time v of a step that verifies, in plain steps, measured instead of taken as 1), a and v from the same runs. For proposals that
-are certain of themselves, as those that look text up, E[sum min(p, q)] is the probability of the draft, so that a is estimated by the
-share of the tested drafts that came true; under the accept/resample rule the sum itself is known, and is the column "overlap". c, the time
-of a draft, is the host's time for proposing one, which is in no step's time.
+with the time v of a step that verifies, in plain steps, measured instead of taken as 1; a step without drafts keeps one token), a and v
+from the same runs. For proposals that are certain of themselves, as those that look text up, E[sum min(p, q)] is the probability of the
+draft, so that a is estimated by the share of the tested drafts that came true; under the accept/resample rule the sum itself is known, and
+is the column "overlap". c, the time of a draft, is the host's time for proposing one, which is in no step's time.
 """
 
 from __future__ import annotations
@@ -163,26 +163,73 @@ def _prepare(engine: Engine, prompt: str, index: int, case: SpecCase, how: Specu
     return engine.prepare(engine.model.tokenizer.encode(prompt), params, cache_salt=str(index), speculative=how)
 
 
+def drafts_by(k: int, method: str) -> SpeculativeParams:
+    """``k`` drafts wherever the method has some."""
+    return SpeculativeParams(k, method)
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """K drafts wherever there are some beside plain decoding, one stream at a time. Times are in steps of plain decoding."""
+
+    k: int
+    alpha: float  # share of the tested drafts that came true, or the overlap where it is known
+    c: float  # host time of a draft
+    step_ratio: float  # time of a step, its drafts' left out
+    share: float  # of K drafts at every step, those that there were
+    measured: float
+
+    @property
+    def kept(self) -> float:
+        """Tokens of a step with K drafts, each of which comes true with ``alpha``."""
+        return self.k + 1 if self.alpha >= 1.0 else (1 - self.alpha ** (self.k + 1)) / (1 - self.alpha)
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Expected; a step without drafts gives one."""
+        return self.share * self.kept + 1 - self.share
+
+    @property
+    def predicted(self) -> float:
+        return self.tokens_per_step / (self.step_ratio + self.share * self.k * self.c)
+
+
+def compare(engine: Engine, prompts: Sequence[str], case: SpecCase, k: int, method: str) -> Gain:
+    """Plain and with ``k`` drafts, in turn. ValueError when a text with drafts is not that without."""
+    how = drafts_by(k, method)
+    plain, spec = [], []
+    for _ in range(case.repeat):
+        plain.append(measure(engine, prompts, 1, case, PLAIN))
+        spec.append(measure(engine, prompts, 1, case, how))
+    sampled_anew = case.temperature > 0 and engine.config.speculative.spec_rule == "resample"
+    if any(run.tokens != plain[0].tokens for run in (*plain, *([] if sampled_anew else spec))):
+        raise ValueError(f"{k} drafts by {method}: the text with drafts is not that without")
+    plain_s = statistics.median(run.step_s for run in plain)
+    tested, accepted, drafted = (sum(getattr(r, name) for r in spec) for name in ("num_tested", "num_accepted", "num_drafted"))
+    return Gain(
+        k,
+        alpha=_mean_overlap(spec) or (accepted / tested if tested else 0.0),
+        c=sum(r.propose_s for r in spec) / max(1, drafted) / plain_s,
+        step_ratio=statistics.median(run.step_s for run in spec) / plain_s,
+        share=min(1.0, drafted / (k * sum(r.num_steps for r in spec))),
+        measured=statistics.median(y.decode_tok_s / x.decode_tok_s for x, y in zip(plain, spec, strict=True)),
+    )
+
+
+def foretell(engine: Engine, prompts: Sequence[str], case: SpecCase, k: int, method: str) -> Gain:
+    """As ``compare``, but what predicts comes from a round of its own, before those that are measured."""
+    before = compare(engine, prompts, replace(case, repeat=1), k, method)
+    return replace(before, measured=compare(engine, prompts, case, k, method).measured)
+
+
 def _by_length(engine: Engine, case: SpecCase) -> list[dict[str, Any]]:
     """One stream of the work that copies, with K drafts wherever there are K: measured beside predicted."""
     prompts = [next(work for work in WORKS if work.copies).prompts[0]]
     rows = []
     for k in range(1, 9):
-        how = SpeculativeParams(k, case.method)
-        plain, spec = [], []
-        for _ in range(case.repeat):
-            plain.append(measure(engine, prompts, 1, case, PLAIN))
-            spec.append(measure(engine, prompts, 1, case, how))
-        plain_s = statistics.median(run.step_s for run in plain)
-        tested, accepted = sum(r.num_tested for r in spec), sum(r.num_accepted for r in spec)
-        a = _mean_overlap(spec) or (accepted / tested if tested else 0.0)
-        v = statistics.median(run.step_s for run in spec) / plain_s
-        c = sum(r.propose_s for r in spec) / max(1, sum(r.num_drafted for r in spec)) / plain_s
-        kept = k + 1 if a >= 1.0 else (1 - a ** (k + 1)) / (1 - a)
-        gain = statistics.median(y.decode_tok_s / x.decode_tok_s for x, y in zip(plain, spec, strict=True))
-        predicted = kept / (v + k * c)
-        row = {"k": k, "alpha": a, "c": c, "step_ratio": v, "predicted": predicted, "measured": gain}
-        rows.append({name: value if name == "k" else round(value, 4 if name == "c" else 2) for name, value in row.items()})
+        gain = compare(engine, prompts, case, k, case.method)
+        figures = {"alpha": gain.alpha, "c": gain.c, "step_ratio": gain.step_ratio, "predicted": gain.predicted, "measured": gain.measured}
+        rows.append({"k": k, **{name: round(value, 4 if name == "c" else 2) for name, value in figures.items()}})
     return rows
 
 

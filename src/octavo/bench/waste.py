@@ -51,22 +51,25 @@ class WasteCase:
     rate: float = 2.0  # requests per second
     duration_s: float = 600.0  # of simulated time
     seed: int = 0
+    mean_prompt: float = MEAN_PROMPT  # tokens, after the limits; the shape is the same for all means
+    mean_output: float = MEAN_OUTPUT
 
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """OPT-13B in 16 bit on one A100 of 40 GB."""
+    """OPT-13B in 16 bit on one A100 of 40 GB. ``slowness``: steps take so many times as long, as those of another engine may."""
 
     weight_bytes: float = 26e9
     kv_bytes_per_token: float = 2 * 5120 * 40 * 2
     flops_per_token: float = 2 * 13e9
     bytes_per_s: float = 1555e9
     flops_per_s: float = 312e12
+    slowness: float = 1.0
 
     def seconds(self, plan: StepPlan) -> float:
         shape = StepShape.of(plan)
         products_s = max(self.weight_bytes / self.bytes_per_s, shape.num_rows * self.flops_per_token / self.flops_per_s)
-        return products_s + shape.num_context * self.kv_bytes_per_token / self.bytes_per_s
+        return self.slowness * (products_s + shape.num_context * self.kv_bytes_per_token / self.bytes_per_s)
 
 
 @dataclass(slots=True)
@@ -135,15 +138,15 @@ def _normal_cdf(z: float) -> float:
 
 
 def workload(case: WasteCase) -> Workload:
-    lengths = Independent(fitted(MEAN_PROMPT, CV_PROMPT), fitted(MEAN_OUTPUT, CV_OUTPUT))
+    lengths = Independent(fitted(case.mean_prompt, CV_PROMPT), fitted(case.mean_output, CV_OUTPUT))
     return Workload(OpenLoop(case.rate), lengths, seed=case.seed)
 
 
-def simulate(reservation: str, case: WasteCase) -> WasteRun:
-    """``case`` with the KV memory kept by ``reservation``, until its time is over."""
+def simulate(reservation: str, case: WasteCase, slowness: float = 1.0) -> WasteRun:
+    """``case`` with the KV memory kept by ``reservation``, until its time is over. ``slowness``: of ``Roofline``."""
     cache = CacheConfig(block_size=BLOCK_SIZE, enable_prefix_caching=False, kv_reservation=reservation)
     scheduler = Scheduler(SCHEDULER, cache, NUM_SLOTS // BLOCK_SIZE, MAX_MODEL_LEN)
-    run, cost, now = WasteRun(), Roofline(), 0.0
+    run, cost, now = WasteRun(), Roofline(slowness=slowness), 0.0
     requests = workload(case).requests()
     coming = next(requests)
     while now < case.duration_s:

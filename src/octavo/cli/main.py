@@ -20,6 +20,7 @@ _COMMANDS = {
     "simulate": ("octavo.cli.simulate", "simulate", "Simulate engines under a load, on any machine."),
     "calibrate": ("octavo.cli.calibrate", "calibrate", "Measure what steps take here, for the engine and the simulator."),
     "plan": ("octavo.cli.plan", "plan", "Plan memory and machines for a model and a load."),
+    "reproduce": ("octavo.cli.reproduce", "reproduce", "Make published figures again and compare."),
     "quantize": ("octavo.cli.quantize", "quantize", "Pack a model anew in fewer bits, as a draft for itself."),
     "doctor": ("octavo.cli.doctor", "doctor", "Measure this machine and check every kernel on it."),
     "explain": ("octavo.cli.explain", "explain", "Say where the time of a running server's requests went."),

@@ -39,7 +39,8 @@ class Line:
 @dataclass(frozen=True, slots=True)
 class Plot:
     """``ranges`` are drawn as bars from low to high, one under the other; ``lines`` over a common axis. ``marks``: published values of y
-    (with lines) or of the value (with ranges)."""
+    (with lines) or of the value (with ranges); ``x_marks``: published values of x, with lines. ``log_x``, ``log_y``: the axis is
+    logarithmic, and what is not above 0 is not drawn; with ranges only ``log_x`` counts."""
 
     title: str
     value_label: str
@@ -47,6 +48,9 @@ class Plot:
     lines: tuple[Line, ...] = ()
     x_label: str = ""
     marks: tuple[tuple[str, float], ...] = ()
+    x_marks: tuple[tuple[str, float], ...] = ()
+    log_x: bool = False
+    log_y: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from octavo.reproduce.figure import Figure
+from octavo.reproduce.setup import Setup
 from octavo.reproduce.splitwise_rates import AA, AA_ISO_COST, BASELINE_H100, Comparison, compare
-from octavo.simulator.splitwise_study import Study
 
 NUMBER = 26
+NAME = "aa-h100"
 
 
-def run(study: Study) -> Figure:
+def run(setup: Setup) -> Figure:
+    study = setup.study
     comparisons = [
         Comparison("equal cost", AA_ISO_COST, BASELINE_H100, 1.4),
         Comparison("equal power", AA, BASELINE_H100, 1.4),

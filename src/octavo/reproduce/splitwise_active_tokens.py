@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from octavo.reproduce.figure import SIMULATED, Figure, Line, Plot, Row
+from octavo.reproduce.setup import Setup
 from octavo.simulator.splitwise_study import A100, H100, Design, Study
 
 NUMBER = 22
+NAME = "active-tokens"
 RATE = 2.0
 FEW = 20
 
 
-def run(study: Study) -> Figure:
+def run(setup: Setup) -> Figure:
+    study = setup.study
     rows, lines = list[Row](), list[Line]()
     for hardware in (A100, H100):
         for workload in ("conversation", "code"):
@@ -22,8 +25,8 @@ def run(study: Study) -> Figure:
             else:
                 rows.append(Row(f"{name} one token", "above 20 %", f"{one:.0f} %", one > 20))
             lines.append(Line(f"{hardware}, {workload}", points))
-    plot = Plot("Active tokens", "share of busy time with at most so many", lines=tuple(lines), x_label="tokens in the batch")
-    setup = (
+    plot = Plot("Active tokens", "share of busy time with at most so many", lines=tuple(lines), x_label="tokens in the batch", log_x=True)
+    how = (
         f"BLOOM-176B on one machine of 8 GPUs, {RATE:g} requests/s, Poisson, {study.options.duration_s:g} s, "
         f"seeds {', '.join(map(str, study.options.seeds))}; decode times in two variables."
     )
@@ -31,7 +34,7 @@ def run(study: Study) -> Figure:
         "The published runs are measurements of vLLM on machines and arrivals that are not named there; the traces' own arrivals of code "
         "are far from Poisson.",
     )
-    return Figure(NUMBER, "Active tokens in a batch at two requests per second", SIMULATED, setup, rows, (plot,), notes)
+    return Figure(NUMBER, "Active tokens in a batch at two requests per second", SIMULATED, how, rows, (plot,), notes)
 
 
 def _cumulative(study: Study, hardware: str, workload: str) -> tuple[tuple[float, float], ...]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from octavo.reproduce.figure import Figure
+from octavo.reproduce.setup import Setup
 from octavo.reproduce.splitwise_rates import BASELINE_A100, BASELINE_H100, HA, HH, HHCAP, Comparison, compare
-from octavo.simulator.splitwise_study import Study
 
 NUMBER = 27
+NAME = "ha-h100"
 
 
-def run(study: Study) -> Figure:
+def run(setup: Setup) -> Figure:
+    study = setup.study
     power = BASELINE_H100.power
     comparisons = [
         Comparison("HA", HA, BASELINE_H100, 1.18, power=power),

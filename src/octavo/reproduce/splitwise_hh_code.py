@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from octavo.reproduce.figure import SIMULATED, Figure, Row
+from octavo.reproduce.setup import Setup
 from octavo.reproduce.splitwise_least import least_budget
 from octavo.reproduce.splitwise_rates import HH, LOOKUPS, setup_of
-from octavo.simulator.splitwise_study import Design, Study
+from octavo.simulator.splitwise_study import Design
 
 NUMBER = 29
+NAME = "hh-code"
 RATE = 70.0
 PUBLISHED = (27, 3)
 MOST_TOKEN_MACHINES = 12
 SIZES = range(20, 61)
 
 
-def run(study: Study) -> Figure:
+def run(setup: Setup) -> Figure:
+    study = setup.study
     rows = []
     for lookup in LOOKUPS:
         least = least_budget(study, SIZES, lambda size: list(_designs(int(size))), lookup, RATE, "code")
@@ -28,8 +31,8 @@ def run(study: Study) -> Figure:
         broken = [name for seed in study.options.seeds for name in study.slowdown(published, lookup, RATE, seed, "code").broken]
         verdict = f"breaks {', '.join(dict.fromkeys(broken))}" if broken else "holds"
         rows.append(Row(f"{published} at {RATE:g} requests/s, {lookup}", "", verdict))
-    setup = f"{setup_of(study, 'code')} Sizes from {SIZES[0]} to {SIZES[-1]} machines, 1 to {MOST_TOKEN_MACHINES} of them for tokens."
-    return Figure(NUMBER, "Fewest machines of Splitwise-HH for 70 code requests per second", SIMULATED, setup, rows)
+    how = f"{setup_of(study, 'code')} Sizes from {SIZES[0]} to {SIZES[-1]} machines, 1 to {MOST_TOKEN_MACHINES} of them for tokens."
+    return Figure(NUMBER, "Fewest machines of Splitwise-HH for 70 code requests per second", SIMULATED, how, rows)
 
 
 def _designs(size: int) -> list[Design]:

@@ -5,17 +5,20 @@ from __future__ import annotations
 from functools import partial
 
 from octavo.reproduce.figure import SIMULATED, Figure, Plot, Range, Row, within
+from octavo.reproduce.setup import Setup
 from octavo.reproduce.splitwise_least import least_budget, splits
 from octavo.reproduce.splitwise_rates import AA, BASELINE_H100, HHCAP, LOOKUPS, setup_of
-from octavo.simulator.splitwise_study import Design, Study
+from octavo.simulator.splitwise_study import Design
 
 NUMBER = 28
+NAME = "hhcap-power"
 GRID = 0.05  # of the shares that are tried
 SHARES = tuple(round(GRID * i, 2) for i in range(8, 37))
 PUBLISHED = 0.75
 
 
-def run(study: Study) -> Figure:
+def run(setup: Setup) -> Figure:
+    study = setup.study
     rows, ranges = list[Row](), list[Range]()
     for lookup in LOOKUPS:
         rate = min(bracket.holds_at for bracket in study.brackets(BASELINE_H100, lookup))
@@ -34,10 +37,10 @@ def run(study: Study) -> Figure:
             ranges.append(Range(name, share - GRID, share))
     plot = Plot("Equal throughput", "share of Baseline-H100's power or cost", ranges=tuple(ranges), marks=(("published", PUBLISHED),))
     share_of = "The smallest share of Baseline-H100's power (HHcap) or cost (AA) that holds its rate for all seeds: fails / holds."
-    setup = f"{setup_of(study)} {share_of}"
+    how = f"{setup_of(study)} {share_of}"
     notes = ("The capped machines of the table are an assumption: 1.30 times the prompt time of H100 and the same token time.",)
     title = "Power of HHcap and cost of AA at the throughput of Baseline-H100, conversation"
-    return Figure(NUMBER, title, SIMULATED, setup, rows, (plot,), notes)
+    return Figure(NUMBER, title, SIMULATED, how, rows, (plot,), notes)
 
 
 def _splits(design: Design, what: str, num_splits: int, budget: float) -> list[Design]:

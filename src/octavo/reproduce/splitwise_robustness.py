@@ -5,10 +5,12 @@ from __future__ import annotations
 from statistics import median
 
 from octavo.reproduce.figure import SIMULATED, Figure, Row, within
+from octavo.reproduce.setup import Setup
 from octavo.reproduce.splitwise_rates import AA, BASELINE_A100, BASELINE_H100, HA, HH, HHCAP, LOOKUPS, setup_of
 from octavo.simulator.splitwise_study import Design, Study, ratio_range
 
 NUMBER = 30
+NAME = "robustness"
 OVERLOAD = 3.0  # times the highest rate that holds
 CODE_SIZED = (  # published change in percent, the design for conversation, (prompt, token) machines of the one for code
     (0, AA, (55, 15)),
@@ -18,7 +20,8 @@ CODE_SIZED = (  # published change in percent, the design for conversation, (pro
 )
 
 
-def run(study: Study) -> Figure:
+def run(setup: Setup) -> Figure:
+    study = setup.study
     rows = []
     for lookup in LOOKUPS:
         for published, design, (num_prompt, num_token) in CODE_SIZED:
@@ -35,12 +38,12 @@ def run(study: Study) -> Figure:
             hit = within(published_rate, ours_rate, ours_rate, 0.1) if is_judged else None
             name = f"{design} under overload, requests/s per $, {lookup}"
             rows.append(Row(name, f"{published_rate:g}" if is_judged else "", f"{ours_rate:.2f}", hit))
-    setup = (
+    how = (
         f"{setup_of(study)} Overload: {OVERLOAD:g} times the rate that holds; requests per second while the middle half of them ends, over "
         "the $ per GPU and hour of all machines."
     )
     notes = ("The published figures of overload are of A100-based and H100-based designs together, without a definition of the load.",)
-    return Figure(NUMBER, "Conversation on clusters sized for code; overload", SIMULATED, setup, rows, notes=notes)
+    return Figure(NUMBER, "Conversation on clusters sized for code; overload", SIMULATED, how, rows, notes=notes)
 
 
 def _overload(study: Study, design: Design, lookup: str) -> float:

@@ -5,17 +5,19 @@ from __future__ import annotations
 from statistics import median
 
 from octavo.reproduce.figure import ARITHMETIC, Figure, Row
-from octavo.simulator.splitwise_study import Study
+from octavo.reproduce.setup import Setup
 
 NUMBER = 21
+NAME = "trace-lengths"
 PUBLISHED = {"code": (1500, 13), "conversation": (1020, 129)}
 
 
-def run(study: Study) -> Figure:
+def run(setup: Setup) -> Figure:
+    study = setup.study
     rows = []
     for workload, medians in PUBLISHED.items():
         for what, published, lengths in zip(("prompt", "output"), medians, study.data.lengths[workload], strict=True):
             ours = median(lengths.values)
             rows.append(Row(f"{workload}, median {what} tokens", f"{published}", f"{ours:g}", ours == published))
-    setup = "Azure LLM inference traces 2023, all rows with a prompt and an output."
-    return Figure(NUMBER, "Lengths of the production traces", ARITHMETIC, setup, rows)
+    how = "Azure LLM inference traces 2023, all rows with a prompt and an output."
+    return Figure(NUMBER, "Lengths of the production traces", ARITHMETIC, how, rows)

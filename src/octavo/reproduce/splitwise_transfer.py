@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from octavo.reproduce.figure import ARITHMETIC, Figure, Row, within
-from octavo.simulator.splitwise_study import A100, KV_BYTES_PER_TOKEN, Study
+from octavo.reproduce.setup import Setup
+from octavo.simulator.splitwise_study import A100, KV_BYTES_PER_TOKEN
 
 NUMBER = 24
+NAME = "kv-transfer"
 NUM_PROMPT, NUM_OUTPUT = 1500, 13  # the code trace's medians
 LINK_BYTES_PER_S = 8 * 25e9  # InfiniBand of an A100 machine
 LAYER_WISE_S = 0.008  # what is left of the transfer when all but the last layers are sent during the prompt: published, measured
 
 
-def run(study: Study) -> Figure:
+def run(setup: Setup) -> Figure:
+    study = setup.study
     table = study.data.tables[A100]
     token_s = table.token_s(NUM_PROMPT)
     alone_s = table.prompt_s(NUM_PROMPT) + (NUM_OUTPUT - 1) * token_s
@@ -25,8 +28,8 @@ def run(study: Study) -> Figure:
             ("request longer by", whole, 100 * seconds / alone_s),
         ):
             rows.append(Row(f"{name}: {what}", f"{published:g} %", f"{ours:.1f} %", within(published, ours, ours, 0.1)))
-    setup = (
+    how = (
         f"BLOOM-176B on A100, {NUM_PROMPT} prompt and {NUM_OUTPUT} output tokens without batching; {KV_BYTES_PER_TOKEN / 1e6:.3f} MB of "
         f"KV per token over {LINK_BYTES_PER_S / 1e9:g} GB/s; layer by layer: the published {1000 * LAYER_WISE_S:g} ms."
     )
-    return Figure(NUMBER, "KV transfer in one piece and layer by layer", ARITHMETIC, setup, rows)
+    return Figure(NUMBER, "KV transfer in one piece and layer by layer", ARITHMETIC, how, rows)
