@@ -113,7 +113,7 @@ def test_the_own_part_is_what_a_request_s_steps_would_have_taken_with_it_alone()
         shapes = dict[str, StepShape]()
         for piece, seq in zip(plan.slices, run.engine.scheduler.in_flight_sequences, strict=True):
             shape = shapes.setdefault(seq.request.request_id, StepShape())
-            shape.add(piece.start, len(piece.token_ids), 1 if piece.num_samples else 0)
+            shape.add(piece.start, len(piece.token_ids), 1 + piece.num_drafts if piece.num_samples else 0)
         for name, shape in shapes.items():
             own[name] = own.get(name, 0.0) + law.seconds(shape)
             whole[name] = whole.get(name, 0.0) + law.seconds(StepShape.of(plan))

@@ -53,7 +53,7 @@ def share_of(piece: SequenceSlice, weights: Seq[float]) -> float:
     """The price of one slice's own work, without what is fixed."""
     row, pair, position, sequence, logit_row, _ = weights
     n, start = len(piece.token_ids), piece.start
-    num_logit_rows = 1 if piece.num_samples else 0  # as in StepShape.of, which prices are fitted on
+    num_logit_rows = 1 + piece.num_drafts if piece.num_samples else 0  # as in StepShape.of, which prices are fitted on
     if piece.prompt_logprobs is not None:
         num_logit_rows = max(num_logit_rows, len(piece.next_token_ids))
     seen = n * start + n * (n + 1) // 2
