@@ -18,7 +18,7 @@ LOAD = ("--rate", "20", "--num-requests", "30", "--prompt-len", "uniform:5:60", 
 @pytest.fixture(scope="module")
 def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("costs") / "cost.json"
-    path.write_text(Coefficients((1e-4, 0.0, 1e-7, 0.0, 0.0, 5e-3)).to_json())
+    path.write_text(Coefficients((1e-4, 0.0, 1e-7, 0.0, 0.0, 5e-3), median_error=0.032).to_json())
     return path
 
 
@@ -33,6 +33,7 @@ def test_a_model_on_a_machine(octavo: Octavo, tiny: Path) -> None:
     ended = octavo("simulate", "-m", tiny, "--machine", "l4", *LOAD, "--slo", "ttft=5,itl=1")
     record = last_record(ended)
     assert record["num_completed"] == 30 and record["slo_attainment"] == 1.0 and record["energy_j"] > 0.0
+    assert record["step_cost_error"] is None
     for text in ("TTFT", "ITL", "E2E", "KV pool %", "30 of 30 requests", "within the limits: 100 %"):
         assert text in ended.out
     assert octavo("simulate", "-m", tiny, "--machine", "l4", *LOAD, "--slo", "ttft=5,itl=1") == ended  # the seed decides
@@ -62,6 +63,7 @@ def test_fitted_costs_need_no_model(octavo: Octavo, fitted: Path) -> None:
     one, two = last_record(octavo(*flags)), last_record(octavo(*flags, "--engines", "2", "--router", "round-robin"))
     assert [engine["num_requests"] for engine in two["engines"]] == [15, 15]
     assert two["itl_s"]["mean"] < one["itl_s"]["mean"]
+    assert one["step_cost_error"] == 0.032 and "off by 3.2 % (median)" in octavo(*flags[:-1]).out
 
 
 def test_roles_hand_over(octavo: Octavo, fitted: Path) -> None:

@@ -55,6 +55,7 @@ def test_parts_terms_and_multiples_of_a_cost_with_pieces() -> None:
     assert RICH.seconds(PLAN) == pytest.approx(fixed + rows + attention + 1e-3 + 4e-5)
     assert RICH.terms(PLAN).seconds == pytest.approx(RICH.seconds(PLAN), rel=1e-12)
     assert RICH.times(3.0).seconds(PLAN) == pytest.approx(3.0 * RICH.seconds(PLAN), rel=1e-12)
+    assert RICH.mean_prices() == pytest.approx([(7e-4 + 56 * 3e-4) / 64, 1e-6, 1e-5, 1e-4, 2e-4 + 1e-5, 5e-3])
     assert RICH.corrected([2.0, 3.0, 5.0]).parts_of(shape) == pytest.approx((2.0 * fixed, 3.0 * rows, 5.0 * attention))
 
 

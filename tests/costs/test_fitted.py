@@ -197,7 +197,7 @@ def test_a_part_that_is_dearer_is_found() -> None:
     shapes_seen = [mixed(rng) for _ in range(100)]
     assert max(abs(cost.seconds_of(shape) / truth(shape) - 1.0) for shape in shapes_seen) < 0.08
     shape = decoding(4, 5000)  # mostly attention, and of a kind that was not seen
-    assert cost.weights[2] > 2.0 and cost.seconds_of(shape) == pytest.approx(truth(shape), rel=0.2)
+    assert cost.factors[2] > 2.0 and cost.seconds_of(shape) == pytest.approx(truth(shape), rel=0.2)
 
 
 @pytest.mark.parametrize("num_paused", [1, 2, 5])
@@ -228,8 +228,19 @@ def test_whatever_is_observed_a_calibrated_cost_stays_a_cost(steps: list[tuple[S
     cost = FittedCost(CALIBRATED)
     for step, seconds in steps:
         cost.observe(step, seconds)
-    assert all(0.0 <= weight < math.inf for weight in cost.weights)
+    assert all(0.0 <= one < math.inf for one in (*cost.factors, *cost.weights))
     assert 0.0 <= cost.seconds_of(shape) <= cost.seconds_of(shape.plus(7, 16, 0))
+
+
+def test_one_price_for_each_kind_of_work() -> None:
+    """What splits a step: without a calibration what is learned, with one the calibrated prices as corrected."""
+    learned = trained(Law())
+    assert learned.weights == learned.factors and learned.weights is not learned.factors
+    calibrated = FittedCost(CALIBRATED)
+    assert calibrated.weights == pytest.approx(CALIBRATED.seconds_per)
+    told(calibrated, 2.0, 150)
+    corrected = [calibrated.factors[i] for i in (1, 2, 2, 1, 1, 0)]
+    assert calibrated.weights == pytest.approx([x * y for x, y in zip(corrected, CALIBRATED.seconds_per, strict=True)])
 
 
 def test_of_steps_that_only_decode_some_will_do() -> None:

@@ -154,7 +154,7 @@ def test_a_bounded_run_from_a_calibration_is_replayed(model: Path, home: Path, t
     engine = engine_of(model, max_itl_ms=2.0, record=str(tmp_path / "run.jsonl"))
     run(engine, 8)
     engine.close()
-    assert engine.step_cost.base is not None and len(engine.step_cost.weights) == 3
+    assert engine.step_cost.base is not None and len(engine.step_cost.factors) == 3 and len(engine.step_cost.weights) == 6
     assert replay_recording(tmp_path / "run.jsonl").num_plans == engine.scheduler.stats.num_steps > 20
 
 

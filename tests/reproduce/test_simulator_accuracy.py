@@ -126,20 +126,20 @@ def test_both_sides_tell_the_same_of_a_request() -> None:
     ],
 )
 def test_verdicts(figure: str, real: tuple[float, ...], simulated: float, agrees: bool) -> None:
-    assert Comparison("a load", figure, real, simulated).agrees is agrees
+    assert Comparison("a load", figure, real, simulated, 0.0).agrees is agrees
 
 
 def test_comparisons_and_their_records() -> None:
     runs = [Figures(1.0, 2.0, 0.1, 50.0, 0.5), Figures(1.1, 2.5, 0.1, 52.0, 0.6), Figures(1.2, 2.1, 0.1, 51.0, 0.5)]
-    assert Comparison("a", "itl_s", (0.0, 0.0), 0.2).difference == 1.0 and Comparison("a", "itl_s", (0.0,), 0.0).agrees
-    compared = compare("busy", runs, Figures(1.32, 2.4, 0.08, 50.0, 0.52))
+    assert Comparison("a", "itl_s", (0.0, 0.0), 0.2, 0.0).difference == 1.0 and Comparison("a", "itl_s", (0.0,), 0.0, 0.0).agrees
+    compared = compare("busy", runs, Figures(1.32, 2.4, 0.08, 50.0, 0.52), Figures(1.155, 2.1, 0.1, 51.0, 0.49))
     assert [one.figure for one in compared] == list(Figures._fields)
     assert [one.agrees for one in compared] == [False, True, False, True, True]
     assert compared[0].record() == {
         "load": "busy", "figure": "ttft_p50_s", "real": [1.0, 1.1, 1.2], "simulated": 1.32, "difference": 0.2, "in_spread": False,
-        "agrees": False,
+        "agrees": False, "at_pace": 1.155, "difference_at_pace": 0.05,
     }  # fmt: skip
-    assert compared[4].difference == pytest.approx(0.02)
+    assert compared[4].difference == pytest.approx(0.02) and compared[4].difference_at_pace == pytest.approx(-0.01)
     accuracy = Accuracy("m", tuple(compared), (("busy", 5.0, 40, (0.01, -0.02, 0.0)),), Limits(0.2, 0.01), {}, 0)
     assert not accuracy.agrees and "3 of 5 figures agree" in accuracy.text()
     assert "+20.0 %" in accuracy.text() and "+2.0 points" in accuracy.text() and "+1.0 %, -2.0 %, +0.0 %" in accuracy.text()

@@ -93,9 +93,12 @@ def simulate(**options: Any) -> None:
     from octavo.simulator.simulation import Simulation
 
     report = Simulation(specs, create_router(options["router"], cache.block_size), run_options).run(load)
+    error = None if source.coefficients is None else source.coefficients.median_error
     if not options["as_json"]:
         click.echo(_shown(report))
-    click.echo(json.dumps(report.to_dict()))
+        if error is not None:
+            click.echo(f"\nthe cost of a step is off by {100 * error:.1f} % (median)")
+    click.echo(json.dumps(report.to_dict() | {"step_cost_error": error}))
 
 
 def _checked(flag: str, make: Callable[[], Value]) -> Value:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from octavo.costs.fitted import FittedCost
 
 FORMAT, VERSION = "octavo-step-cost", 2
-_NAMES = ("row", "pair", "position", "sequence", "logit_row", "step")  # in the order of FittedCost.weights
+_NAMES = ("row", "pair", "position", "sequence", "logit_row", "step")  # as FittedCost has them
 _MAX_PIECES = 64
 
 
@@ -125,9 +125,9 @@ class Coefficients:
         """What ``fitted`` knows now."""
         base = fitted.base
         if base is not None:
-            corrected = base.corrected(fitted.weights)
+            corrected = base.corrected(fitted.factors)
             return replace(corrected, median_error=fitted.median_error, max_rows=fitted.max_rows, about=about or base.about)
-        a, b, c, d, e, f = fitted.weights
+        a, b, c, d, e, f = fitted.factors
         return cls((a, b, c, d, e, f), host_s, fitted.median_error, fitted.max_rows, about, num_steps=fitted.num_observations)
 
     def corrected(self, factors: list[float]) -> Coefficients:
@@ -161,6 +161,12 @@ class Coefficients:
         rows = a * shape.num_rows + d * shape.num_sequences + e * shape.num_logit_rows
         rows += self.rows(shape.num_rows) + self.logit_rows(shape.num_logit_rows)
         return f, rows, b * shape.num_pairs + c * shape.num_context
+
+    def mean_prices(self) -> list[float]:
+        """As ``seconds_per``, pieces at their mean price in the largest step that was fitted on (of logit rows the first ones' price)."""
+        a, b, c, d, e, f = self.seconds_per
+        most = max(1, self.max_rows)
+        return [a + self.rows(most) / most, b, c, d, e + self.logit_rows(1), f]
 
     def terms(self, plan: StepPlan) -> CostTerms:
         """The seconds of ``plan`` by what bounds them: what a step costs by itself is the reading of weights."""

@@ -54,8 +54,9 @@ class FittedCost:
 
     def __init__(self, base: Coefficients | None = None) -> None:
         self.base = base
-        # Of the calibrated parts; else seconds per row, pair, position, sequence, logit row, step.
-        self.weights: _Row = [0.0] * _NUM_FEATURES if base is None else [1.0] * _NUM_PARTS
+        # What is learned: of the calibrated parts, else seconds per row, pair, position, sequence, logit row, step.
+        self.factors: _Row = [0.0] * _NUM_FEATURES if base is None else [1.0] * _NUM_PARTS
+        self._mean_prices: _Row = [] if base is None else base.mean_prices()
         self.num_observations = 0 if base is None else base.num_steps
         self._max_rows = 0 if base is None else base.max_rows
         self._errors: deque[float] = deque(maxlen=64)  # |predicted / observed - 1|
@@ -63,7 +64,7 @@ class FittedCost:
         self._paces: deque[float] = deque(maxlen=64)  # observed / calibrated
         self._outlier = 1.0  # observed / predicted of the last step if it was an outlier, else 1
         self._num_decoding_steps = 0
-        self._total = _Moments(len(self.weights))
+        self._total = _Moments(len(self.factors))
         if base is not None:
             self._total.expect_ones(_CALIBRATION_WEIGHT)
         self._classes: dict[int, _Moments] = {}
@@ -76,12 +77,22 @@ class FittedCost:
         """As ``seconds`` of any plan of this shape."""
         if self.base is not None:
             fixed, rows, attention = self.base.parts_of(shape)
-            x, y, z = self.weights
+            x, y, z = self.factors
             return x * fixed + y * rows + z * attention
-        a, b, c, d, e, f = self.weights
+        a, b, c, d, e, f = self.factors
         return (
             a * shape.num_rows + b * shape.num_pairs + c * shape.num_context + d * shape.num_sequences + e * shape.num_logit_rows + f
         )
+
+    @property
+    def weights(self) -> _Row:
+        """Seconds per row, pair, position, sequence, logit row, step. From a calibration, whose rows have no one price, rows at their mean
+        price in the largest step: to split a step by, not to price one."""
+        if self.base is None:
+            return list(self.factors)
+        fixed, rows, attention = self.factors
+        a, b, c, d, e, f = self._mean_prices
+        return [rows * a, attention * b, attention * c, rows * d, rows * e, fixed * f]
 
     @property
     def max_rows(self) -> int:
@@ -133,12 +144,12 @@ class FittedCost:
         self.num_observations += 1
         self._max_rows = max(self._max_rows, shape.num_rows)
         scale = 1.0 / seconds
-        moments = self._classes.setdefault(shape.num_rows.bit_length(), _Moments(len(self.weights)))
+        moments = self._classes.setdefault(shape.num_rows.bit_length(), _Moments(len(self.factors)))
         self._total.add(moments.take([scale * feature for feature in self._features(shape)]))
         self._descend()
 
     def _features(self, shape: StepShape) -> tuple[float, ...]:
-        """What the weights are of."""
+        """What the factors are of."""
         if self.base is not None:
             return self.base.parts_of(shape)
         return shape.num_rows, shape.num_pairs, shape.num_context, shape.num_sequences, shape.num_logit_rows, 1.0
@@ -177,11 +188,11 @@ class FittedCost:
         factor = max(1.0 / _MAX_PACE_CHANGE, min(_MAX_PACE_CHANGE, factor))
         for moments in (self._total, *self._classes.values()):
             moments.scale(1.0 / factor)
-        self.weights[:] = [factor * weight for weight in self.weights]
+        self.factors[:] = [factor * one for one in self.factors]
 
     def _descend(self) -> None:
-        """Coordinate descent towards the non-negative weights of least squared relative error."""
-        weights, rows, targets = self.weights, self._total.products, self._total.sums
+        """Coordinate descent towards the non-negative factors of least squared relative error."""
+        weights, rows, targets = self.factors, self._total.products, self._total.sums
         for _ in range(_NUM_SWEEPS):
             for j, row in enumerate(rows):
                 curvature = row[j]

@@ -47,8 +47,8 @@ class GapModel:
         return times_s[len(times_s) * 9 // 10] if len(times_s) >= _FEW else max([_FIRST_HOST_S, *times_s])
 
     def state(self) -> list[object]:
-        """What ``gap_seconds`` goes by now: weights of the device, fixed seconds, factor, trusted rows. For recordings."""
-        return [list(self.device.weights), self._fixed_s, self._factor, self.max_trusted_rows]
+        """What ``gap_seconds`` goes by now: factors of the device, fixed seconds, factor, trusted rows. For recordings."""
+        return [list(self.device.factors), self._fixed_s, self._factor, self.max_trusted_rows]
 
     def begin(self, now: float) -> None:
         """See GapCost."""

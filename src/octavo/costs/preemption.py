@@ -29,8 +29,8 @@ class PreemptionModel:
         return self._move_s / self._num_moves
 
     def state(self) -> list[object]:
-        """What its prices go by now: weights of the device, seconds per block. For recordings."""
-        return [list(self.device.weights), self.seconds_per_block]
+        """What its prices go by now: factors of the device, seconds per block. For recordings."""
+        return [list(self.device.factors), self.seconds_per_block]
 
     def recompute_seconds(self, num_tokens: int) -> float:
         """Rows that ride in steps which run anyway: their own work, attention to each other included, not what a step costs by itself."""

@@ -118,12 +118,14 @@ class Figures(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """One figure of one load. ``difference``: of the simulated to the median of the real runs, as a share of it (of the simulated where the
-    median is 0, as a time between tokens is that were read together); of ``slo_share`` in points / 100."""
+    median is 0, as a time between tokens is that were read together); of ``slo_share`` in points / 100. ``at_pace``: simulated with all
+    steps at the mean pace of those of the real runs. It tells what is left when the cost of steps is right, and is no part of a verdict."""
 
     load: str
     figure: str
     real: tuple[float, ...]
     simulated: float
+    at_pace: float
 
     @property
     def median(self) -> float:
@@ -131,9 +133,16 @@ class Comparison:
 
     @property
     def difference(self) -> float:
+        return self._off(self.simulated)
+
+    @property
+    def difference_at_pace(self) -> float:
+        return self._off(self.at_pace)
+
+    def _off(self, value: float) -> float:
         if self.figure == "slo_share":
-            return self.simulated - self.median
-        return (self.simulated - self.median) / (self.median or self.simulated or 1.0)
+            return value - self.median
+        return (value - self.median) / (self.median or value or 1.0)
 
     @property
     def in_spread(self) -> bool:
@@ -153,12 +162,14 @@ class Comparison:
     def record(self) -> dict[str, Any]:
         real = [_digits(value) for value in self.real]
         verdicts = {"difference": _digits(self.difference), "in_spread": self.in_spread, "agrees": self.agrees}
-        return {"load": self.load, "figure": self.figure, "real": real, "simulated": _digits(self.simulated), **verdicts}
+        paced = {"at_pace": _digits(self.at_pace), "difference_at_pace": _digits(self.difference_at_pace)}
+        return {"load": self.load, "figure": self.figure, "real": real, "simulated": _digits(self.simulated), **verdicts, **paced}
 
 
-def compare(load: str, real: Seq[Figures], simulated: Figures) -> list[Comparison]:
+def compare(load: str, real: Seq[Figures], simulated: Figures, at_pace: Figures) -> list[Comparison]:
     """Figure by figure, in their order."""
-    return [Comparison(load, name, tuple(getattr(run, name) for run in real), getattr(simulated, name)) for name in Figures._fields]
+    columns = zip(Figures._fields, zip(*real, strict=True), simulated, at_pace, strict=True)
+    return [Comparison(load, name, values, guess, paced) for name, values, guess, paced in columns]
 
 
 # --- loads ------------------------------------------------------------------------------------------------------------------------------
@@ -210,7 +221,7 @@ def capacity(spec: EngineSpec, case: AccuracyCase) -> float:
 
 
 class LoadRuns(NamedTuple):
-    """Real runs of one load. ``step_bias``: of each, seconds of its steps by the cost model over those that they took, less 1."""
+    """Real runs of one load, with the steps of each."""
 
     name: str
     rate: float
@@ -222,7 +233,8 @@ class LoadRuns(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """``loads``: name, requests per second, number of requests, and of each real run the bias of its steps."""
+    """``loads``: name, requests per second, number of requests, and of each real run the bias of its steps: their seconds by the cost model
+    over those that they took, less 1."""
 
     model: str
     comparisons: tuple[Comparison, ...]
@@ -249,15 +261,15 @@ class Accuracy:
 
     def text(self) -> str:
         """A table of all figures, and of the loads what may explain them."""
-        rows = [["load", "figure", "real (median)", "spread", "simulated", "difference", ""]]
+        rows = [["load", "figure", "real (median)", "spread", "simulated", "difference", "at their pace", ""]]
         for one in self.comparisons:
             shown = _SHOWN[one.figure]
             spread = f"{shown(min(one.real))} to {shown(max(one.real))}"
             points = "points" if one.figure == "slo_share" else "%"
             verdict = "agrees" if one.agrees else "is off"
             verdict += ", within the spread" if one.in_spread and len(one.real) > 1 else ""
-            difference = f"{100 * one.difference:+.1f} {points}"
-            rows.append([one.load, _NAMES[one.figure], shown(one.median), spread, shown(one.simulated), difference, verdict])
+            differences = [f"{100 * off:+.1f} {points}" for off in (one.difference, one.difference_at_pace)]
+            rows.append([one.load, _NAMES[one.figure], shown(one.median), spread, shown(one.simulated), *differences, verdict])
         loads = [["load", "requests/s", "requests", "seconds of steps, predicted over taken, by run"]]
         for name, rate, number, biases in self.loads:
             loads.append([name, f"{rate:.3g}", str(number), ", ".join(f"{100 * one:+.1f} %" for one in biases)])
@@ -265,7 +277,7 @@ class Accuracy:
         limits = f"limits: TTFT {1000 * self.limits.ttft_s:.0f} ms, ITL {1000 * self.limits.itl_s:.1f} ms"
         failed = f"; {self.num_failed} requests failed" if self.num_failed else ""
         end = f"{kept} of {len(self.comparisons)} figures agree{failed}; {limits}"
-        return f"{table(rows, '  >>>>')}\n\n{table(loads, ' >>')}\n\n{end}"
+        return f"{table(rows, '  >>>>>')}\n\n{table(loads, ' >>')}\n\n{end}"
 
 
 _NAMES = {
@@ -357,14 +369,15 @@ def _compared(engine: Engine, cost: Any, loads: Seq[LoadRuns]) -> Accuracy:
     simulated = [simulate(spec, load.requests) for load in loads]
     idle = Figures.of(simulated[0], len(simulated[0]), Limits(math.inf, math.inf))
     limits = Limits(TTFT_SLO * idle.ttft_p50_s, ITL_SLO * idle.itl_s)
-    comparisons = list[Comparison]()
+    comparisons, about = list[Comparison](), list[tuple[str, float, int, tuple[float, ...]]]()
     for load, guess in zip(loads, simulated, strict=True):
-        number = len(load.requests)
+        number, biases = len(load.requests), tuple(bias(cost, log.steps) for log in load.logs)
+        paced = simulate(spec_of(engine, cost.times(1.0 / (1.0 + statistics.fmean(biases)))), load.requests)
         real = [Figures.of(served, number, limits) for served in load.runs]
-        comparisons += compare(load.name, real, Figures.of(guess, number, limits))
+        comparisons += compare(load.name, real, Figures.of(guess, number, limits), Figures.of(paced, number, limits))
+        about.append((load.name, load.rate, number, biases))
     errors = {kind: {name: _digits(value) for name, value in one.items()} for kind, one in _errors(cost).items()}
-    about = tuple((load.name, load.rate, len(load.requests), tuple(bias(cost, log.steps) for log in load.logs)) for load in loads)
-    return Accuracy(engine.model.name, tuple(comparisons), about, limits, errors, sum(load.num_failed for load in loads))
+    return Accuracy(engine.model.name, tuple(comparisons), tuple(about), limits, errors, sum(load.num_failed for load in loads))
 
 
 def _errors(cost: Any) -> dict[str, dict[str, float]]:

@@ -58,8 +58,8 @@ class ReplayedGapCost:
         self._fixed_s, self._factor = 0.0, 1.0
 
     def set(self, state: list[Any]) -> None:
-        weights, self._fixed_s, self._factor, self.max_trusted_rows = state
-        self._device.weights[:] = weights
+        factors, self._fixed_s, self._factor, self.max_trusted_rows = state
+        self._device.factors[:] = factors
 
     def begin(self, now: float) -> None:
         """The state was set already."""
@@ -76,8 +76,8 @@ class ReplayedPreemptionCost:
         self._seconds_per_block = 0.0
 
     def set(self, state: list[Any]) -> None:
-        weights, self._seconds_per_block = state
-        self._device.weights[:] = weights
+        factors, self._seconds_per_block = state
+        self._device.factors[:] = factors
 
     def recompute_seconds(self, num_tokens: int) -> float:
         shape = StepShape(num_sequences=1)
