@@ -178,7 +178,7 @@ def test_the_program_says_line_by_line_what_the_function_says() -> None:
 
 def test_in_a_process_of_its_own() -> None:
     window = window_of(run_load(steady_load(30, 16.0, 1), LAW, max_num_seqs=2))
-    assert replay_window(window) == what_if(window)
+    assert replay_window(window, 600.0) == what_if(window)
     with pytest.raises(ReplayError, match="window: no request of it has ended"):
         replay_window(replace(window, requests=()))
     with pytest.raises(ReplayError, match="steps: 0 are not enough to fit a cost on"):

@@ -29,7 +29,7 @@ from octavo.engine.request_record import RecordState, RequestRecord
 from octavo.engine.step_charges import Gaps, StepCharges, charge_arrival, charge_call, charge_decoding, lost_seconds
 from octavo.engine.step_lessons import StepLessons
 from octavo.engine.step_split import StepPrice, split_step, weights_of
-from octavo.engine.step_window import StepParts, StepWindow, in_order
+from octavo.engine.step_window import LastSteps, StepParts, StepWindow, in_order
 
 if TYPE_CHECKING:
     from octavo.core.clock import Clock
@@ -121,6 +121,11 @@ class Timeline:
     def find(self, request_id: str) -> RequestRecord | None:
         """The record of a running request or one of the last that ended."""
         return self._live.get(request_id) or self.ended_records.find(request_id)
+
+    def last_steps(self) -> LastSteps:
+        """As they are now."""
+        with self.lock:
+            return LastSteps(tuple(self.window.steps))
 
     def records(self) -> list[RequestRecord]:
         """Ended ones, oldest first, then those that go on, in the order of their arrival."""
