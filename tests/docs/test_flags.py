@@ -51,6 +51,7 @@ SECTIONS = {
     "bench kv-rounding": (bench.commands["kv-rounding"], set(options_of(bench.commands["kv-rounding"])) - SHARED),
     "kv ls": (kv.commands["ls"], set(options_of(kv.commands["ls"]))),
     "kv clear": (kv.commands["clear"], set(options_of(kv.commands["clear"]))),
+    "bench advice": (bench.commands["advice"], set(options_of(bench.commands["advice"])) - SHARED),
     "bench waste": (bench.commands["waste"], set(options_of(bench.commands["waste"]))),
     "quantize": (quantize, set(options_of(quantize))),
     "simulate": (simulate, set(options_of(simulate))),

@@ -12,6 +12,7 @@ from octavo.core.request import SamplingParams
 from octavo.engine.advice import RuleAdvisor
 from octavo.engine.causes import BOTTLENECK_OF, MEANINGS, NAMES, NUM_CAUSES, Bottleneck, Cause
 from octavo.engine.explain import explain, hide_misses, main_cause, summarise
+from octavo.engine.foresight import Foresight, num_foreseen
 from octavo.engine.step_window import LastSteps, StepParts, StepWindow, in_order
 from tests.engine.planted import LAW, Arrival, accounts, run_load, salted, steady_load, tokens
 from tests.engine.timed import Law, TimedRun
@@ -163,3 +164,22 @@ def test_the_last_steps_between_two_moments_as_a_search_of_all_finds_them() -> N
         assert list(last.between(begin_s, until_s)) == overlapping
     assert last.usual_s == statistics.median(step.seconds for step in window.steps if step.num_prompt_tokens == 0)
     assert LastSteps(()).usual_s is None
+
+
+def test_what_could_have_been_foretold_is_counted_as_a_search_counts_it() -> None:
+    rng = random.Random(6)
+    for _ in range(50):
+        tokens = [rng.randrange(4) for _ in range(60)]
+        num_known, expected = rng.randrange(2, 40), 0
+        for i in range(num_known, len(tokens)):
+            places = [j for j in range(2, i) if tokens[j - 2 : j] == tokens[i - 2 : i]]
+            expected += bool(places) and tokens[places[-1]] == tokens[i]
+        assert num_foreseen(tokens, num_known) == expected
+    foresight = Foresight()
+    assert foresight.share is None
+    for _ in range(40):
+        foresight.see([1, 2, 3] * 30, 10)
+    assert foresight.share == pytest.approx(1.0)
+    for _ in range(800):
+        foresight.see([rng.randrange(10**6) for _ in range(90)], 10)
+    assert foresight.share is not None and foresight.share < 0.05

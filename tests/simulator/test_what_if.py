@@ -58,6 +58,7 @@ THROWN = [
     Thrown(
         "prefix_cache", "prefix caching (leave out --no-enable-prefix-caching)", SHARED, {"cache": {"enable_prefix_caching": False}}, {},
     ),
+    Thrown("speculation", "--spec auto", steady_load(60, 8.0, 1), {}, {"spec": "auto"}, law=Law(step=8e-3, row=2e-4, noise=0.03)),
     Thrown("salt", "one cache_salt for requests that may share", salted(SHARED), {}, {}, SHARED),
 ]  # fmt: skip
 

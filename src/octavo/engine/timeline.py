@@ -24,6 +24,7 @@ from octavo.core.request import FinishReason, Request, Sequence
 from octavo.core.step import SequenceSlice, StepPlan, StepResult
 from octavo.engine.causes import BOTTLENECK_OF, NUM_CAUSES, Bottleneck, Cause
 from octavo.engine.ended_records import CAPACITY, EndedRecords
+from octavo.engine.foresight import Foresight
 from octavo.engine.queue_sums import QUEUE_CAUSES, QueueSums
 from octavo.engine.request_record import RecordState, RequestRecord
 from octavo.engine.step_charges import Gaps, StepCharges, charge_arrival, charge_call, charge_decoding, lost_seconds
@@ -57,6 +58,7 @@ class Timeline:
         self.window = StepWindow()
         self.ended_records = EndedRecords(capacity)
         self.lessons = StepLessons(price)
+        self.foresight = Foresight()
         self.lock = threading.RLock()
         self._scheduler = scheduler
         self._clock = clock
@@ -390,6 +392,7 @@ class Timeline:
             book.pop(record.request_id, None)
         record.state, record.ended_s, record.finish_reason, record.snapshot = _ENDED, now_s, reason, []
         if record.sequence is not None:
-            record.keys = block_keys(record.sequence.token_ids, self._scheduler.limits.block_size)
-            record.sequence = None
+            token_ids, record.sequence = record.sequence.token_ids, None
+            record.keys = block_keys(token_ids, self._scheduler.limits.block_size)
+            self.foresight.see(token_ids, record.num_prompt_tokens)
         self.ended_records.add(record)
