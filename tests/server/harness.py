@@ -17,7 +17,7 @@ from octavo.engine.replay_advice import Replayer
 from octavo.server.app import ServerOptions, create_app
 from octavo.server.run import Server, make_server
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 120.0  # hangs are found, slow machines are forgiven
 
 
 class RunningServer:
