@@ -11,7 +11,8 @@ import pytest
 
 from octavo.cli.what_if import replay_of_lines, replay_window
 from octavo.core.recorded_window import OBJECTIVES, RecordedWindow, WindowReplay
-from octavo.engine.replay_advice import ReplayedAdvice, ReplayError
+from octavo.engine.advice import RuleAdvisor
+from octavo.engine.replay_advice import FRESH_S, ReplayAdvisor, ReplayedAdvice, ReplayError
 from octavo.engine.window_snapshot import snapshot
 from octavo.simulator.what_if import WhatIf, figures_of, main, what_if
 from tests.engine.planted import Arrival, run_load, salted, steady_load
@@ -90,6 +91,25 @@ def test_what_gains_nothing_ranks_last_and_says_so() -> None:
     for useless in ("--num-kv-blocks 8192", "--kv-cache-dtype int8", "--no-enable-prefix-caching"):
         assert gains[useless] == 0.0
     assert all("it gains nothing" in one.why and one.error is not None for one in advice[len(useful) :])
+
+
+def test_an_advisor_replays_once_for_a_window_and_asks_the_rules_about_requests() -> None:
+    run, windows = run_load(steady_load(30, 16.0, 1), LAW, max_num_seqs=2), list[RecordedWindow]()
+
+    def replayer(window: RecordedWindow) -> WindowReplay:
+        windows.append(window)
+        return what_if(window)
+
+    rules, timeline = RuleAdvisor(run.engine.config), run.engine.timeline
+    advisor = ReplayAdvisor(run.engine, replayer, rules)
+    found = advisor.of_window(timeline, (), 60.0)
+    assert found and found == advisor.of_window(timeline, (), 60.0) and len(windows) == 1
+    run.clock.advance(FRESH_S + 1.0)
+    advisor.of_window(timeline, (), 60.0)
+    assert len(windows) == 2
+    record = max(timeline.records(), key=lambda record: (record.ended_s or 0.0) - record.arrival_s)
+    seconds, wall_s = record.seconds, (record.ended_s or 0.0) - record.arrival_s
+    assert advisor.of_request(timeline, record, seconds, wall_s) == rules.of_request(timeline, record, seconds, wall_s) != []
 
 
 def test_a_closed_loop_is_replayed_as_one() -> None:
