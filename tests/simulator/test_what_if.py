@@ -211,3 +211,26 @@ def test_figures_are_nearest_ranks() -> None:
     assert (figures.wall, figures.ttft_p50, figures.ttft_p99) == (2.0, pytest.approx(5.0), pytest.approx(9.9))
     assert figures.itl_p50 is None and figures.throughput == pytest.approx((99.0 + 2.0) / 1000)
     assert all(figures_of([]).of(objective) is None for objective in OBJECTIVES)
+
+
+ENGINES: dict[str, dict[str, Any]] = {
+    "paced": {"max_itl_ms": 30.0},
+    "srf": {"scheduling_policy": "srf"},
+    "fair": {"scheduling_policy": "fair"},
+    "whole prompts": {"enable_chunked_prefill": False},
+    "swapping": {"num_kv_blocks": 14, "admission_lookahead": 1, "preemption": "swap", "cache": {"swap_space": 64 << 10}},
+    "tiers": {"num_kv_blocks": 14, "cache": {"kv_host_memory": 64 << 10}},
+    "by token": {"cache": {"prefix_granularity": "token"}},
+    "reserved": {"cache": {"enable_prefix_caching": False, "kv_reservation": "max"}},
+    "drafting": {"spec": 3},
+}
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_every_switch_of_every_engine_can_be_replayed(name: str) -> None:
+    run = run_load(steady_load(24, 40.0, 1), LAW, **ENGINES[name])
+    one = WhatIf(window_of(run))
+    base, outcomes = one.base(), list(one.outcomes())
+    assert len(outcomes) == len(one.switches) >= 8
+    assert all(outcome.gain(base.replayed, "wall") is not None for outcome in outcomes)
+    assert base.error("wall") == pytest.approx(0.0, abs=0.12)
