@@ -126,7 +126,7 @@ def _speculation(engine: WindowEngine, spec: EngineSpec) -> list[Switch]:
     if engine.acceptance is not None:
         chance, why = engine.acceptance, f"of the drafts seen {100 * engine.acceptance:.0f} % came true"
     elif engine.foreseen is not None:
-        chance, why = engine.foreseen, f"{100 * engine.foreseen:.0f} % of the answers' tokens were foretold by what stood before"
+        chance, why = engine.foreseen, f"{100 * engine.foreseen:.0f} % of the answers' tokens could have been foretold (a guess)"
     else:
         return []
     return [Switch("speculation", "--spec auto", why, (replace(spec, speculation=Speculation("auto", chance)),))]
