@@ -93,7 +93,8 @@ def _steps(steps: list[dict[str, Any]], width: int, colours: bool) -> list[str]:
         bars = [f"\x1b[{_COLOURS[kind]}m{bar}\x1b[0m" for kind, bar in zip(kinds, bars, strict=True)]
     letters = "".join({"prefill": "p", "decode": "d", "kv": "k", "rest": "."}[kind] for kind in kinds)
     mean_ms = 1000 * sum(step["seconds"] for step in steps) / len(steps)
-    said = f"          {len(steps)} steps, mean {mean_ms:.1f} ms, longest {1000 * longest:.1f} ms (p: prompts, d: tokens, k: KV moves, .: host)"
+    said = f"          {len(steps)} steps, mean {mean_ms:.1f} ms, longest {1000 * longest:.1f} ms"
+    said += " (p: prompts, d: tokens, k: KV moves, .: host)"
     return [f"  steps   {''.join(bars)}", f"          {letters}", said[:width]]
 
 
