@@ -55,7 +55,7 @@ def test_advise_replays_the_last_minutes(server: RunningServer) -> None:
     assert "99th percentile of the time to the first token: measured" in shown.output and "it gains nothing" in shown.output
     record = json.loads(run(explain_command, server, "--advise", "--json").output)
     assert record["objective"] == "wall" and record["advice"]
-    assert re.search(r"replay of \d+ requests, \d+ s ago, [\d.]+ % off", run(top_command, server, "--once").output)
+    assert re.search(r"by a replay of \d+ requests, \d+ s ago, [\d.]+ % off", run(top_command, server, "--once").output)
 
 
 def test_lines_of_a_replay() -> None:
@@ -114,6 +114,10 @@ def test_a_picture_under_load(width: int, colours: bool) -> None:
         "engine": ENGINE, "steps": steps, "window_s": 60.0, "num_requests": 7, "num_gaps": 90,
         "ttft": {"p50": held, "p99": held}, "itl": {},
         "advice": [{"change": "--max-num-seqs above 4", "gain_s": 0.4, "why": "all places were taken"}],
+        "replay": {
+            "num_requests": 50, "age_s": 3.2, "error": 0.01,
+            "advice": [{"change": "--num-kv-blocks 9", "gain_s": 1.2, "why": "w"}, {"change": "x", "gain_s": 0.0, "why": "w"}],
+        },
     }  # fmt: skip
     request = {"id": "x" * 60, "state": "queued", "wall_s": 3.0, "prompt_tokens": 5, "completion_tokens": 0, "main_cause": "queued_batch"}
     lines = picture(summary, [request], width, 123.4, colours)
@@ -121,7 +125,9 @@ def test_a_picture_under_load(width: int, colours: bool) -> None:
     assert all(len(line) <= width for line in plain)
     text = "\n".join(plain)
     if width == 200:
-        assert "123 token/s" in text and "and 42 more" in text and "held by queue 90 %" in text and "--max-num-seqs above 4" in text
+        assert "123 token/s" in text and "and 42 more" in text and "held by queue 90 %" in text
+        assert "  400 ms less  --max-num-seqs above 4: all places were taken" in text and " 1.200 s less  --num-kv-blocks 9" in text
+        assert "by a replay of 50 requests, 3 s ago, 1.0 % off:" in text and "x: w" not in text
         bar = next(line for line in plain if "KV pool" in line).split("[")[1].split("]")[0]
         assert (bar.count("#"), bar.count("-")) == (len(bar) // 2, len(bar) // 4)
     assert ("\x1b" in "".join(lines)) == colours

@@ -52,6 +52,7 @@ SECTIONS = {
     "bench kv-rounding": (bench.commands["kv-rounding"], set(options_of(bench.commands["kv-rounding"])) - SHARED),
     "kv ls": (kv.commands["ls"], set(options_of(kv.commands["ls"]))),
     "kv clear": (kv.commands["clear"], set(options_of(kv.commands["clear"]))),
+    "bench advice": (bench.commands["advice"], set(options_of(bench.commands["advice"])) - SHARED),
     "bench waste": (bench.commands["waste"], set(options_of(bench.commands["waste"]))),
     "bench simulator": (bench.commands["simulator"], set(options_of(bench.commands["simulator"])) - SHARED),
     "calibrate": (calibrate, set(options_of(calibrate)) - SHARED),

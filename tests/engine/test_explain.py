@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import statistics
 
 import pytest
 
@@ -11,7 +12,8 @@ from octavo.core.request import SamplingParams
 from octavo.engine.advice import RuleAdvisor
 from octavo.engine.causes import BOTTLENECK_OF, MEANINGS, NAMES, NUM_CAUSES, Bottleneck, Cause
 from octavo.engine.explain import explain, hide_misses, main_cause, summarise
-from octavo.engine.step_window import StepWindow, in_order
+from octavo.engine.foresight import Foresight, num_foreseen
+from octavo.engine.step_window import LastSteps, StepParts, StepWindow, in_order
 from tests.engine.planted import LAW, Arrival, accounts, run_load, salted, steady_load, tokens
 from tests.engine.timed import Law, TimedRun
 
@@ -147,3 +149,37 @@ def test_the_account_of_choices_counts_each_choice_s_tokens() -> None:
     account = accounts(run)["it"]
     assert account.record.num_output_tokens == 12
     assert "12 tokens" in next(part.detail for part in account.causes if part.cause is Cause.DECODE)
+
+
+def test_the_last_steps_between_two_moments_as_a_search_of_all_finds_them() -> None:
+    rng, window, end_s = random.Random(4), StepWindow(), 0.0
+    for i in range(60):
+        since_s = end_s + rng.choice((0.0, 0.0, 0.5))
+        end_s = since_s + rng.choice((0.1, 0.2, 0.3))
+        window.steps.append(StepParts(i, since_s, since_s, end_s, 0.0, end_s - since_s, 0.0, i % 3, 1, 1))
+    last = LastSteps(tuple(window.steps))
+    for _ in range(200):
+        begin_s, until_s = rng.uniform(-1.0, end_s + 1.0), rng.choice((None, rng.uniform(-1.0, end_s + 1.0)))
+        overlapping = [s for s in window.steps if s.end_s > begin_s and (until_s is None or s.since_s < until_s)]
+        assert list(last.between(begin_s, until_s)) == overlapping
+    assert last.usual_s == statistics.median(step.seconds for step in window.steps if step.num_prompt_tokens == 0)
+    assert LastSteps(()).usual_s is None
+
+
+def test_what_could_have_been_foretold_is_counted_as_a_search_counts_it() -> None:
+    rng = random.Random(6)
+    for _ in range(50):
+        tokens = [rng.randrange(4) for _ in range(60)]
+        num_known, expected = rng.randrange(2, 40), 0
+        for i in range(num_known, len(tokens)):
+            places = [j for j in range(2, i) if tokens[j - 2 : j] == tokens[i - 2 : i]]
+            expected += bool(places) and tokens[places[-1]] == tokens[i]
+        assert num_foreseen(tokens, num_known) == expected
+    foresight = Foresight()
+    assert foresight.share is None
+    for _ in range(40):
+        foresight.see([1, 2, 3] * 30, 10)
+    assert foresight.share == pytest.approx(1.0)
+    for _ in range(800):
+        foresight.see([rng.randrange(10**6) for _ in range(90)], 10)
+    assert foresight.share is not None and foresight.share < 0.05

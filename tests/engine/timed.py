@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from octavo.config import SpeculativeConfig
 from octavo.core.clock import VirtualClock
 from octavo.core.cost import StepShape
 from octavo.core.request import SamplingParams
@@ -64,11 +65,13 @@ class TimedDevice(Bigram):
 class TimedRun:
     """An engine on a TimedDevice, and when each of its requests got its tokens."""
 
-    def __init__(self, law: Law, num_kv_blocks: int = 4096, cache: dict[str, Any] | None = None, **scheduler: object) -> None:
+    def __init__(
+        self, law: Law, num_kv_blocks: int = 4096, cache: dict[str, Any] | None = None, spec: int | str = "off", **scheduler: object
+    ) -> None:
         tokenizer, self.clock = byte_tokenizer(), VirtualClock()
         self.device = TimedDevice(tokenizer.vocab_size, self.clock, law)
         config = bigram_config(num_kv_blocks, **scheduler)
-        config = replace(config, cache=replace(config.cache, **(cache or {})))
+        config = replace(config, cache=replace(config.cache, **(cache or {})), speculative=SpeculativeConfig(spec=spec))
         self.engine = Engine(bigram_model(tokenizer, context=40000), config, self.device, self.clock)
         self.arrival_s: dict[str, float] = {}
         self.times_s: dict[str, list[float]] = {}

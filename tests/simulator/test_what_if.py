@@ -11,7 +11,8 @@ import pytest
 
 from octavo.cli.what_if import replay_of_lines, replay_window
 from octavo.core.recorded_window import OBJECTIVES, RecordedWindow, WindowReplay
-from octavo.engine.replay_advice import ReplayedAdvice, ReplayError
+from octavo.engine.advice import RuleAdvisor
+from octavo.engine.replay_advice import FRESH_S, ReplayAdvisor, ReplayedAdvice, ReplayError
 from octavo.engine.window_snapshot import snapshot
 from octavo.simulator.what_if import WhatIf, figures_of, main, what_if
 from tests.engine.planted import Arrival, run_load, salted, steady_load
@@ -58,6 +59,7 @@ THROWN = [
     Thrown(
         "prefix_cache", "prefix caching (leave out --no-enable-prefix-caching)", SHARED, {"cache": {"enable_prefix_caching": False}}, {},
     ),
+    Thrown("speculation", "--spec auto", steady_load(60, 8.0, 1), {}, {"spec": "auto"}, law=Law(step=8e-3, row=2e-4, noise=0.03)),
     Thrown("salt", "one cache_salt for requests that may share", salted(SHARED), {}, {}, SHARED),
 ]  # fmt: skip
 
@@ -89,6 +91,25 @@ def test_what_gains_nothing_ranks_last_and_says_so() -> None:
     for useless in ("--num-kv-blocks 8192", "--kv-cache-dtype int8", "--no-enable-prefix-caching"):
         assert gains[useless] == 0.0
     assert all("it gains nothing" in one.why and one.error is not None for one in advice[len(useful) :])
+
+
+def test_an_advisor_replays_once_for_a_window_and_asks_the_rules_about_requests() -> None:
+    run, windows = run_load(steady_load(30, 16.0, 1), LAW, max_num_seqs=2), list[RecordedWindow]()
+
+    def replayer(window: RecordedWindow) -> WindowReplay:
+        windows.append(window)
+        return what_if(window)
+
+    rules, timeline = RuleAdvisor(run.engine.config), run.engine.timeline
+    advisor = ReplayAdvisor(run.engine, replayer, rules)
+    found = advisor.of_window(timeline, (), 60.0)
+    assert found and found == advisor.of_window(timeline, (), 60.0) and len(windows) == 1
+    run.clock.advance(FRESH_S + 1.0)
+    advisor.of_window(timeline, (), 60.0)
+    assert len(windows) == 2
+    record = max(timeline.records(), key=lambda record: (record.ended_s or 0.0) - record.arrival_s)
+    seconds, wall_s = record.seconds, (record.ended_s or 0.0) - record.arrival_s
+    assert advisor.of_request(timeline, record, seconds, wall_s) == rules.of_request(timeline, record, seconds, wall_s) != []
 
 
 def test_a_closed_loop_is_replayed_as_one() -> None:
@@ -178,7 +199,7 @@ def test_the_program_says_line_by_line_what_the_function_says() -> None:
 
 def test_in_a_process_of_its_own() -> None:
     window = window_of(run_load(steady_load(30, 16.0, 1), LAW, max_num_seqs=2))
-    assert replay_window(window) == what_if(window)
+    assert replay_window(window, 600.0) == what_if(window)
     with pytest.raises(ReplayError, match="window: no request of it has ended"):
         replay_window(replace(window, requests=()))
     with pytest.raises(ReplayError, match="steps: 0 are not enough to fit a cost on"):
@@ -190,3 +211,26 @@ def test_figures_are_nearest_ranks() -> None:
     assert (figures.wall, figures.ttft_p50, figures.ttft_p99) == (2.0, pytest.approx(5.0), pytest.approx(9.9))
     assert figures.itl_p50 is None and figures.throughput == pytest.approx((99.0 + 2.0) / 1000)
     assert all(figures_of([]).of(objective) is None for objective in OBJECTIVES)
+
+
+ENGINES: dict[str, dict[str, Any]] = {
+    "paced": {"max_itl_ms": 30.0},
+    "srf": {"scheduling_policy": "srf"},
+    "fair": {"scheduling_policy": "fair"},
+    "whole prompts": {"enable_chunked_prefill": False},
+    "swapping": {"num_kv_blocks": 14, "admission_lookahead": 1, "preemption": "swap", "cache": {"swap_space": 64 << 10}},
+    "tiers": {"num_kv_blocks": 14, "cache": {"kv_host_memory": 64 << 10}},
+    "by token": {"cache": {"prefix_granularity": "token"}},
+    "reserved": {"cache": {"enable_prefix_caching": False, "kv_reservation": "max"}},
+    "drafting": {"spec": 3},
+}
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_every_switch_of_every_engine_can_be_replayed(name: str) -> None:
+    run = run_load(steady_load(24, 40.0, 1), LAW, **ENGINES[name])
+    one = WhatIf(window_of(run))
+    base, outcomes = one.base(), list(one.outcomes())
+    assert len(outcomes) == len(one.switches) >= 8
+    assert all(outcome.gain(base.replayed, "wall") is not None for outcome in outcomes)
+    assert base.error("wall") == pytest.approx(0.0, abs=0.12)

@@ -40,7 +40,7 @@ class AdviceCase:
     ``kinds``: of switches."""
 
     num_requests: int = 80
-    load: float = 0.75
+    load: float = 0.85
     repeat: int = 2
     seed: int = 0
     kinds: tuple[str, ...] = KINDS
@@ -82,7 +82,7 @@ class Outcome:
 def thrown_switches(block_size: int) -> list[Thrown]:
     few = 20 * 16 // block_size  # blocks: of about two sequences, and of any one
     return [
-        Thrown("places", ({"max_num_seqs": 2}, {}), ({"max_num_seqs": 4}, {})),
+        Thrown("places", ({"max_num_seqs": 2}, {}), ({"max_num_seqs": 8}, {})),
         Thrown("pool", ({}, {"num_kv_blocks": few}), ({}, {"num_kv_blocks": 2 * few})),
         Thrown("chunk", ({"max_num_batched_tokens": 16, "max_num_seqs": 16}, {}), ({"max_num_batched_tokens": 64, "max_num_seqs": 16}, {})),
         Thrown("policy", ({"scheduling_policy": "static"}, {}), ({"scheduling_policy": "fcfs"}, {})),

@@ -12,7 +12,7 @@ from octavo.cli.api_client import get_json, server_options
 from octavo.core.recorded_window import OBJECTIVES
 
 BAR = 30  # characters of the whole wall time
-REPLAY_S = 120.0  # that a replay may take, its waiting for another one included
+REPLAY_S = 300.0  # that a replay may take, its waiting for another one included
 NAMES = {
     "wall": "mean time from arrival to the last token",
     "ttft_p50": "median time to the first token",

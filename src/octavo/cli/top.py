@@ -13,6 +13,7 @@ from octavo.cli.explain import seconds
 
 _CLEAR, _HOME, _REST = "\x1b[2J\x1b[H", "\x1b[H", "\x1b[J"
 _HIDE, _SHOW = "\x1b[?25l", "\x1b[?25h"
+_NOTHING = "  nothing would help more than 2 %, by the time stamps of the window"
 _LEVELS = " ▁▂▃▄▅▆▇█"
 _COLOURS = {"prefill": "34", "decode": "32", "kv": "35", "rest": "90"}
 
@@ -57,9 +58,8 @@ def picture(
     rate = "" if tokens_per_s is None else f"   {tokens_per_s:.0f} token/s"
     head = f"octavo top   {engine['model']}   {engine['running']} running, {engine['waiting']} waiting{rate}"
     lines = [head[:width], "", *_pool(engine, width), *_steps(summary.get("steps", []), width, colours), ""]
-    lines += [line[:width] for line in _bottlenecks(summary)]
-    lines += ["", *(line[:width] for line in _requests(requests, engine))]
-    return [*lines, "", *(line[:width] for line in _advice(summary))]
+    rest = [*_bottlenecks(summary), "", *_requests(requests, engine), "", *_advice(summary)]
+    return lines + [line if len(line) <= width else line[: width - 1] + "…" for line in rest]
 
 
 def _bar(parts: list[tuple[str, float]], width: int) -> str:
@@ -93,7 +93,8 @@ def _steps(steps: list[dict[str, Any]], width: int, colours: bool) -> list[str]:
         bars = [f"\x1b[{_COLOURS[kind]}m{bar}\x1b[0m" for kind, bar in zip(kinds, bars, strict=True)]
     letters = "".join({"prefill": "p", "decode": "d", "kv": "k", "rest": "."}[kind] for kind in kinds)
     mean_ms = 1000 * sum(step["seconds"] for step in steps) / len(steps)
-    said = f"          {len(steps)} steps, mean {mean_ms:.1f} ms, longest {1000 * longest:.1f} ms (p: prompts, d: tokens, k: KV moves)"
+    said = f"          {len(steps)} steps, mean {mean_ms:.1f} ms, longest {1000 * longest:.1f} ms"
+    said += " (p: prompts, d: tokens, k: KV moves, .: host)"
     return [f"  steps   {''.join(bars)}", f"          {letters}", said[:width]]
 
 
@@ -125,13 +126,17 @@ def _requests(requests: list[dict[str, Any]], engine: dict[str, Any]) -> list[st
 
 def _advice(summary: dict[str, Any]) -> list[str]:
     """By the time stamps of the window; and by the last replay, if there has been one."""
-    rules = [f"  would help: {one['change']}: {seconds(one['gain_s'])} less a request ({one['why']})" for one in summary["advice"][:4]]
-    lines = rules or ["  nothing would help more than 2 % (by what the time stamps tell)"]
+    lines = ["  would help, by the time stamps of the window (mean wall time of a request):" if summary["advice"] else _NOTHING]
+    lines += [_gain(one) for one in summary["advice"][:4]]
     replay = summary.get("replay")
     if replay is None:
         return [*lines, "  octavo explain --advise replays the last minutes with one switch changed at a time"]
     best = [one for one in replay["advice"] if one["gain_s"] > 0][:4]
     error = "" if replay["error"] is None else f", {100 * replay['error']:.1f} % off"
     nothing = "" if best else " nothing would help"
-    lines.append(f"  replay of {replay['num_requests']} requests, {replay['age_s']:.0f} s ago{error}:{nothing}")
-    return lines + [f"    {one['change']}: {seconds(one['gain_s'])} less ({one['why']})" for one in best]
+    lines.append(f"  by a replay of {replay['num_requests']} requests, {replay['age_s']:.0f} s ago{error}:{nothing}")
+    return lines + [_gain(one) for one in best]
+
+
+def _gain(one: dict[str, Any]) -> str:
+    return f"    {seconds(one['gain_s']):>8} less  {one['change']}: {one['why']}"

@@ -16,7 +16,7 @@ from typing import Any
 from octavo.core.recorded_window import RecordedWindow, SwitchOutcome, WindowReplay
 from octavo.engine.replay_advice import ReplayError
 
-LIMIT_S = 30.0
+LIMIT_S = 120.0  # a machine that is busy serving gives a process of low priority little
 _ARGV = [sys.executable, "-m", "octavo.simulator.what_if"]
 
 
@@ -24,6 +24,7 @@ def replay_window(window: RecordedWindow, limit_s: float = LIMIT_S) -> WindowRep
     """A Replayer. Switches that have not been simulated after ``limit_s`` are left out, and named. Raises ReplayError."""
     with subprocess.Popen(_ARGV, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
         timer = threading.Timer(limit_s, child.kill)
+        timer.daemon = True  # a server that ends does not wait for it
         timer.start()
         try:
             said, complaint = child.communicate(json.dumps(window.to_dict()))

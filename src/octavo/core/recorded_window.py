@@ -62,7 +62,8 @@ class WindowEngine:
     """The engine that a window was recorded on: its settings (fields of the configurations of the same names), and sizes.
 
     ``move_s``: seconds to move a block to host memory. ``acceptance``: the chance that a draft comes true after those before it did; None:
-    nothing has been drafted. ``has_tiers``, ``has_groups``: whether KV goes to tiers, or layers have pages of their own.
+    nothing has been drafted. ``foreseen``: the share of the answers' tokens that could have been foretold; None: not known.
+    ``has_tiers``, ``has_groups``: whether KV goes to tiers, or layers have pages of their own.
     """
 
     scheduler: Mapping[str, Any]
@@ -75,6 +76,7 @@ class WindowEngine:
     move_s: float = 0.0
     spec: int | str = "off"
     acceptance: float | None = None
+    foreseen: float | None = None
     has_tiers: bool = False
     has_groups: bool = False
 

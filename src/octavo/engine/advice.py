@@ -7,7 +7,6 @@ the wall time of the request, or, for a window, of the mean wall time of its req
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -18,7 +17,7 @@ from octavo.engine.causes import Cause
 from octavo.engine.request_record import RequestRecord
 
 if TYPE_CHECKING:
-    from octavo.engine.step_window import StepParts
+    from octavo.engine.step_window import LastSteps, StepParts
     from octavo.engine.timeline import Timeline
 
 LEAST_SHARE = 0.02  # of the wall time: less is no advice
@@ -60,10 +59,13 @@ class RuleAdvisor:
 
     def of_request(self, timeline: Timeline, record: RequestRecord, seconds: Seq[float], wall_s: float) -> list[Advice]:
         """See Advisor."""
-        shared = shared_part(timeline, record)
+        return self._advise(timeline.last_steps(), record, seconds, wall_s)
+
+    def _advise(self, steps: LastSteps, record: RequestRecord, seconds: Seq[float], wall_s: float) -> list[Advice]:
+        shared = shared_part(steps, record)
         found = [*self._kv(seconds, shared), *self._queue(seconds, shared), *self._cache(record, seconds), *self._client(seconds)]
         found += self._drafts(record, seconds)
-        pacing = self._pacing(timeline, record, seconds)
+        pacing = self._pacing(steps, record, seconds)
         return _ranked([*found, *([] if pacing is None else [pacing])], wall_s)
 
     def of_window(self, timeline: Timeline, records: Seq[RequestRecord], window_s: float) -> list[Advice]:
@@ -71,10 +73,10 @@ class RuleAdvisor:
         ended = [record for record in records if record.end_s is not None]
         if not ended:
             return []
-        gains, first = dict[str, float](), dict[str, Advice]()
+        gains, first, steps = dict[str, float](), dict[str, Advice](), timeline.last_steps()
         wall_s = sum((record.end_s or 0.0) - record.received_s for record in ended)
         for record in ended:
-            for advice in self.of_request(timeline, record, record.seconds, (record.end_s or 0.0) - record.received_s):
+            for advice in self._advise(steps, record, record.seconds, (record.end_s or 0.0) - record.received_s):
                 gains[advice.change] = gains.get(advice.change, 0.0) + advice.gain_s
                 first.setdefault(advice.change, advice)
         means = [Advice(change, gain_s / len(ended), first[change].why) for change, gain_s in gains.items()]
@@ -107,22 +109,18 @@ class RuleAdvisor:
         lost_s = seconds[Cause.DRAFTS] - record.draft_gain_s
         return [Advice("--spec off, or auto", lost_s, "drafting cost more than the drafts that came true saved")]
 
-    def _pacing(self, timeline: Timeline, record: RequestRecord, seconds: Seq[float]) -> Advice | None:
+    def _pacing(self, last: LastSteps, record: RequestRecord, seconds: Seq[float]) -> Advice | None:
         """A bound on gaps, of twice the usual step: what its steps took beyond that for others' prompts it would not have waited for."""
-        if self._config.scheduler.max_itl_ms is not None or record.first_token_s is None:
+        if self._config.scheduler.max_itl_ms is not None or record.first_token_s is None or last.usual_s is None:
             return None
-        steps = timeline.window.since(record.first_token_s, float("inf") if record.ended_s is None else record.ended_s)
-        usual = [step.seconds for step in timeline.window.steps if not step.num_prompt_tokens]
-        if not usual:
-            return None
-        bound_s = 2.0 * statistics.median(usual)
+        steps, bound_s = last.between(record.first_token_s, record.ended_s), 2.0 * last.usual_s
         gain_s = min(sum(_excess(step, bound_s) for step in steps), max(0.0, seconds[Cause.OTHERS_PREFILL]))
         queued_s = seconds[Cause.QUEUED_PROMPT] - seconds[Cause.PREFILL]  # a short prompt runs at half speed or better beside a long one
         why = "it waited for long pieces of another's prompt; the bound is twice a usual step"
         return Advice(f"--max-itl-ms {1000 * bound_s:.2g}", gain_s + max(0.0, queued_s), why)
 
 
-def shared_part(timeline: Timeline, record: RequestRecord) -> float:
+def shared_part(last: LastSteps, record: RequestRecord) -> float:
     """What is fixed in the steps that ran while the request waited, as a share of their time.
 
     Had it run beside those before it, their work and its own would still have had to be done; what they would have shared is the fixed
@@ -130,7 +128,7 @@ def shared_part(timeline: Timeline, record: RequestRecord) -> float:
     where each step only reads the weights.
     """
     until_s = record.ended_s if record.num_preemptions or record.admitted_s is None else record.admitted_s
-    steps = timeline.window.since(record.arrival_s, float("inf") if until_s is None else until_s)
+    steps = last.between(record.arrival_s, until_s)
     total_s = sum(step.end_s - step.since_s for step in steps)
     return sum(step.fixed_s for step in steps) / total_s if total_s > 0.0 else 0.0
 

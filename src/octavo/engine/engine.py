@@ -91,8 +91,7 @@ class Engine:
         self.speculator = create_speculator(config.speculative, self.scheduler.limits.max_total_tokens, self.clock, others)
         if self.step_cost.base is not None:
             self.speculator.control.cost.expect(self._decode_prices(self.step_cost.base.max_rows))
-        price = self.step_cost if self.step_cost.base is None else None  # what was calibrated has no price for each row by itself
-        self.timeline = Timeline(self.scheduler, self.clock, price, is_paced=self.gap_model is not None)
+        self.timeline = Timeline(self.scheduler, self.clock, self.step_cost, is_paced=self.gap_model is not None)
         self.loop = EngineLoop(self.scheduler, backend.vocab_size, model.tokenizer, self.gap_model, self.speculator, self.timeline)
         max_n = config.scheduler.max_num_seqs
         self._preparer = RequestPreparer(backend.vocab_size, self.scheduler.limits, max_n, model.eos_token_ids, model.tokenizer)

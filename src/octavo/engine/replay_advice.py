@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from octavo.engine.timeline import Timeline
 
 FRESH_S = 20.0  # so long a replay answers for the same window
+MAX_WAITING = 8  # askers at a time
 MIN_GAIN = 0.02  # of the objective: less is nothing, however small the error
 
 Replayer = Callable[[RecordedWindow], WindowReplay]
@@ -75,6 +76,7 @@ class ReplayAdvisor:
     def __init__(self, engine: Engine, replayer: Replayer, rules: Advisor, shows_misses: bool = True) -> None:
         self._engine, self._replayer, self._rules, self._shows_misses = engine, replayer, rules, shows_misses
         self._lock = threading.Lock()  # one replay at a time; who comes meanwhile waits and takes its result
+        self._places = threading.Semaphore(MAX_WAITING)
         self.last: ReplayedAdvice | None = None
 
     def of_request(self, timeline: Timeline, record: RequestRecord, seconds: Seq[float], wall_s: float) -> list[Advice]:
@@ -87,6 +89,14 @@ class ReplayAdvisor:
 
     def replayed(self, window_s: float) -> ReplayedAdvice:
         """A replay of the last ``window_s`` seconds, not older than FRESH_S. Takes seconds. Raises ReplayError."""
+        if not self._places.acquire(blocking=False):
+            raise ReplayError(f"{MAX_WAITING} others are asking; ask again later")
+        try:
+            return self._replayed(window_s)
+        finally:
+            self._places.release()
+
+    def _replayed(self, window_s: float) -> ReplayedAdvice:
         with self._lock:
             last, now_s = self.last, self._engine.clock.now()
             if last is None or last.window_s != window_s or now_s - last.made_s > FRESH_S:

@@ -7,10 +7,13 @@ made, and a percentile is exact to the width of its class. Knows no request.
 from __future__ import annotations
 
 import math
+import statistics
 from array import array
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import NamedTuple
 
 from octavo.engine.causes import Bottleneck
@@ -19,6 +22,7 @@ MAX_WINDOW_S = 600
 _MAX_STEPS = 1024
 _WIDTH = math.log(1.05)
 _LEAST_S = 1e-6
+_END_S, _SINCE_S = attrgetter("end_s"), attrgetter("since_s")
 _PLACES = {bottleneck: i for i, bottleneck in enumerate(Bottleneck)}
 
 Parts = Sequence[float]
@@ -83,6 +87,21 @@ def _no_gaps() -> array[float]:
     return array("d", [0.0] * (1 + len(_PLACES)))
 
 
+class LastSteps:
+    """The last steps as they were at one moment, for a reader that looks more than once while others are made. The oldest first."""
+
+    def __init__(self, steps: Sequence[StepParts]) -> None:
+        self._steps = steps
+        usual = [step.seconds for step in steps if not step.num_prompt_tokens]
+        self.usual_s = statistics.median(usual) if usual else None  # of a step without prompts; None: there was none
+
+    def between(self, begin_s: float, end_s: float | None) -> Sequence[StepParts]:
+        """Steps that overlap with this time; ``end_s`` None: up to the last."""
+        first = bisect_right(self._steps, begin_s, key=_END_S)
+        last = len(self._steps) if end_s is None else bisect_left(self._steps, end_s, key=_SINCE_S)
+        return self._steps[first:last]
+
+
 class StepWindow:
     def __init__(self) -> None:
         self.steps: deque[StepParts] = deque(maxlen=_MAX_STEPS)
@@ -91,16 +110,6 @@ class StepWindow:
     @property
     def last(self) -> StepParts | None:
         return self.steps[-1] if self.steps else None
-
-    def since(self, begin_s: float, end_s: float = math.inf) -> list[StepParts]:
-        """Steps that overlap with this time, the oldest first."""
-        found = []
-        for step in reversed(self.steps):
-            if step.end_s <= begin_s:
-                break
-            if step.since_s < end_s:
-                found.append(step)
-        return found[::-1]
 
     def add_gap(self, now_s: float, gap_s: float, parts: Parts, count: int = 1) -> None:
         """``count`` gaps of ``gap_s`` that consisted of ``parts`` ended at ``now_s``."""

@@ -24,12 +24,13 @@ from octavo.core.request import FinishReason, Request, Sequence
 from octavo.core.step import SequenceSlice, StepPlan, StepResult
 from octavo.engine.causes import BOTTLENECK_OF, NUM_CAUSES, Bottleneck, Cause
 from octavo.engine.ended_records import CAPACITY, EndedRecords
+from octavo.engine.foresight import Foresight
 from octavo.engine.queue_sums import QUEUE_CAUSES, QueueSums
 from octavo.engine.request_record import RecordState, RequestRecord
 from octavo.engine.step_charges import Gaps, StepCharges, charge_arrival, charge_call, charge_decoding, lost_seconds
 from octavo.engine.step_lessons import StepLessons
 from octavo.engine.step_split import StepPrice, split_step, weights_of
-from octavo.engine.step_window import StepParts, StepWindow, in_order
+from octavo.engine.step_window import LastSteps, StepParts, StepWindow, in_order
 
 if TYPE_CHECKING:
     from octavo.core.clock import Clock
@@ -57,6 +58,7 @@ class Timeline:
         self.window = StepWindow()
         self.ended_records = EndedRecords(capacity)
         self.lessons = StepLessons(price)
+        self.foresight = Foresight()
         self.lock = threading.RLock()
         self._scheduler = scheduler
         self._clock = clock
@@ -121,6 +123,11 @@ class Timeline:
     def find(self, request_id: str) -> RequestRecord | None:
         """The record of a running request or one of the last that ended."""
         return self._live.get(request_id) or self.ended_records.find(request_id)
+
+    def last_steps(self) -> LastSteps:
+        """As they are now."""
+        with self.lock:
+            return LastSteps(tuple(self.window.steps))
 
     def records(self) -> list[RequestRecord]:
         """Ended ones, oldest first, then those that go on, in the order of their arrival."""
@@ -385,6 +392,7 @@ class Timeline:
             book.pop(record.request_id, None)
         record.state, record.ended_s, record.finish_reason, record.snapshot = _ENDED, now_s, reason, []
         if record.sequence is not None:
-            record.keys = block_keys(record.sequence.token_ids, self._scheduler.limits.block_size)
-            record.sequence = None
+            token_ids, record.sequence = record.sequence.token_ids, None
+            record.keys = block_keys(token_ids, self._scheduler.limits.block_size)
+            self.foresight.see(token_ids, record.num_prompt_tokens)
         self.ended_records.add(record)

@@ -69,6 +69,7 @@ def _engine(engine: Engine) -> WindowEngine:
         move_s=0.0 if engine.preemption_model is None else engine.preemption_model.seconds_per_block,
         spec=config.speculative.spec,
         acceptance=speculator.stats.alpha,
+        foreseen=engine.timeline.foresight.share,
         has_tiers=config.cache.has_kv_tiers,
         has_groups=capacity.layout is not None and config.cache.groups_kv and len(capacity.layout.layers) > 1,
     )

@@ -8,8 +8,10 @@ with --explain-cache alone.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -27,6 +29,7 @@ from octavo.server.errors import APIError, invalid
 
 HELD_UP_S = 0.002  # a write takes microseconds; one that takes so long was held up by its client
 MAX_LISTED = 100
+MAX_ADVISED = 256  # requests of a window that the rules look at, about
 MAX_STEPS_SHOWN = 512
 
 
@@ -152,7 +155,8 @@ class Explainer:
         timeline, now_s = self._engine.timeline, self._engine.clock.now()
         content = {"object": "explain.summary"} | summarise(timeline, window_s, now_s, self._shows_misses).shown()
         ended = [r for r in timeline.records() if r.ended_s is not None and r.ended_s >= now_s - window_s]
-        content["advice"] = [advice.shown() for advice in self.advisor.of_window(timeline, ended, window_s)]
+        some = ended[:: max(1, len(ended) // MAX_ADVISED)]  # enough for a mean, and no burden for a server that is watched
+        content["advice"] = [advice.shown() for advice in self.advisor.of_window(timeline, some, window_s)]
         if self.replays is not None and self.replays.last is not None:
             content["replay"] = self.replays.shown(self.replays.last, objective)
         content["engine"] = self._engine_now()
@@ -165,7 +169,7 @@ class Explainer:
         if self.replays is None:
             raise APIError(501, "advice: 'replay' is not allowed; this server was started without a simulator", "advice", "no_simulator")
         try:
-            await asyncio.to_thread(self.replays.replayed, window_s)
+            await _in_daemon_thread(self.replays.replayed, window_s)
         except ReplayError as error:
             raise APIError(409, f"advice: the window cannot be replayed: {error}", "advice", "not_replayable") from None
 
@@ -194,6 +198,28 @@ class Explainer:
             }
             for step in steps
         ]  # fmt: skip
+
+
+async def _in_daemon_thread(function: Callable[..., object], *args: object) -> None:
+    """Wait until ``function`` is done on a thread that a server which ends does not wait for. Raises what it raises."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def tell(error: BaseException | None) -> None:
+        if not done.done():  # else whoever waited has gone
+            done.set_result(None) if error is None else done.set_exception(error)
+
+    def run() -> None:
+        failed: BaseException | None = None
+        try:
+            function(*args)
+        except BaseException as error:
+            failed = error
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the server has ended
+            loop.call_soon_threadsafe(tell, failed)
+
+    threading.Thread(target=run, name="octavo-replay", daemon=True).start()
+    await done
 
 
 def _query(query: bytes, defaults: dict[str, str]) -> dict[str, str]:

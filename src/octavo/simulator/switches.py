@@ -123,10 +123,13 @@ def _policies(window: RecordedWindow, spec: EngineSpec) -> list[Switch]:
 def _speculation(engine: WindowEngine, spec: EngineSpec) -> list[Switch]:
     if spec.speculation is not None:
         return [Switch("speculation", "--spec off", "no drafts", (replace(spec, speculation=None),))]
-    if engine.acceptance is None:
+    if engine.acceptance is not None:
+        chance, why = engine.acceptance, f"of the drafts seen {100 * engine.acceptance:.0f} % came true"
+    elif engine.foreseen is not None:
+        chance, why = engine.foreseen, f"{100 * engine.foreseen:.0f} % of the answers' tokens could have been foretold (a guess)"
+    else:
         return []
-    drafting = replace(spec, speculation=Speculation("auto", engine.acceptance))
-    return [Switch("speculation", "--spec auto", f"of the drafts seen {100 * engine.acceptance:.0f} % came true", (drafting,))]
+    return [Switch("speculation", "--spec auto", why, (replace(spec, speculation=Speculation("auto", chance)),))]
 
 
 def _workers(load: WindowLoad, spec: EngineSpec) -> list[Switch]:

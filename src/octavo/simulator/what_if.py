@@ -96,8 +96,8 @@ class WhatIf:
         engine, notes = self._window.engine, []
         if self.load.concurrency is not None:
             notes.append(f"taken as a closed loop: {self.load.concurrency} clients that each wait for their answer")
-        if engine.acceptance is None:
-            notes.append("nothing has been drafted, so what speculation would gain cannot be told")
+        if engine.acceptance is None and engine.foreseen is None:
+            notes.append("too few answers have been seen to tell what speculation would gain")
         if engine.has_tiers:
             notes.append("the tiers of the KV cache are left out")
         if engine.has_groups:
