@@ -12,6 +12,7 @@ from octavo.cli.chat import chat
 from octavo.cli.doctor import doctor
 from octavo.cli.kv import kv
 from octavo.cli.options import engine_options, model_options
+from octavo.cli.plan import plan
 from octavo.cli.quantize import quantize
 from octavo.cli.run import run
 from octavo.cli.serve import serve
@@ -49,6 +50,7 @@ SECTIONS = {
     "kv clear": (kv.commands["clear"], set(options_of(kv.commands["clear"]))),
     "bench waste": (bench.commands["waste"], set(options_of(bench.commands["waste"]))),
     "quantize": (quantize, set(options_of(quantize))),
+    "plan": (plan, set(options_of(plan))),
     "simulate": (simulate, set(options_of(simulate))),
     "doctor": (doctor, set(options_of(doctor))),
     "Model and engine": (serve, SHARED),

@@ -66,6 +66,9 @@ def _machines(report: PlanReport) -> str:
     for fit in fits:
         rows.append(_machine_row(fit, rates.get(id(fit))))
     note = "Conversations: of mean length, and of the length that 90 % do not exceed, that have room in the KV cache at once."
+    shared = [fit for fit in fits if fit.devices > 1]
+    if shared:
+        note += f"\n{shared[0].name}: {shared[0].devices} devices share each step of an engine."
     return f"{table(rows, '  >>>>')}\n\n{note}"
 
 

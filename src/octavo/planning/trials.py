@@ -152,8 +152,9 @@ class Trials:
         return next((one for one in self.done if one.fleet == fleet and one.seed == seed and one.rate <= rate and not one.holds), None)
 
     def num_requests(self, fleet: Fleet) -> int:
-        """Of a trial."""
-        return min(sum(group.count * self.sizes[group.name] for group in fleet.groups), self.options.most_requests)
+        """Of a trial. Prefill engines see the same requests as the decode engines behind them, and hold them for a shorter time."""
+        held = sum(group.count * self.sizes[group.name] for group in fleet.groups if group.role != "prefill")
+        return min(held, self.options.most_requests)
 
     def _run(self, fleet: Fleet, rate: float, seed: int, slower: float) -> Trial:
         options, num_requests = self.options, self.num_requests(fleet)
