@@ -206,6 +206,11 @@ class PlanSearch:
                             dropped[name] = f"not even requests that come alone keep the limits: {why_not(self.trials.done[-1])}"
         except TrialLimit:
             self.was_limited = True
+            for name in promising:  # the one that was not finished
+                begun = None if found[name] else self.trials.seen(Fleet((Group(name, "both", 1),)), self.trials.options.seeds[0])
+                if begun is not None and name not in dropped:
+                    found[name].append((self.trials.options.seeds[0], begun))
+                    dropped[name] = "not finished: the limit on simulated requests was reached"
         num_seeds = len(self.trials.options.seeds)
         for name in promising:
             if len(found[name]) < num_seeds and name not in dropped:
