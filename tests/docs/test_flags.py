@@ -14,6 +14,7 @@ from octavo.cli.doctor import doctor
 from octavo.cli.explain import explain
 from octavo.cli.kv import kv
 from octavo.cli.options import engine_options, model_options
+from octavo.cli.plan import plan
 from octavo.cli.quantize import quantize
 from octavo.cli.run import run
 from octavo.cli.serve import serve
@@ -57,6 +58,7 @@ SECTIONS = {
     "bench simulator": (bench.commands["simulator"], set(options_of(bench.commands["simulator"])) - SHARED),
     "calibrate": (calibrate, set(options_of(calibrate)) - SHARED),
     "quantize": (quantize, set(options_of(quantize))),
+    "plan": (plan, set(options_of(plan))),
     "simulate": (simulate, set(options_of(simulate))),
     "doctor": (doctor, set(options_of(doctor))),
     "Model and engine": (serve, SHARED),

@@ -193,6 +193,9 @@ def test_the_limit_on_requests_ends_the_search_with_what_there_is() -> None:
         assert one.trials.num_simulated <= most + 3 * 100  # the one that is running, and two with slower steps
         assert result.was_limited is (len(one.trials.done) < len(whole.trials.done))
         assert result.best is None or all(trial.holds for trial in result.best.trials)
+        for name, kind in zip(paces, result.kinds, strict=True):  # wide as it may be, it is no lie
+            for _, bracket in kind.brackets:
+                assert bracket.holds_at <= paces[name].both and (bracket.fails_at is None or paces[name].both < bracket.fails_at)
 
 
 def test_designs_are_tried_alone() -> None:

@@ -159,8 +159,9 @@ def _plan(options: dict[str, Any]) -> None:
     trial_options = _trial_options(options)
     kinds, designs = _kinds(options)
     load = _load(options)
-    search = _search_options(options, load)
     engine = _engine(options, load)
+    load = load.fitting(engine.model.context)
+    search = _search_options(options, load)
     progress = _Progress(options["max_simulated"])
     report = _checked(lambda: make_plan(engine, load, kinds, trial_options, search, designs, options["max_devices"], progress))
     if options["as_json"]:

@@ -66,6 +66,9 @@ def _machines(report: PlanReport) -> str:
     for fit in fits:
         rows.append(_machine_row(fit, rates.get(id(fit))))
     note = "Conversations: of mean length, and of the length that 90 % do not exceed, that have room in the KV cache at once."
+    shared = [fit for fit in fits if fit.devices > 1]
+    if shared:
+        note += f"\n{shared[0].name}: {shared[0].devices} devices share each step of an engine."
     return f"{table(rows, '  >>>>')}\n\n{note}"
 
 
@@ -84,8 +87,9 @@ def _machine_row(fit: KindFit, kind: KindRates | None) -> list[str]:
     seeds = f"{len(kind.brackets)} {'seed' if len(kind.brackets) == 1 else 'seeds'}"
     if not kind.holds_at:
         return [*row, "none", "-", kind.dropped or ""]
-    holds = f"{kind.holds_at:.3g}"
-    return [*row, holds, "-" if fails is None else f"{fails:.3g}", f"({seeds})"]
+    if kind.dropped is not None and kind.dropped.startswith("not finished"):
+        seeds = "not finished"
+    return [*row, f"{kind.holds_at:.3g}", "-" if fails is None else f"{fails:.3g}", f"({seeds})"]
 
 
 def _fits_nowhere(report: PlanReport) -> str:

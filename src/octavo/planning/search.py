@@ -21,8 +21,9 @@ from octavo.planning.trials import Fleet, Group, Trial, TrialLimit, Trials
 MOST_ENGINES = 4  # of a cell, which is what is simulated of a larger fleet; fewer where a trial of so many would be too long
 _FIRST_SHARE = 0.9  # of an estimate, which knows no queues
 MINIMIZE = ("usd", "watts", "machines")
-_SHARES = (0.55, 0.8, 1.0)  # of all requests that may be simulated: when single engines, colocated and split fleets have to be done
+_SHARES = (0.5, 0.75, 1.0)  # of all requests that may be simulated: when single engines, colocated and split fleets have to be done
 _MOST_MOVES = 16  # of a walk over the numbers of prefill and decode engines
+_POOLING = 1.5  # engines that serve each other's bursts hold at most so many times what each holds alone, it is taken
 _WORTH_TRYING = 1.5  # times the best price so far: bounds beyond it are not tried
 
 
@@ -205,6 +206,11 @@ class PlanSearch:
                             dropped[name] = f"not even requests that come alone keep the limits: {why_not(self.trials.done[-1])}"
         except TrialLimit:
             self.was_limited = True
+            for name in promising:  # the one that was not finished
+                begun = None if found[name] else self.trials.seen(Fleet((Group(name, "both", 1),)), self.trials.options.seeds[0])
+                if begun is not None and name not in dropped:
+                    found[name].append((self.trials.options.seeds[0], begun))
+                    dropped[name] = "not finished: the limit on simulated requests was reached"
         num_seeds = len(self.trials.options.seeds)
         for name in promising:
             if len(found[name]) < num_seeds and name not in dropped:
@@ -293,8 +299,10 @@ class PlanSearch:
         most = 2 * math.ceil(guess / cells) + 1
         if self._best < math.inf:  # one cell more would cost as much
             most = min(most, math.ceil(self._best / (cells * price) - 1e-9) - 1) if price else most
-        if most < 1:
-            self._drop(name, f"one engine in each of {cells} cells costs more than {self.shown(self._best)} already")
+        least = cells if kind.fails_at is None else max(cells, math.ceil(rate / (_POOLING * kind.fails_at)))
+        if cells * most < least:
+            lower = f"it takes at least {least} of them, {self.shown(least * price)}"
+            self._drop(name, f"no cheaper: {lower}, and {self.shown(self._best)} is found")
             return None
         size = min(math.ceil(guess / cells), most)
         fleet = Fleet((Group(name, "both", size),), cells)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from octavo.distributed.handoff import Link
 from octavo.distributed.router import ShortestQueue
+from octavo.planning.bracket import Bracket
 from octavo.planning.estimate import Estimate
 from octavo.planning.kinds import Engine, KindFit
 from octavo.planning.load import PlanLoad
@@ -151,9 +152,17 @@ class Trials:
         """A trial of ``fleet`` that failed at ``rate`` or a lower one: it fails there too, and need not be tried."""
         return next((one for one in self.done if one.fleet == fleet and one.seed == seed and one.rate <= rate and not one.holds), None)
 
+    def seen(self, fleet: Fleet, seed: int) -> Bracket | None:
+        """What the trials of ``fleet`` so far say of its highest rate, wide as it may be; None: nothing yet."""
+        done = [one for one in self.done if one.fleet == fleet and one.seed == seed]
+        holds_at = max((one.rate for one in done if one.holds), default=0.0)
+        fails_at = min((one.rate for one in done if not one.holds and one.rate > holds_at), default=None)
+        return Bracket(holds_at, fails_at) if done else None
+
     def num_requests(self, fleet: Fleet) -> int:
-        """Of a trial."""
-        return min(sum(group.count * self.sizes[group.name] for group in fleet.groups), self.options.most_requests)
+        """Of a trial. Prefill engines see the same requests as the decode engines behind them, and hold them for a shorter time."""
+        held = sum(group.count * self.sizes[group.name] for group in fleet.groups if group.role != "prefill")
+        return min(held, self.options.most_requests)
 
     def _run(self, fleet: Fleet, rate: float, seed: int, slower: float) -> Trial:
         options, num_requests = self.options, self.num_requests(fleet)
@@ -177,7 +186,7 @@ class Trials:
         attainment = attained / num_ended if num_ended else 0.0
         broken = {name: count / num_ended for name, count in report.num_broken.items()}
         watts = report.energy_j / report.duration_s * fleet.cells if report.duration_s else 0.0
-        piled_up = not stopped and len(on_their_way) == 2 and _grows(*on_their_way, num_requests)
+        piled_up = not stopped and len(on_their_way) == 2 and _grows(on_their_way[0], on_their_way[1], num_requests)
         holds = not stopped and not piled_up and attained >= num_requests - most_misses
         return Trial(
             fleet, rate, seed, holds, stopped, attainment, broken, report.num_arrived, watts, piled_up,
