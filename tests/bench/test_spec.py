@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from octavo.bench import spec
-from octavo.bench.spec import SpecCase, run_spec
+from octavo.bench.spec import Gain, SpecCase, foretell, run_spec
 from octavo.bench.spec_prompts import WORKS
+from octavo.engine.engine import Engine
 from octavo.engine.llm import make_config
 from tests.models.tiny import write_tiny_gguf
 
@@ -44,14 +46,28 @@ def test_a_text_that_differs_is_an_error(path: Path, monkeypatch: pytest.MonkeyP
     measure, calls = spec.measure, iter(range(99))
 
     def other(*args: object) -> object:
-        from dataclasses import replace
-
         found = measure(*args)  # type: ignore[arg-type]
         return replace(found, tokens=((1,),)) if next(calls) == 3 else found
 
     monkeypatch.setattr(spec, "measure", other)
     with pytest.raises(ValueError, match="code, batch 1: the text with drafts is not that without"):
         run(path, SpecCase(("code",), (1,), 4, 1, 0.0, 2, "ngram", False))
+
+
+def test_what_is_foretold_comes_from_a_round_before(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, compare, asked = Engine.load(make_config(str(path), num_kv_blocks=400, threads=1)), spec.compare, list[Gain]()
+    case = SpecCase(("code",), (1,), 9, 2, 0.0, 3, "ngram", False)
+    monkeypatch.setattr(spec, "compare", lambda *args: asked.append(compare(*args)) or asked[-1])
+    try:
+        gain = foretell(engine, WORKS[0].prompts[:1], case, 3, "ngram")
+        assert gain == replace(asked[0], measured=asked[1].measured) and len(asked) == 2
+        assert gain.k == 3 and 0 <= gain.alpha <= 1 and 0 <= gain.share <= 1 and gain.step_ratio > 0 < gain.measured
+        measure = spec.measure
+        monkeypatch.setattr(spec, "measure", lambda *args: replace(measure(*args), tokens=((len(asked), id(args[-1])),)))
+        with pytest.raises(ValueError, match="3 drafts by ngram: the text with drafts is not that without"):
+            compare(engine, WORKS[0].prompts[:1], case, 3, "ngram")
+    finally:
+        engine.close()
 
 
 def test_the_accept_resample_rule(path: Path) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from octavo.bench.in_process import Engines, Options, Run, serve, token_range
-from octavo.reproduce.figure import MEASURED, Figure, Plot, Row
+from octavo.reproduce.figure import MEASURED, Figure, Row
 from octavo.reproduce.measured import NOT_TRANSFERABLE, Curve, curve_plot, describe, measure_curves, milliseconds, rate_ratio
 from octavo.reproduce.setup import Setup
 from octavo.workload.arrivals import ClosedLoop, OpenLoop
@@ -111,6 +111,6 @@ def shown(found: Curves, setup: str) -> Figure:
     ours, theirs = (found.capacity[way, found.best[way]] for way in (ITERATION, REQUEST))
     sizes = f"at most {found.best[ITERATION]} and {found.best[REQUEST]} at once"
     rows.append(Row(f"requests per second, all there at once ({sizes})", "higher", f"{ours:.2f} against {theirs:.2f}", ours > theirs))
-    plot: Plot = curve_plot("Latency by rate, U(32, 512) and U(1, 128)", curves, "median ms per output token")
+    plot = curve_plot("Latency by rate, U(32, 512) and U(1, 128)", curves, "median ms per output token")
     notes = ("The published ratio is read where the baseline hardly batches: compare curves, not one point.", NOT_TRANSFERABLE)
     return Figure(NUMBER, "Iteration-level against request-level batching, mixed lengths", MEASURED, setup, rows, (plot,), notes)
