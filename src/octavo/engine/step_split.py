@@ -27,8 +27,12 @@ MIN_OBSERVATIONS = 8  # steps from which a fitted price is used
 class StepPrice(Protocol):
     """Linear prices of a step's work, as ``costs.fitted.FittedCost`` has them."""
 
-    weights: list[float]  # seconds per row, pair, position, sequence, logit row, step
     num_observations: int
+
+    @property
+    def weights(self) -> list[float]:
+        """Seconds per row, pair, position, sequence, logit row, step."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
