@@ -7,12 +7,43 @@ the head out for as long.
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
+from typing import TYPE_CHECKING
+
+from octavo.core.step import StepPlan
 from octavo.engine.causes import NUM_CAUSES, Cause
+
+if TYPE_CHECKING:
+    from octavo.core.scheduler import Scheduler
 
 QUEUE_CAUSES = (
     Cause.QUEUED_TOKENS, Cause.QUEUED_PROMPT, Cause.QUEUED_KV, Cause.QUEUED_BATCH, Cause.QUEUED_POLICY, Cause.CACHE_MISS, Cause.RECOMPUTED,
 )  # fmt: skip
+_CAUSE_OF = {
+    None: None, "policy": Cause.QUEUED_POLICY, "places": Cause.QUEUED_BATCH, "blocks": Cause.QUEUED_KV, "tokens": Cause.QUEUED_TOKENS,
+}  # fmt: skip
 _BY_LENGTH = (Cause.QUEUED_TOKENS, Cause.QUEUED_BATCH)  # a queue keeps itself waiting
+
+
+def why_queued(scheduler: Scheduler, plan: StepPlan | None, prompts: Seq[tuple[int, int, int]], has_preempted: bool) -> Cause | None:
+    """What keeps the head of the queue, and so everybody behind it, out of a plan just made; None: nobody waits.
+
+    ``prompts``: of the plan's slices those of prompts, as (place, rows computed before, rows that might have been cached).
+    ``has_preempted``: whether somebody was put out for it.
+    """
+    if not scheduler.num_waiting:
+        return None
+    cause = _CAUSE_OF[scheduler.admission_block(0 if plan is None else plan.num_tokens, has_preempted)]
+    if cause is not Cause.QUEUED_TOKENS or plan is None or not prompts:
+        return cause
+    half = plan.num_tokens / 2  # what most of the step is for is what the queue waits for
+    if sum(num_recomputed for _, num_recomputed, _ in prompts) >= half:
+        return Cause.RECOMPUTED
+    if sum(num_missed for _, _, num_missed in prompts) >= half:
+        return Cause.CACHE_MISS
+    longest = max((plan.slices[place] for place, _, _ in prompts), key=lambda piece: len(piece.token_ids))
+    is_piece = not longest.num_samples  # of more than a step holds
+    return Cause.QUEUED_PROMPT if is_piece and len(longest.token_ids) >= half else cause
 
 
 class QueueSums:

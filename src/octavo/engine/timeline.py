@@ -25,7 +25,7 @@ from octavo.core.step import SequenceSlice, StepPlan, StepResult
 from octavo.engine.causes import BOTTLENECK_OF, NUM_CAUSES, Bottleneck, Cause
 from octavo.engine.ended_records import CAPACITY, EndedRecords
 from octavo.engine.foresight import Foresight
-from octavo.engine.queue_sums import QUEUE_CAUSES, QueueSums
+from octavo.engine.queue_sums import QUEUE_CAUSES, QueueSums, why_queued
 from octavo.engine.request_record import RecordState, RequestRecord
 from octavo.engine.step_charges import Gaps, StepCharges, charge_arrival, charge_call, charge_decoding, lost_seconds
 from octavo.engine.step_lessons import StepLessons
@@ -37,9 +37,6 @@ if TYPE_CHECKING:
     from octavo.core.scheduler import Scheduler
     from octavo.engine.outputs import OutputEvent
 
-_CAUSE_OF = {
-    None: None, "policy": Cause.QUEUED_POLICY, "places": Cause.QUEUED_BATCH, "blocks": Cause.QUEUED_KV, "tokens": Cause.QUEUED_TOKENS,
-}  # fmt: skip
 _IN_STEP, _ENDED = RecordState.IN_STEP, RecordState.ENDED
 _DECODE, _OTHERS_DECODE, _OTHERS_PREFILL = int(Cause.DECODE), int(Cause.OTHERS_DECODE), int(Cause.OTHERS_PREFILL)
 _SCHEDULING, _BETWEEN_STEPS = int(Cause.SCHEDULING), int(Cause.BETWEEN_STEPS)
@@ -197,7 +194,8 @@ class Timeline:
             running = self._scheduler.running_sequences
             if self._num_in_plan != len(self._in_step) or self._out or len(running) != len(sequences):
                 self._sort_out(-1 if plan is None else plan.step_index, running)
-            self._queue.blocked_by(self._why_queued(plan))
+            has_preempted = self._scheduler.stats.num_preemptions > self._num_preemptions
+            self._queue.blocked_by(why_queued(self._scheduler, plan, self._prompts, has_preempted))
             self._num_preemptions = self._scheduler.stats.num_preemptions
         self._planned_s = self._mark_s
 
@@ -284,23 +282,6 @@ class Timeline:
         if wait is not None:
             return Cause.RESTORED if wait == "tier" else Cause.PREFIX_WAIT
         return Cause.PACED if self._is_paced else Cause.OTHERS_PREFILL
-
-    def _why_queued(self, plan: StepPlan | None) -> Cause | None:
-        """What keeps the head of the queue out, and so everybody behind it."""
-        if not self._scheduler.num_waiting:
-            return None
-        has_preempted = self._scheduler.stats.num_preemptions > self._num_preemptions
-        cause = _CAUSE_OF[self._scheduler.admission_block(0 if plan is None else plan.num_tokens, has_preempted)]
-        if cause is not Cause.QUEUED_TOKENS or plan is None or not self._prompts:
-            return cause
-        half = plan.num_tokens / 2  # what most of the step is for is what the queue waits for
-        if sum(num_recomputed for _, num_recomputed, _ in self._prompts) >= half:
-            return Cause.RECOMPUTED
-        if sum(num_missed for _, _, num_missed in self._prompts) >= half:
-            return Cause.CACHE_MISS
-        longest = max((plan.slices[place] for place, _, _ in self._prompts), key=lambda piece: len(piece.token_ids))
-        is_piece = not longest.num_samples  # of more than a step holds
-        return Cause.QUEUED_PROMPT if is_piece and len(longest.token_ids) >= half else cause
 
     def executed(self) -> None:
         """The backend has returned."""
