@@ -161,7 +161,7 @@ def sequence(seq_id: int, tokens: list[int]) -> Sequence:
 def compute(kv: KVManager, seq: Sequence, num_tokens: int) -> None:
     """``num_tokens`` positions of ``seq``, planned and applied."""
     assert kv.grow(seq, num_tokens, [])
-    kv.plan_applied()
+    kv.plan_ended()
     seq.num_computed += num_tokens
     kv.publish(seq)
 
@@ -240,7 +240,7 @@ def test_a_copy_is_offered_only_when_it_has_been_made(applied: bool) -> None:
     assert kv.grow(other, 3, []) and list(other.block_table) == [copy.src_block]
     other.num_scheduled = 3
     if applied:
-        kv.plan_applied()
+        kv.plan_ended()
     kv.release(seq, forget=True)
     assert kv.index is not None and kv.index.offers(copy.dst_block) == applied
     kv.check_invariants([other])

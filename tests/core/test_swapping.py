@@ -57,7 +57,7 @@ def test_what_the_prefix_cache_still_has_is_not_loaded() -> None:
     (seq,) = harness.scheduler._state.running
     assert seq.num_computed == 14
     by_hand = Draft(StepPlan(-1), 32)
-    harness.scheduler._planner._preempt(by_hand, [seq])
+    harness.scheduler._planner._preemptor.preempt(by_hand.plan, [seq])
     harness.check()
     assert len(by_hand.plan.block_saves) == 4
     harness.backend.execute(by_hand.plan)
@@ -185,7 +185,7 @@ def test_auto_takes_what_is_cheaper(price: float, swaps: bool) -> None:
     state = harness.scheduler._state
     seq = state.running[1]
     assert seq.num_computed == 8
-    assert harness.scheduler._planner._swaps_out([seq]) is swaps
+    assert harness.scheduler._planner._preemptor.swaps_out([seq]) is swaps
 
 
 def test_who_comes_back_makes_a_token_before_it_is_preempted_again(monkeypatch: pytest.MonkeyPatch) -> None:

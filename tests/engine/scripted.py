@@ -81,7 +81,8 @@ class Bigram:
     def execute(self, plan: StepPlan) -> StepResult:
         self.plans.append(plan)
         for slot in plan.slot_closes:
-            self._sampler.close(slot)
+            if self._sampler.is_open(slot):  # a step that failed, or was never planned to its end, may have left it unopened
+                self._sampler.close(slot)
         for entry in plan.slot_opens:
             self._sampler.open(entry)
         for src, dst, seed in plan.slot_forks:

@@ -7,7 +7,10 @@ import math
 import pytest
 
 from octavo import LLM, GenerationError, ParameterError, SamplingParams
+from octavo.core.block_tables import BlockTables
 from octavo.core.request import FinishReason
+from octavo.core.slots import SlotTable
+from octavo.core.state import SchedulerState
 from octavo.core.step import NO_TOKEN_ALLOWED, StepPlan
 from octavo.engine.llm import make_config
 from tests.engine.scripted import EOS_ID, LIKELY, Bigram, bigram_engine, byte_ids, byte_tokenizer, script
@@ -204,6 +207,31 @@ def test_the_engine_outlives_a_step_that_fails() -> None:
         llm.generate(["x", "x"], GREEDY)
     assert llm.engine.num_failures_in_a_row == 1 and llm.engine.metrics.num_failed_steps == 1
     assert llm.generate("x", GREEDY)[0].outputs[0].text == "ab"
+    assert llm.engine.num_failures_in_a_row == 0
+
+
+@pytest.mark.parametrize("num_calls", [1, 2, 3])
+@pytest.mark.parametrize("where", [(SchedulerState, "rank_anew"), (BlockTables, "grow"), (SlotTable, "take"), (SlotTable, "drain_closes")])
+def test_the_engine_outlives_a_plan_that_fails(where: tuple[type, str], num_calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever planning stops: before anything is planned, or with the blocks, copies and slots of half a plan taken."""
+    llm = make_llm("x", list("abcdefgh"))
+    whole, num_left = getattr(*where), num_calls
+
+    def failing(*args: object) -> object:
+        nonlocal num_left
+        num_left -= 1
+        if num_left == 0:
+            raise AssertionError("half a plan")
+        return whole(*args)
+
+    monkeypatch.setattr(*where, failing)
+    params = SamplingParams(temperature=0, max_tokens=8, n=2)
+    with pytest.raises(GenerationError, match="half a plan"):
+        llm.generate(["x", "y", "x"], params)
+    scheduler = llm.engine.scheduler
+    scheduler.check_invariants()
+    assert (scheduler.num_used_blocks, scheduler.has_work, llm.engine.num_failures_in_a_row) == (0, False, 1)
+    assert [choice.text for choice in llm.generate("x", params)[0].outputs] == ["abcdefgh"] * 2
     assert llm.engine.num_failures_in_a_row == 0
 
 

@@ -81,7 +81,8 @@ def test_nothing_a_client_gets_changes(path: Path, expected: dict[str, list[Requ
             for got, want in zip(generate(llm, name), expected[name], strict=True):
                 assert same(got, want), name
         stats, speculated = llm.engine.scheduler.stats, llm.engine.speculator.stats
-        assert stats.num_draft_tokens == speculated.num_proposed > 0
+        assert stats.num_draft_tokens == speculated.num_proposed
+        assert speculated.num_proposed > 0 or method == "auto"  # which goes by measured prices, and may find nothing worth it
         assert stats.num_accepted_tokens >= speculated.num_accepted
         assert llm.engine.loop.speculator is not None  # drafting did not fail
         assert llm.engine.speculator.num_tracked == 0 and llm.engine.scheduler.num_used_blocks == 0

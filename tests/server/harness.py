@@ -16,7 +16,7 @@ from octavo.engine.engine import Engine
 from octavo.server.app import ServerOptions, create_app
 from octavo.server.run import Server, make_server
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 120.0  # hangs are found, slow machines are forgiven
 
 
 class RunningServer:

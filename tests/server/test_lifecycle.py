@@ -234,15 +234,32 @@ def test_the_loop_dies_only_loudly() -> None:
     engine = bigram_engine()
     with RunningServer(engine) as server:
 
+        def explode() -> None:
+            raise AssertionError("a bug")
+
+        engine.step = explode  # type: ignore[method-assign, assignment]
+        status, error = server.error(PATH, {"prompt": "x"})
+        assert status == 500 and "a bug" in error["message"]
+        for path in ("/health", "/health/live"):
+            assert server.request("GET", path)[0] == 503
+        assert server.error(PATH, {"prompt": "x"})[0] == 503
+
+
+def test_a_fault_in_planning_ends_the_requests_it_hits() -> None:
+    engine = bigram_engine()
+    with RunningServer(engine) as server:
+        expected = server.complete("x")["choices"]
+        begin_step = engine.loop.begin_step
+
         def explode(now_s: float) -> None:
             raise AssertionError("a bug")
 
         engine.loop.begin_step = explode  # type: ignore[method-assign, assignment]
         status, error = server.error(PATH, {"prompt": "x"})
         assert status == 500 and "a bug" in error["message"]
-        for path in ("/health", "/health/live"):
-            assert server.request("GET", path)[0] == 503
-        assert server.error(PATH, {"prompt": "x"})[0] == 503
+        engine.loop.begin_step = begin_step  # type: ignore[method-assign]
+        assert server.request("GET", "/health")[0] == 200
+        assert server.complete("x")["choices"] == expected
 
 
 def test_an_idle_server_takes_no_processor_time() -> None:

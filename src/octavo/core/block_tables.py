@@ -101,8 +101,8 @@ class BlockTables:
         """Whether the plan not yet applied is to copy into a block of ``seq``."""
         return bool(self._unfilled) and any(block in self._unfilled for block in seq.block_table)
 
-    def plan_applied(self) -> None:
-        """The copies of the plan have taken effect."""
+    def plan_ended(self) -> None:
+        """The copies of the plan have taken effect, or are nobody's any more."""
         self._unfilled.clear()
 
     def num_to_grow(self, group: Seq[Sequence]) -> int:

@@ -3,11 +3,7 @@
 There are no phases. A sequence has known tokens and computed tokens; a step computes some of the gap, and a step that closes it draws
 new tokens. Chunks of prompts, prefix hits, decoding and recomputation after a preemption are that one case. Each plan serves the running
 sequences in their order, then admits from the queue in its order, within the token budget. Running sequences that lack a block
-preempt from the back; an admission never preempts, and none happens in a plan that had to.
-
-The choices of a request are preempted and come back together, unless nobody else runs and the pool cannot hold them all. Preempted
-sequences give up their blocks and compute them again, or have them saved in host memory (``swapping``). Beams always compute them again:
-what they have in common comes back as one sequence (``beam_group``).
+preempt from the back (``preempting``); an admission never preempts, and none happens in a plan that had to.
 
 Under a bound on the gaps of running streams (``max_itl_ms``) a step is *paced*: all that fit are admitted, and the room of the step is
 shared among the prompts by ``pacing``; a running sequence may then get nothing of a step. With the policy *static* a batch is admitted as a
@@ -26,8 +22,9 @@ from collections.abc import Sequence as Seq
 from octavo.core import admission, policy
 from octavo.core.cost import GapCost, StepShape
 from octavo.core.pacing import Prompt, StepRoom
+from octavo.core.preempting import Preemptor
 from octavo.core.prefix_match import PrefixMatch
-from octavo.core.request import Sequence, SequenceStatus
+from octavo.core.request import Sequence
 from octavo.core.state import NO_GUESSES, Draft, Guesses, SchedulerState
 from octavo.core.step import SequenceSlice, SlotOpen, StepPlan
 
@@ -35,6 +32,7 @@ from octavo.core.step import SequenceSlice, SlotOpen, StepPlan
 class Planner:
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
+        self._preemptor = Preemptor(state)
         self._is_static = policy.takes_whole_batches(state.config.scheduling_policy)
 
     def plan(self, step_index: int, now: float, guesses: Guesses = NO_GUESSES) -> Draft | None:
@@ -83,7 +81,7 @@ class Planner:
         running, grow, chunked = self._state.running, self._state.kv.grow, self._state.config.enable_chunked_prefill
         i = 0
         while i < len(running) and draft.budget > 0:  # preemption takes from the end while we walk
-            if self._begins_group(i) and not self._secure_group(draft, i):
+            if self._preemptor.begins_group(i) and not self._preemptor.secure_group(draft.plan, i):
                 continue
             seq = running[i]
             i += 1
@@ -102,7 +100,7 @@ class Planner:
                     continue
             if num_tokens == 1 and seq.seq_id in draft.guesses and self._add_drafts(draft, seq, _num_decoding(running, i)):
                 continue
-            if grow(seq, num_tokens, draft.plan.block_copies) or self._grow_by_preempting(draft, seq, num_tokens):
+            if grow(seq, num_tokens, draft.plan.block_copies) or self._preemptor.grow(draft.plan, seq, num_tokens):
                 self._add_slice(draft, seq, num_tokens)
 
     def _add_drafts(self, draft: Draft, seq: Sequence, num_decoding_behind: int) -> bool:
@@ -122,83 +120,6 @@ class Planner:
         if seq.num_choices > 1 or seq.request.params.beam is not None or wants_prompt_logprobs(seq):
             return 0
         return self._state.num_tokens_left(seq) - 1
-
-    def _begins_group(self, i: int) -> bool:
-        """Whether several choices of a request run, the first of them at place ``i``."""
-        running = self._state.running
-        request = running[i].request
-        return i + 1 < len(running) and running[i + 1].request is request and (i == 0 or running[i - 1].request is not request)
-
-    def _secure_group(self, draft: Draft, first: int) -> bool:
-        """Preempt from the back until the choices of a request, from place ``first`` on, have room for their known tokens, so that none of
-        them runs in a plan that preempts the others. False when they were preempted."""
-        running, kv = self._state.running, self._state.kv
-        request = running[first].request
-        while True:
-            group = [seq for seq in running[first:] if seq.request is request]
-            if len(group) < 2 or kv.num_to_grow(group) <= kv.pool.num_available or not self._preempt_one(draft, first):
-                return bool(group)
-
-    def _grow_by_preempting(self, draft: Draft, seq: Sequence, num_tokens: int) -> bool:
-        """Preempt from the back until ``seq`` has its blocks; False when it came to be the victim itself."""
-        first = self._state.running.index(seq)
-        while self._preempt_one(draft, first) and seq.status is SequenceStatus.RUNNING:
-            if self._state.kv.grow(seq, num_tokens, draft.plan.block_copies):
-                return True
-        return False
-
-    def _preempt_one(self, draft: Draft, first: int) -> bool:
-        """Preempt a sequence from place ``first`` on, and those that go with it, but nobody whom the plan holds. False: nobody is left."""
-        state = self._state
-        free = [seq for seq in state.running[first:] if not self._is_in_plan(seq)]
-        if not free:
-            return False
-        victim = policy.choose_victim(free)
-        group = policy.victim_group(state.running, victim)
-        self._preempt(draft, [seq for seq in group if seq in free])
-        return True
-
-    def _is_in_plan(self, seq: Sequence) -> bool:
-        """Whether the plan being made computes or loads anything of ``seq``, or of another beam, for these can only go together."""
-        state = self._state
-        owner = state.requests[seq.request.request_id]
-        group = (seq,) if owner.beams is None else owner.sequences
-        return any(other.num_scheduled > 0 or other.seq_id in state.kv.loading for other in group)
-
-    def _preempt(self, draft: Draft, group: list[Sequence]) -> None:
-        """``group``: running choices of one request, none of them in the plan."""
-        state = self._state
-        owner, swapped = state.requests[group[0].request.request_id], self._swaps_out(group)
-        if swapped:
-            state.swaps.save(group, draft.plan.block_saves)
-            state.stats.num_swap_preemptions += len(group)
-        else:
-            owner.prompt_logprobs.clear()  # those of the lost chunks come again
-        state.stats.num_preemptions += len(group)
-        if owner.beams is not None and owner.beams.has_begun and not owner.beams.collapsed:
-            group = [owner.beams.collapse(state, owner)]
-        else:
-            for seq in group:
-                state.running.remove(seq)
-                state.slots.give_back(seq)
-                state.kv.release(seq, forget=False)
-        for seq in group:
-            seq.num_computed = 0
-            seq.num_preemptions += 1
-            state.enqueue(seq)
-
-    def _swaps_out(self, group: list[Sequence]) -> bool:
-        """Whether the blocks of a group go to host memory: all of it, or nothing. Never those of beams, which come back as a trunk."""
-        state = self._state
-        if group[0].request.params.beam is not None:
-            return False
-        num_blocks = state.swaps.num_to_save(group)
-        if not num_blocks or num_blocks > state.swaps.pool.num_free or any(state.kv.is_being_filled(seq) for seq in group):
-            return False
-        cost = state.preemption_cost
-        num_tokens = min(sum(seq.num_computed for seq in group), num_blocks * state.kv.block_size)  # common blocks once
-        costs = None if cost is None else (cost.recompute_seconds(num_tokens), cost.swap_seconds(2 * num_blocks))
-        return policy.swaps_out(state.config.preemption, costs)
 
     # --- admission ----------------------------------------------------------------------------------------------------------------------
 
@@ -249,7 +170,7 @@ class Planner:
                 continue
             gap = len(seq.token_ids) - seq.num_computed
             if policy.runs_alone(gap, draft.budget, num_decoding):
-                grown = state.kv.grow(seq, gap, draft.plan.block_copies) or self._grow_by_preempting(draft, seq, gap)
+                grown = state.kv.grow(seq, gap, draft.plan.block_copies) or self._preemptor.grow(draft.plan, seq, gap)
                 if grown:
                     self._add_slice(draft, seq, gap)
                 return grown

@@ -3,12 +3,12 @@
     add ─▶ queue        plan() ─▶ StepPlan ─▶ [a backend] ─▶ StepResult ─▶ apply() ─▶ TokenEvents
 
 One step is in flight at a time. The scheduler owns the life of requests: it takes them in, has ``Planner`` make a plan, takes over results,
-splits a request into its choices, and ends sequences. It never touches text, clocks or devices.
+splits a request into its choices, and ends sequences. What may be read of it from outside is in ``gauges``. It never touches text,
+clocks or devices.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from types import MappingProxyType
 
@@ -17,23 +17,22 @@ from octavo.core import repeats
 from octavo.core.beam import BeamSearch
 from octavo.core.beam_group import BeamGroup
 from octavo.core.cost import GapCost, PreemptionCost
-from octavo.core.kv_manager import KVManager
+from octavo.core.gauges import SchedulerGauges
 from octavo.core.kv_pages import PageLayout
-from octavo.core.kv_tiers import BlockRef, KVTiers
-from octavo.core.limits import LengthLimits, StopEnd, StopRule
-from octavo.core.occupancy import KVOccupancy
+from octavo.core.kv_tiers import KVTiers
+from octavo.core.limits import StopEnd, StopRule
 from octavo.core.planner import Planner
 from octavo.core.request import FinishReason, ParameterError, Request, Sequence, SequenceStatus, num_places
 from octavo.core.result_checks import StepProtocolError, TextStops, check_result
-from octavo.core.state import NO_GUESSES, Draft, Guesses, RequestState, SchedulerState, SchedulerStats
-from octavo.core.step import NO_TOKEN_ALLOWED, BlockMove, SequenceSlice, SliceResult, StepPlan, StepResult, TokenEvent, TokenLogprobs
+from octavo.core.state import NO_GUESSES, Draft, Guesses, RequestState, SchedulerState
+from octavo.core.step import NO_TOKEN_ALLOWED, SequenceSlice, SliceResult, StepPlan, StepResult, TokenEvent, TokenLogprobs
 from octavo.core.swapping import SwapSpace
 from octavo.core.transfers import Transfers
 
 _NO_TEXT_STOPS: TextStops = MappingProxyType({})
 
 
-class Scheduler:
+class Scheduler(SchedulerGauges):
     """``num_blocks``: the KV pool. ``max_model_len``: most tokens of a sequence. ``fingerprint``: what KV depends on besides tokens.
     ``gap_cost``: prices steps for ``config.max_itl_ms``, and is needed with it. ``num_host_blocks``: blocks in host memory for preempted
     sequences; ``preemption_cost`` lets ``config.preemption`` auto choose between these and recomputing, else it takes them while there are.
@@ -115,14 +114,14 @@ class Scheduler:
     def fail_all(self, message: str) -> list[TokenEvent]:
         """End everything after an engine error; an event with ERROR and ``message`` for each unfinished choice.
 
-        A step in flight is forgotten: nothing of it is counted or offered for reuse.
+        A step in flight, or half planned, is forgotten: nothing of it is counted or offered for reuse.
         """
         draft, self._in_flight = self._in_flight, None
         if draft is not None:
             self._state.slots.close_again(draft.plan.slot_closes)
             for seq in draft.sequences:
-                seq.num_scheduled = seq.num_drafts = 0
                 if seq.status is SequenceStatus.FINISHED:
+                    seq.num_scheduled = seq.num_drafts = 0
                     self._state.release(seq)
         self._state.swaps.end_loads(succeeded=False)
         self._state.end_restores(failed=True)
@@ -130,8 +129,12 @@ class Scheduler:
         owners = list(self._state.requests.values())
         for owner in owners:
             self._state.forget(owner)
+            for seq in owner.sequences:  # of the step in flight, or of a plan that was never finished
+                seq.num_scheduled = seq.num_drafts = 0
         self._state.stats.num_failed += len(owners)
-        return [event for owner in owners for event in self._drop(owner, FinishReason.ERROR, message)]
+        events = [event for owner in owners for event in self._drop(owner, FinishReason.ERROR, message)]
+        self._state.kv.plan_ended()
+        return events
 
     def _fail(self, owner: RequestState, outcome: SliceResult) -> list[TokenEvent]:
         """End one request, all its choices, because a row of it allowed no answer."""
@@ -155,134 +158,6 @@ class Scheduler:
             if seq.num_scheduled == 0:
                 self._state.release(seq)
         return events
-
-    # --- gauges and counters ------------------------------------------------------------------------------------------------------------
-
-    @property
-    def has_work(self) -> bool:
-        """Whether a plan or a result is due."""
-        return bool(self._state.running or self._state.waiting or self._in_flight)
-
-    @property
-    def limits(self) -> LengthLimits:
-        return self._state.limits
-
-    @property
-    def stats(self) -> SchedulerStats:
-        return self._state.stats
-
-    @property
-    def kv(self) -> KVManager:
-        """The books of the KV pool, for who borrows pages of it."""
-        return self._state.kv
-
-    @property
-    def num_running(self) -> int:
-        """Choices that hold a place: a sequence that will split into n choices counts n times."""
-        return self._state.num_running
-
-    @property
-    def num_waiting(self) -> int:
-        """Sequences in the queue, preempted ones included."""
-        return len(self._state.waiting)
-
-    @property
-    def num_blocks(self) -> int:
-        return self._state.kv.pool.num_blocks
-
-    @property
-    def num_used_blocks(self) -> int:
-        """Blocks that a running sequence references."""
-        return self._state.kv.pool.num_used
-
-    @property
-    def num_table_blocks(self) -> int:
-        """Blocks in the tables of running sequences, a shared one once for each table: what these would take without sharing."""
-        return self._state.kv.num_table_blocks(self._state.running)
-
-    @property
-    def num_cached_blocks(self) -> int:
-        """Blocks that nobody references but the prefix cache offers; evicted when room is needed."""
-        return self._state.kv.pool.num_cached
-
-    @property
-    def num_free_blocks(self) -> int:
-        return self._state.kv.pool.num_free
-
-    def kv_occupancy(self) -> KVOccupancy:
-        """What the slots of the KV pool are used for once the step in flight is done. O(running sequences)."""
-        limits, dropped = self._state.limits, [seq for seq in self.in_flight_sequences if seq.status is SequenceStatus.FINISHED]
-        return self._state.kv.occupancy((seq, limits.final_tokens(seq.request)) for seq in (*self._state.running, *dropped))
-
-    @property
-    def tiers(self) -> KVTiers | None:
-        restorer = self._state.kv.restorer
-        return None if restorer is None else restorer.tiers
-
-    def evictable_blocks(self) -> list[tuple[BlockRef, int]]:
-        """The blocks that ``num_cached_blocks`` counts, the next to be evicted first."""
-        return self._state.kv.evictable_blocks()
-
-    def block_save(self, block: int, host_block: int) -> BlockMove:
-        """A move of one of these blocks to host memory."""
-        return BlockMove(block, host_block, pages=self._state.kv.pool.pages_of(block))
-
-    def cached_blocks(self) -> list[int]:
-        """All blocks that ``num_cached_blocks`` counts, as ``evictable_blocks`` but part-filled ones too."""
-        return self._state.kv.pool.eviction_order()
-
-    def offered_block(self, block: int) -> BlockRef | None:
-        """What ``block`` holds, if it is full and offered by the prefix cache: then nobody writes to it before the next plan."""
-        return self._state.kv.offered_block(block)
-
-    @property
-    def num_swapped(self) -> int:
-        """Waiting sequences whose blocks are in host memory."""
-        return self._state.swaps.num_saved
-
-    @property
-    def num_host_blocks(self) -> int:
-        return self._state.swaps.pool.num_blocks
-
-    @property
-    def num_used_host_blocks(self) -> int:
-        """Blocks in host memory that preempted sequences hold, or that the step in flight reads."""
-        return self._state.swaps.pool.num_used
-
-    @property
-    def in_flight_sequences(self) -> list[Sequence]:
-        """Sequences of the plan in flight, in the order of its slices (none between steps). FINISHED ones were aborted meanwhile."""
-        return [] if self._in_flight is None else self._in_flight.sequences
-
-    @property
-    def max_num_batched_tokens(self) -> int:
-        return self._state.config.max_num_batched_tokens
-
-    @property
-    def num_admissible_tokens(self) -> int:
-        """Known tokens of the head of the queue if there are places and blocks for it, else 0: prompt rows that the next step may hold."""
-        state = self._state
-        if not state.waiting:
-            return 0
-        seq = state.waiting[0]
-        has_place = seq.num_choices <= state.config.max_num_seqs - state.num_running
-        return len(seq.token_ids) if has_place and state.kv.num_missing(seq) <= state.kv.pool.num_available else 0
-
-    @property
-    def running_sequences(self) -> list[Sequence]:
-        """In the order of planning; not to be changed."""
-        return self._state.running
-
-    @property
-    def waiting_sequences(self) -> Iterable[Sequence]:
-        """In the order of admission; not to be changed."""
-        return self._state.waiting
-
-    @property
-    def decoding_sequences(self) -> list[Sequence]:
-        """Running sequences that lack the KV of their last token alone, in the order of planning: those that drafts may be offered for."""
-        running = (seq for seq in self._state.running if seq.num_choices == 1 and seq.request.params.beam is None)
-        return [seq for seq in running if len(seq.token_ids) - seq.num_computed == 1]
 
     # --- plan ---------------------------------------------------------------------------------------------------------------------------
 
@@ -324,7 +199,7 @@ class Scheduler:
         check_result(draft, result, text_stops)
         self._in_flight = None
         state, events = self._state, list[TokenEvent]()
-        state.kv.plan_applied()
+        state.kv.plan_ended()
         state.swaps.end_loads(succeeded=True)
         state.count_moves(draft.plan, result.move_seconds)
         state.end_restores()

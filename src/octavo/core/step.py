@@ -118,7 +118,7 @@ class StepPlan:
     each after as many copies as it says (``loads_and_copies``). So a pool block may be saved and then, in the same plan, be copied from,
     loaded into, copied into or written by somebody else.
 
-    ``slot_forks`` are (source slot, new slot, seed of the new slot). After a step that failed, at whatever point, the next plan closes all
+    ``slot_forks`` are (source slot, new slot, seed of the new slot). After a step that failed or was half planned, the next plan closes all
     slots that may be open: closing one that is not does nothing.
     """
 

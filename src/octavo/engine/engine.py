@@ -186,20 +186,22 @@ class Engine:
         return self.loop.has_work
 
     def step(self) -> list[OutputEvent]:
-        """Plan, execute and apply one step. When the backend fails, every request ends with an error event and the engine goes on."""
+        """Plan, execute and apply one step. When any of it fails, every request ends with an error event and the engine goes on."""
         started_s = self.clock.now()
-        failed = None if self.tiering is None else self._try(self.tiering.before_plan)
-        if failed is not None:
-            return failed
-        plan = self.loop.begin_step(started_s)
-        if plan is None:
-            return (None if self.tiering is None else self._try(self.tiering.wait)) or []
+        plan = None
         try:
+            if self.tiering is not None:
+                self.tiering.before_plan()
+            plan = self.loop.begin_step(started_s)
+            if plan is None:
+                if self.tiering is not None:
+                    self.tiering.wait()
+                return []
             if self.tiering is not None:
                 self.tiering.before_execute()
             result = self.backend.execute(plan)
             events = self.loop.finish_step(plan, result)
-        except Exception as error:  # whatever a backend raises or returns, the engine must outlive it
+        except Exception as error:  # whatever a backend raises or returns, or a fault in planning: the engine must outlive it
             return self._failed(plan, error)
         self.num_failures_in_a_row = 0
         if self.tiering is not None:
@@ -234,19 +236,11 @@ class Engine:
             self.metrics.events_made(events, self.clock.now())
         return events
 
-    def _try(self, move: Callable[[], None]) -> list[OutputEvent] | None:
-        """Move blocks of the tiers while no plan is in flight. The events of all requests, with errors, if that fails."""
-        try:
-            move()
-        except Exception as error:
-            return self._failed(None, error)
-        return None
-
     def _failed(self, plan: StepPlan | None, error: Exception) -> list[OutputEvent]:
         self.num_failures_in_a_row += 1
         self.metrics.num_failed_steps += 1
         if plan is None:
-            logger.error("blocks could not be moved before a step", exc_info=error)
+            logger.error("no step could be planned", exc_info=error)
         else:
             logger.error("step %d with %d tokens failed", plan.step_index, plan.num_tokens, exc_info=error)
         return self.fail_all(f"the step could not be computed: {type(error).__name__}: {error}")
