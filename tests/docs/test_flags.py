@@ -13,6 +13,7 @@ from octavo.cli.doctor import doctor
 from octavo.cli.kv import kv
 from octavo.cli.options import engine_options, model_options
 from octavo.cli.quantize import quantize
+from octavo.cli.reproduce import reproduce
 from octavo.cli.run import run
 from octavo.cli.serve import serve
 from octavo.cli.simulate import simulate
@@ -50,6 +51,7 @@ SECTIONS = {
     "bench waste": (bench.commands["waste"], set(options_of(bench.commands["waste"]))),
     "quantize": (quantize, set(options_of(quantize))),
     "simulate": (simulate, set(options_of(simulate))),
+    "reproduce": (reproduce, set(options_of(reproduce))),
     "doctor": (doctor, set(options_of(doctor))),
     "Model and engine": (serve, SHARED),
 }
