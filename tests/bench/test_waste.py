@@ -112,6 +112,17 @@ def test_the_same_requests_for_all_and_with_the_same_seed() -> None:
     assert [pair[1:] for pair in first(SHORT)] == [pair[1:] for pair in first(WasteCase(rate=9.0))]
 
 
+def test_other_means_and_slower_steps() -> None:
+    case = WasteCase(rate=4.0, duration_s=3.0, mean_prompt=19.31, mean_output=58.45)
+    made = [r for r, _ in zip(workload(case).requests(), range(20_000), strict=False)]
+    for lengths, mean in (([len(r.prompt_token_ids) for r in made], 19.31), ([r.num_output for r in made], 58.45)):
+        assert abs(statistics.fmean(lengths) - mean) < 5 * statistics.stdev(lengths) / math.sqrt(len(lengths))
+    plan = StepPlan(0, [SequenceSlice(0, 0, [1] * 100, [], num_samples=1)])
+    assert Roofline(slowness=2.5).seconds(plan) == 2.5 * Roofline().seconds(plan)
+    batched = [found["batched"] for slowness in (1.0, 2.0) if (found := simulate("paged", case, slowness).every_step.record())]
+    assert len(batched) == 2 and batched[1] > 1.4 * batched[0], "who stays longer is there with more others"
+
+
 def test_the_record_and_the_tables() -> None:
     printed: list[str] = []
     run_waste(SHORT, printed.append, False)

@@ -17,7 +17,7 @@ from tests.cli.conftest import Octavo
 
 MAX_CPU_S = 0.2  # of a help page; processor time, so that a busy machine fails nothing
 BENCHES = ("bench", "bench offline", "bench serve", "bench start", "bench kernels", "bench scheduler", "bench prefix")
-COMMANDS = ("run", "chat", "serve", "pull", "models", "quantize", "doctor", "simulate", "plan", *BENCHES)
+COMMANDS = ("run", "chat", "serve", "pull", "models", "quantize", "doctor", "simulate", "plan", "reproduce", *BENCHES)
 
 
 def command_of(path: str) -> click.Command:

@@ -21,7 +21,7 @@ def test_the_list(octavo: Octavo) -> None:
 
 def test_figures_by_name_and_number(octavo: Octavo, tmp_path: Path) -> None:
     out = tmp_path / "made" / "here"
-    ended = octavo("reproduce", "bigram-formula", "1", "--out", out)
+    ended = octavo("reproduce", "bigram-formula", "kv-bytes", "--out", out)
     assert ended.code == 0, ended.err
     assert ended.out.index("1. KV cache of Llama-2-7B") < ended.out.index("18. A bigram model as a draft")
     assert "1.25x (1.2480)" in ended.out and f"{out / 'report.html'}: 2 of 2 made" in ended.out
@@ -48,6 +48,15 @@ def test_the_report_is_made_of_all_files(octavo: Octavo, tmp_path: Path) -> None
     ended = octavo("reproduce", "report", "--out", tmp_path)
     assert ended.code == 0 and ended.out == f"{page}: 2 figures\n"
     assert "KV cache of Llama-2-7B" in page.read_text() and "KV slots" in page.read_text()
+
+
+def test_a_figure_measured_on_a_model(octavo: Octavo, tmp_path: Path, tiny: Path) -> None:
+    ended = octavo("reproduce", "kv-bytes-engine", "--out", tmp_path, "--model", tiny)
+    assert ended.code == 0, ended.out
+    rows = {line.split()[4]: line.split() for line in ended.out.splitlines() if line.startswith("KV of one token, ")}
+    assert {dtype: row[-1] for dtype, row in rows.items() if dtype != "int8"} == {"f16": "agrees", "bf16": "agrees", "f32": "agrees"}
+    assert int(rows["f32"][5].replace(",", "")) == 2 * int(rows["bf16"][5].replace(",", ""))
+    assert f"model {tiny}" in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.parametrize(

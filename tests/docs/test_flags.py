@@ -16,6 +16,7 @@ from octavo.cli.kv import kv
 from octavo.cli.options import engine_options, model_options
 from octavo.cli.plan import plan
 from octavo.cli.quantize import quantize
+from octavo.cli.reproduce import reproduce
 from octavo.cli.run import run
 from octavo.cli.serve import serve
 from octavo.cli.simulate import simulate
@@ -60,6 +61,7 @@ SECTIONS = {
     "quantize": (quantize, set(options_of(quantize))),
     "plan": (plan, set(options_of(plan))),
     "simulate": (simulate, set(options_of(simulate))),
+    "reproduce": (reproduce, set(options_of(reproduce))),
     "doctor": (doctor, set(options_of(doctor))),
     "Model and engine": (serve, SHARED),
 }

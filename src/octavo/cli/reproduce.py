@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Folder for report.html and the files of each figure.")
 @click.option(
     "--data",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    type=click.Path(path_type=Path, file_okay=False),
     help="Folder with the published data: machine table and traces of Splitwise.",
 )
 @click.option("--model", "-m", default="smollm2", show_default=True, help="What the measured figures run: as for `octavo serve`.")
@@ -43,6 +43,8 @@ def reproduce(figures: tuple[str, ...], out: Path | None, data: Path | None, mod
             raise click.UsageError("report goes alone")
         _report(out)
         return
+    if data is not None and not data.is_dir():
+        raise click.UsageError(f"--data: {data} is no folder")
     try:
         entries = select(figures)
     except ValueError as error:

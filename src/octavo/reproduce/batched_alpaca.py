@@ -15,4 +15,4 @@ PUBLISHED = {"max": 7.00, "pow2": 43.24, "oracle": 72.75, "paged": 132.44}
 
 
 def run(setup: Setup) -> Figure:
-    return figure_of(Batched(NUMBER, "Alpaca", 30.0, (19.31, 58.45), PUBLISHED, 600.0, 120.0), setup)
+    return figure_of(Batched(NUMBER, "Alpaca", 30.0, (19.31, 58.45), PUBLISHED, 300.0, 60.0), setup)

@@ -13,4 +13,4 @@ PUBLISHED = {"max": 7.00, "pow2": 9.81, "oracle": 13.62, "paged": 30.42}
 
 
 def run(setup: Setup) -> Figure:
-    return figure_of(Batched(NUMBER, "ShareGPT", 2.0, (MEAN_PROMPT, MEAN_OUTPUT), PUBLISHED, 3600.0, 600.0), setup)
+    return figure_of(Batched(NUMBER, "ShareGPT", 2.0, (MEAN_PROMPT, MEAN_OUTPUT), PUBLISHED, 3600.0, 300.0), setup)

@@ -50,7 +50,7 @@ class Conversations:
 
 
 def run(setup: Setup) -> Figure:
-    duration_s = 60.0 if setup.quick else 600.0
+    duration_s = 60.0 if setup.quick else 300.0
     served = Served(OPT_13B, datasheet("a100-40gb"), 15_728)
     study = ServingStudy(served, Load(Conversations(), duration_s), seeds_of(setup))
     rows, ranges = list[Row](), list[Range]()

@@ -38,8 +38,12 @@ class DataSet:
     chunked: tuple[float, float]
 
     @property
-    def lengths(self) -> Independent:
-        return Independent(_lognormal(*self.prompt, self.longest * 3 // 4), _lognormal(*self.output, self.longest // 4))
+    def prompt_lengths(self) -> LogNormal:
+        return _lognormal(*self.prompt, self.longest * 3 // 4)
+
+    @property
+    def output_lengths(self) -> LogNormal:
+        return _lognormal(*self.output, self.longest // 4)
 
 
 DATA_SETS = (
@@ -66,19 +70,19 @@ def run(setup: Setup) -> Figure:
     rates = []
     for data in DATA_SETS:
         setup.say(f"  {data.name}")
-        mean_prompt = data.lengths.prompt.mean  # type: ignore[attr-defined]
-        rate = BUSY / served.prefill_s(round(mean_prompt))
+        rate = BUSY / served.prefill_s(round(data.prompt_lengths.mean))
         rates.append(f"{rate:.2g} requests/s ({data.name})")
         rows += _ablation(data, served, rate, setup)
     marks = (("published, 512", PUBLISHED_OVERHEAD),)
     plot = Plot("What chunks cost a prompt", "longer by, %", lines=tuple(lines), x_label="tokens in a chunk", log_x=True, marks=marks)
     how = (
         f"Yi-34B by the roofline of 2 A100 of 80 GB, {served.num_slots:,} KV slots, budget {BUDGET}; lengths lognormal by published "
-        "medians and 90th "
-        f"percentiles, {NUM_REQUESTS} requests, Poisson, {' and '.join(rates)}: prompts alone take half of the time; seed "
+        f"medians and 90th percentiles, {NUM_REQUESTS} requests, Poisson, {' and '.join(rates)}: prompts alone take half of the time; seed "
         f"{setup.seed}. Times agree within {100 * SHARE:g} %."
     )
     notes = (
+        "A prompt of thousands of tokens stalls only the few who run beside it: where that is less than one gap in a hundred, the "
+        "P99 gap does not show it and the longest does.",
         "Whole prompts ride along with decoding here as in the paper's \"hybrid batching only\". Its \"chunked prefill only\", whose "
         "chunks never share a step with decoding, is no mode of this scheduler.",
         "The roofline reads earlier chunks' KV again, as the paper does, but knows no lost efficiency of small matrices (chunks of "
@@ -88,16 +92,17 @@ def run(setup: Setup) -> Figure:
 
 
 def _ablation(data: DataSet, served: Served, rate: float, setup: Setup) -> list[Row]:
-    study = ServingStudy(served, Load(data.lengths, math.inf), (setup.seed,))
+    study = ServingStudy(served, Load(Independent(data.prompt_lengths, data.output_lengths), math.inf), (setup.seed,))
     arms = {}
     for name, chunked in (("whole prompts", False), ("chunks", True)):
         way = Way.of(name, budget=BUDGET, chunked=chunked)
         arms[name] = _times(study.run(way, rate, setup.seed, num_requests=NUM_REQUESTS))
     rows = []
     for name, published in (("whole prompts", data.whole), ("chunks", data.chunked)):
-        for what, value, ours in zip(("P50 TTFT", "P99 gap between tokens"), published, arms[name], strict=True):
+        for what, value, ours in zip(("P50 TTFT", "P99 gap between tokens"), published, arms[name], strict=False):
             rows.append(Row(f"{data.name}, {name}: {what}", f"{value:g} s", f"{ours:.2f} s", within(value, ours, ours, SHARE)))
-    (whole_ttft_s, whole_gap_s), (ttft_s, gap_s) = arms["whole prompts"], arms["chunks"]
+        rows.append(Row(f"{data.name}, {name}: longest gap between tokens", "", f"{arms[name][2]:.2f} s"))
+    (whole_ttft_s, whole_gap_s, _), (ttft_s, gap_s, _) = arms["whole prompts"], arms["chunks"]
     gain, slower = whole_gap_s / gap_s, ttft_s / whole_ttft_s
     published_gain, published_slower = data.whole[1] / data.chunked[1], data.chunked[0] / data.whole[0]
     rows.append(Row(f"{data.name}: chunks make the P99 gap shorter", f"yes ({published_gain:.1f}x)", _yes(gain), gain > 1))
@@ -109,7 +114,7 @@ def _yes(factor: float) -> str:
     return f"{'yes' if factor > 1 else 'no'} ({factor:.2f}x)"
 
 
-def _times(report: SimulationReport) -> tuple[float, float]:
-    """Median time to the first token and 99th percentile of all gaps between tokens, in seconds."""
-    first, gap = report.ttft_s["p50"], report.gap_s["p99"]
-    return float(first or 0.0), float(gap or 0.0)
+def _times(report: SimulationReport) -> tuple[float, float, float]:
+    """Median time to the first token, 99th percentile and longest of all gaps between tokens, in seconds."""
+    first, gap, longest = report.ttft_s["p50"], report.gap_s["p99"], report.gap_s["max"]
+    return float(first or 0.0), float(gap or 0.0), float(longest or 0.0)

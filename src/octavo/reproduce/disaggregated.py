@@ -42,7 +42,7 @@ CASES = (
 
 
 def run(setup: Setup) -> Figure:
-    duration_s = 30.0 if setup.quick else 300.0
+    duration_s = 20.0 if setup.quick else 60.0
     rows, ranges, plots = list[Row](), list[Range](), list[Plot]()
     for case in CASES[:1] if setup.quick else CASES:
         setup.say(f"  {case.model.name}")

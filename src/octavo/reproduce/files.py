@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.reproduce.figure import Figure, Line, Plot, Range, Row
-from octavo.reproduce.registry import Entry
+from octavo.reproduce.registry import ENTRIES, Entry
 
 FORMAT = "octavo-figure"
 
@@ -62,9 +62,10 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def read_outcomes(folder: Path) -> list[Outcome]:
-    """Of all JSON files in ``folder``, by number. Raises FigureFileError, OSError."""
+    """Of all JSON files in ``folder``, by number and then as in the registry. Raises FigureFileError, OSError."""
+    places = {entry.name: place for place, entry in enumerate(ENTRIES)}
     outcomes = [_read(path) for path in sorted(folder.glob("*.json"))]
-    return sorted(outcomes, key=lambda outcome: outcome.entry.number)
+    return sorted(outcomes, key=lambda outcome: (outcome.entry.number, places.get(outcome.entry.name, len(places))))
 
 
 def _read(path: Path) -> Outcome:

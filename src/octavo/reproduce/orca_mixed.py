@@ -13,7 +13,7 @@ PUBLISHED = 36.9
 
 
 def run(setup: Setup) -> Figure:
-    study = study_of(MIXED, setup, 60.0 if setup.quick else 300.0)
+    study = study_of(MIXED, setup, 30.0 if setup.quick else 120.0)
     rows, ranges = list[Row](), list[Range]()
     unit_s = study.served.decode_s()
     for limit_s, what in ((LIMIT_S, "at the paper's 190 ms"), (2 * unit_s, f"at twice a decode step alone, {2000 * unit_s:.0f} ms")):

@@ -19,6 +19,7 @@ from octavo.workload.requests import Independent, LengthPairs
 
 MIXED = Independent(Uniform(32, 512), Uniform(1, 128))
 EQUAL = {"all (32, 1)": Independent(Fixed(32), Fixed(1)), "all (256, 256)": Independent(Fixed(256), Fixed(256))}
+SHORTER = {"all (32, 1)": 60.0}  # a load of requests that take a step each lasts so many times less: thousands come each second
 ITERATION = Way.of("iteration-level (Orca-like)", "oracle")
 ITERATION_1 = Way.of("iteration-level, batch 1", "oracle", max_num_seqs=1)
 BATCHES = (1, 8, 32)

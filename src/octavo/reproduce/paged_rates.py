@@ -32,7 +32,7 @@ REQUEST_LEVEL = (request_level(1), request_level(8), request_level(32))
 
 
 def run(setup: Setup) -> Figure:
-    duration_s = 60.0 if setup.quick else 600.0
+    duration_s = 60.0 if setup.quick else 240.0
     rows, ranges, limits, plots = list[Row](), list[Range](), list[str](), list[Plot]()
     for served in SERVED[:1] if setup.quick else SERVED:
         setup.say(f"  {served.model.name}")

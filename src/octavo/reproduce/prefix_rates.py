@@ -26,7 +26,7 @@ SHARE = 0.1  # of the published ratio that counts as agreement
 
 
 def run(setup: Setup) -> Figure:
-    duration_s = 10.0 if setup.quick else 60.0
+    duration_s = 5.0 if setup.quick else 20.0
     sigma = math.sqrt(math.log1p(CV * CV))
     lengths = Independent(*(LogNormal(mean, sigma, SHORTEST, LONGEST) for mean in (MEAN_SENTENCE, MEAN_TRANSLATION)))
     served = Served(LLAMA_13B, datasheet("a100-40gb"), 15_728)

@@ -37,6 +37,7 @@ class Entry:
 
 ENTRIES: tuple[Entry, ...] = (
     Entry(1, "kv-bytes", ARITHMETIC, "kv_bytes", "KV cache of Llama-2-7B"),
+    Entry(1, "kv-bytes-engine", MEASURED, "kv_bytes_engine", "KV cache of a model here, as it is allocated"),
     Entry(2, "kv-slots", ARITHMETIC, "kv_slots", "KV slots of OPT models, and the batch of reservations"),
     Entry(3, "orca-mixed", SIMULATED, "orca_mixed", "Iteration-level against request-level batching"),
     Entry(3, "orca-mixed-measured", MEASURED, "orca_mixed_measured", "Iteration-level against request-level batching"),

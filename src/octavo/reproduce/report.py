@@ -26,7 +26,8 @@ a { color: #0057a8; } p { margin: .4rem 0; max-width: 60rem; } .quiet { color: #
 table { border-collapse: collapse; margin: .8rem 0; width: 100%; font-size: .92rem; }
 th, td { text-align: left; vertical-align: top; padding: .3rem .7rem .3rem 0; border-bottom: 1px solid #e4e4e4; }
 th { border-bottom: 2px solid #bbb; } td.verdict { white-space: nowrap; }
-.hit { color: #05652f; } .miss { color: #a00020; font-weight: 600; } .failed { color: #a00020; }
+.hit { color: #05652f; } .mixed { color: #855000; font-weight: 600; } .miss { color: #a00020; font-weight: 600; }
+.failed { color: #a00020; }
 .kind { white-space: nowrap; border-radius: .6rem; padding: .05rem .55rem; font-size: .82rem; font-weight: 400; }
 .measured { background: #dff1e4; color: #05481f; } .simulated { background: #e2ecfa; color: #123c73; }
 .arithmetic { background: #efe9dc; color: #54430f; }
@@ -83,11 +84,12 @@ def _summary(outcomes: Seq[Outcome]) -> Iterator[str]:
 
 
 def _summary_row(figure: Figure, anchor: str) -> str:
-    """The first rows that were judged, or the first ones with something published."""
+    """Rows that were judged, the misses among them first of all, or else those with something published."""
     judged = [row for row in figure.rows if row.hit is not None]
     shown = judged or [row for row in figure.rows if row.published]
     more = len(shown) - _MOST_SUMMED_UP
-    rows = shown[:_MOST_SUMMED_UP]
+    chosen = sorted(range(len(shown)), key=lambda i: shown[i].hit is not False)[:_MOST_SUMMED_UP]
+    rows = [shown[i] for i in sorted(chosen)]
     published, ours = (_lines((row.what, getattr(row, name)) for row in rows) for name in ("published", "ours"))
     rest = f'<div class="quiet">and {more} more</div>' if more > 0 else ""
     title = f'<a href="#{anchor}">{escape(figure.title)}</a>'
@@ -106,7 +108,9 @@ def _overall(judged: Seq[Row]) -> str:
         return ""
     if num_hits == len(judged):
         return '<span class="hit">✓ agrees</span>'
-    return f'<span class="miss">✗ {"differs" if not num_hits else f"{num_hits} of {len(judged)} agree"}</span>'
+    if not num_hits:
+        return '<span class="miss">✗ differs</span>'
+    return f'<span class="mixed">{num_hits} of {len(judged)} agree</span>'
 
 
 # --- sections ---------------------------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from pathlib import Path
 
-from octavo import __version__
+import octavo
 from octavo.reproduce.figure import MEASURED, Figure
 from octavo.reproduce.files import Outcome, write_outcome, write_whole
 from octavo.reproduce.registry import Entry
@@ -66,7 +66,7 @@ def _what_is_wrong(entry: Entry, figures: Seq[Figure]) -> str | None:
 
 
 def _context(entry: Entry, setup: Setup) -> Iterator[tuple[str, str]]:
-    yield "octavo", __version__
+    yield "octavo", octavo.__version__
     yield "python", platform.python_version()
     if entry.evidence == MEASURED:
         yield "model", setup.model

@@ -67,8 +67,8 @@ def shown(saved: Saved, setup: str, dataset: str, number: int) -> Figure:
     lines = tuple(Line(method, tuple((w, ours) for (m, w), ours in saved.items() if m == method)) for method in (SAMPLES, BEAMS))
     plot = Plot("Blocks saved by sharing", "% of blocks without sharing", lines=lines, x_label="samples or beams of a request")
     notes = (
-        "What samples save follows from the lengths alone, and means do not determine it; what beams save also from where hypotheses part, "
-        "which they do later in a small model.",
+        "What samples save follows from the lengths alone, and means do not determine it; what beams save also from where their hypotheses "
+        "part.",
     )
     return Figure(number, f"Blocks saved by sharing, lengths of {dataset}", MEASURED, setup, rows, (plot,), notes)
 
