@@ -15,7 +15,8 @@ from octavo.planning.bracket import RateGrid
 from octavo.planning.estimate import Estimate
 from octavo.planning.kinds import KindFit, MachineKind
 from octavo.planning.load import PlanLoad
-from octavo.planning.search import PlanSearch, SearchOptions, SearchResult
+from octavo.planning.plans import SearchOptions, SearchResult
+from octavo.planning.search import PlanSearch
 from octavo.planning.trials import Fleet, Group, Trial, TrialOptions, Trials
 from octavo.simulator.engine_spec import PowerModel
 from octavo.simulator.records import Slo

@@ -6,7 +6,7 @@ from octavo.bench.tables import table
 from octavo.cli.plan_fit import size
 from octavo.planning.kinds import KindFit
 from octavo.planning.planner import PlanReport
-from octavo.planning.search import KindRates, Plan, SearchResult
+from octavo.planning.plans import KindRates, Plan, SearchResult
 from octavo.planning.trials import TrialOptions
 
 _SHOWN_CONSIDERED = 12
