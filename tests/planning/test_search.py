@@ -199,6 +199,15 @@ def test_the_limit_on_requests_ends_the_search_with_what_there_is() -> None:
                 assert bracket.holds_at <= paces[name].both and (bracket.fails_at is None or paces[name].both < bracket.fails_at)
 
 
+def test_fleets_that_were_not_tried_are_told_by_what_one_engine_holds() -> None:
+    """Three trials: two for the rate of one engine, of which 4.5 is seen to hold, and one of the fleet, with the first of three seeds."""
+    result = search({"a": Pace(5.0, 6.0, 6.0, 100.0)}, 17.0, most_simulated=300, seeds=(0, 1, 2)).run()
+    told = {one.what: one.outcome for one in result.considered}
+    assert result.was_limited and result.best is None
+    assert result.kinds[0].dropped == "not finished: the limit on simulated requests was reached"
+    assert told["4 x a"].startswith("enough by what one engine holds alone, for 400 W; not tried: the limit on simulated requests")
+
+
 def test_designs_are_tried_alone() -> None:
     paces = {"a": Pace(5.0, 50.0, 5.5, 100.0), "b": Pace(5.0, 5.5, 50.0, 100.0)}
     result = search(paces, 20.0, kinds=(), splits=(("b", "a"),)).run()

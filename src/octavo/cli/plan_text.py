@@ -110,6 +110,8 @@ def _fits_nowhere(report: PlanReport) -> str:
 def _fleets(report: PlanReport, result: SearchResult, rate: float) -> str:
     plans = [(name, plan) for name, plan in (("together", result.colocated), ("apart", result.split)) if plan is not None]
     if not plans:
+        if result.was_limited:
+            return f"To serve {rate:.4g} requests/s: no fleet was found within the limit on simulated requests (--max-simulated)."
         return f"To serve {rate:.4g} requests/s: nothing that was tried keeps the limits{' within the budget' * _has_budget(result)}."
     rows = [["", "prefill and decode", "fleet", "W, all busy", "W, mean", "USD/h", "USD/M tokens", "within limits", "if steps take longer"]]
     for name, plan in sorted(plans, key=lambda item: item[1] is not result.best):
@@ -163,7 +165,8 @@ def _how_sure(report: PlanReport, result: SearchResult) -> str:
     if stated:
         lines.append(f"Seconds of a step, stated error: {', '.join(stated)}.")
     if guessed:
-        lines.append("Seconds of a step: by makers' figures, nothing measured; trust the order of machines before any single figure.")
+        where = "" if len(guessed) == len(kinds) else f" on {', '.join(guessed)}"
+        lines.append(f"Seconds of a step{where}: by makers' figures, no error stated; trust the order of machines before single figures.")
     lines.append("Steps shared by several devices are taken to be shared evenly, with nothing lost on the way between them.")
     if result.was_limited:
         lines.append("The limit on simulated requests was reached (--max-simulated): what is missing above was not tried.")

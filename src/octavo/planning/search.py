@@ -206,9 +206,18 @@ class PlanSearch:
         for name in names:
             if name not in able and name in self._kinds:
                 self._drop(name, self._kinds[name].dropped or "one engine holds at no rate that was tried")
-        for name in sorted(able, key=lambda name: math.ceil(rate / (self._kinds[name].holds_at or rate)) * self._price_of(name)):
-            fleet = self._fewest(name, rate)
-            plan = None if fleet is None else self._kept(fleet, rate)
+        alone = {name: max(1, math.ceil(rate / (self._kinds[name].holds_at or rate) - 1e-9)) for name in able}
+        by_price = sorted(able, key=lambda name: alone[name] * self._price_of(name))
+        for i, name in enumerate(by_price):
+            try:
+                fleet = self._fewest(name, rate)
+                plan = None if fleet is None else self._kept(fleet, rate)
+            except TrialLimit as limit:
+                self._lacks_fleets = True
+                for left in by_price[i:]:
+                    price = self.shown(alone[left] * self._price_of(left))
+                    self._drop(f"{alone[left]} x {left}", f"enough by what one engine holds alone, for {price}; not tried: {limit}")
+                return
             if plan is not None:
                 yield plan
 
