@@ -111,8 +111,9 @@ def test_a_file_as_it_will_be_served(octavo: Octavo, tiny: Path) -> None:
 def test_what_cannot_be_sized_names_its_field(octavo: Octavo, tmp_path: Path, config: dict[str, Any], message: str) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config))
-    ended = octavo("plan", "--fit", "-m", path)
-    assert ended.code == 1 and message in ended.err and ended.out == ""
+    for flags in (("--fit",), LIMITS):
+        ended = octavo("plan", "-m", path, *flags)
+        assert ended.code == 1 and f"{path}: {message}" in ended.err and ended.out == ""
 
 
 # --- machines ---------------------------------------------------------------------------------------------------------------------------
@@ -193,8 +194,15 @@ def test_damaged_machine_files_name_the_field(octavo: Octavo, folder: Path, tiny
 
 def test_damaged_traces_name_line_and_field(octavo: Octavo, tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("arrival_s,num_prompt,num_output\n0,5,5\n1,-5,5\n")
-    ended = octavo("plan", "-m", tiny, "--trace", tmp_path / "t.csv", *LIMITS)
+    flags = ("plan", "-m", tiny, "--trace", tmp_path / "t.csv", *LIMITS)
+    ended = octavo(*flags)
     assert ended.code == 1 and "t.csv: line 3: column num_prompt: -5 is not allowed" in ended.err
+    (tmp_path / "t.csv").write_text("arrival_s,num_prompt,num_output\n0,5,5\n0,5,5\n")
+    ended = octavo(*flags)
+    assert ended.code == 2 and "--rate" in ended.err and "come at once" in ended.err
+    (tmp_path / "t.csv").write_text("arrival_s,num_prompt,num_output\n0,50000,5\n1,50000,5\n")
+    ended = octavo(*flags)
+    assert ended.code == 1 and "t.csv: no request fits the model's context of 16384 tokens" in ended.err
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from octavo.planning.estimate import Estimate, estimate
 from octavo.planning.kinds import Engine, MachineKind, fit_kind
 from octavo.planning.load import PlanLoad
 from octavo.planning.planner import PlanReport, make_plan
-from octavo.planning.search import SearchOptions, why_not
+from octavo.planning.plans import SearchOptions, why_not
 from octavo.planning.trials import Fleet, Group, TrialOptions, trial_size
 from octavo.simulator.engine_spec import EngineSpec
 from octavo.simulator.records import Slo

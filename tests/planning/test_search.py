@@ -15,7 +15,8 @@ from octavo.planning.bracket import RateGrid
 from octavo.planning.estimate import Estimate
 from octavo.planning.kinds import KindFit, MachineKind
 from octavo.planning.load import PlanLoad
-from octavo.planning.search import PlanSearch, SearchOptions, SearchResult
+from octavo.planning.plans import SearchOptions, SearchResult
+from octavo.planning.search import PlanSearch
 from octavo.planning.trials import Fleet, Group, Trial, TrialOptions, Trials
 from octavo.simulator.engine_spec import PowerModel
 from octavo.simulator.records import Slo
@@ -196,6 +197,15 @@ def test_the_limit_on_requests_ends_the_search_with_what_there_is() -> None:
         for name, kind in zip(paces, result.kinds, strict=True):  # wide as it may be, it is no lie
             for _, bracket in kind.brackets:
                 assert bracket.holds_at <= paces[name].both and (bracket.fails_at is None or paces[name].both < bracket.fails_at)
+
+
+def test_fleets_that_were_not_tried_are_told_by_what_one_engine_holds() -> None:
+    """Three trials: two for the rate of one engine, of which 4.5 is seen to hold, and one of the fleet, with the first of three seeds."""
+    result = search({"a": Pace(5.0, 6.0, 6.0, 100.0)}, 17.0, most_simulated=300, seeds=(0, 1, 2)).run()
+    told = {one.what: one.outcome for one in result.considered}
+    assert result.was_limited and result.best is None
+    assert result.kinds[0].dropped == "not finished: the limit on simulated requests was reached"
+    assert told["4 x a"].startswith("enough by what one engine holds alone, for 400 W; not tried: the limit on simulated requests")
 
 
 def test_designs_are_tried_alone() -> None:

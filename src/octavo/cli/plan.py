@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from octavo.costs.machines import Design
     from octavo.planning.kinds import Engine, MachineKind
     from octavo.planning.load import PlanLoad
-    from octavo.planning.search import SearchOptions
+    from octavo.planning.plans import SearchOptions
     from octavo.planning.trials import Trial, TrialOptions
 
 _D = EngineConfig()
@@ -179,11 +179,11 @@ def _checked(make: Callable[[], Any], *names: tuple[str, str]) -> Any:
     try:
         return make()
     except ValueError as error:
-        field, colon, problem = str(error).partition(": ")
-        flag = dict(names).get(field, field.replace("_", "-"))
-        if not colon or " " in field:
+        field, _, problem = str(error).partition(": ")
+        flag, ctx = f"--{dict(names).get(field, field.replace('_', '-'))}", click.get_current_context()
+        if all(flag not in param.opts for param in ctx.command.params):
             raise
-        raise click.BadParameter(problem, click.get_current_context(), param_hint=f"'--{flag}'") from None
+        raise click.BadParameter(problem, ctx, param_hint=f"'{flag}'") from None
 
 
 def _trial_options(options: dict[str, Any]) -> TrialOptions:
@@ -207,7 +207,7 @@ def _trial_options(options: dict[str, Any]) -> TrialOptions:
 
 def _search_options(options: dict[str, Any], load: PlanLoad) -> SearchOptions:
     from octavo.planning.bracket import RateGrid
-    from octavo.planning.search import SearchOptions
+    from octavo.planning.plans import SearchOptions
 
     low, high = options["rate_range"] or (RateGrid().low, RateGrid().high)
     grid = _checked(lambda: RateGrid(options["precision"], low, high))

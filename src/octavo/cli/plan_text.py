@@ -6,7 +6,7 @@ from octavo.bench.tables import table
 from octavo.cli.plan_fit import size
 from octavo.planning.kinds import KindFit
 from octavo.planning.planner import PlanReport
-from octavo.planning.search import KindRates, Plan, SearchResult
+from octavo.planning.plans import KindRates, Plan, SearchResult
 from octavo.planning.trials import TrialOptions
 
 _SHOWN_CONSIDERED = 12
@@ -30,7 +30,7 @@ def _head(report: PlanReport) -> str:
     model, kv, load = report.engine.model, report.engine.kv, report.load
     weights = f"{size(model.weight_bytes)} of weights ({model.weights_from}), KV {kv.bytes_per_token:,} B a token in {kv.dtype}"
     left_out = f" ({load.num_left_out:,} left out: empty, or longer than the model's context)" if load.num_left_out else ""
-    own = f", {load.rate:.3g}/s on average" if load.rate is not None and load.name != "made" else ""
+    own = f", {_rate(load.rate)}/s on average" if load.rate is not None and load.name != "made" else ""
     lengths = f"mean prompt {load.mean_prompt:,.0f}, mean answer {load.mean_output:,.0f} tokens"
     return "\n".join(
         [
@@ -89,7 +89,11 @@ def _machine_row(fit: KindFit, kind: KindRates | None) -> list[str]:
         return [*row, "none", "-", kind.dropped or ""]
     if kind.dropped is not None and kind.dropped.startswith("not finished"):
         seeds = "not finished"
-    return [*row, f"{kind.holds_at:.3g}", "-" if fails is None else f"{fails:.3g}", f"({seeds})"]
+    return [*row, _rate(kind.holds_at), "-" if fails is None else _rate(fails), f"({seeds})"]
+
+
+def _rate(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 100.0 else f"{rate:.3g}"
 
 
 def _fits_nowhere(report: PlanReport) -> str:
@@ -110,11 +114,13 @@ def _fits_nowhere(report: PlanReport) -> str:
 def _fleets(report: PlanReport, result: SearchResult, rate: float) -> str:
     plans = [(name, plan) for name, plan in (("together", result.colocated), ("apart", result.split)) if plan is not None]
     if not plans:
-        return f"To serve {rate:.4g} requests/s: nothing that was tried keeps the limits{' within the budget' * _has_budget(result)}."
+        if result.was_limited:
+            return f"To serve {_rate(rate)} requests/s: no fleet was found within the limit on simulated requests (--max-simulated)."
+        return f"To serve {_rate(rate)} requests/s: nothing that was tried keeps the limits{' within the budget' * _has_budget(result)}."
     rows = [["", "prefill and decode", "fleet", "W, all busy", "W, mean", "USD/h", "USD/M tokens", "within limits", "if steps take longer"]]
     for name, plan in sorted(plans, key=lambda item: item[1] is not result.best):
         rows.append(_fleet_row("->" if plan is result.best else "", name, plan, report.load.mean_output))
-    title = f"To serve {rate:.4g} requests/s, least {_unit(result.minimize)} first:"
+    title = f"To serve {_rate(rate)} requests/s, least {_unit(result.minimize)} first:"
     ratios = [_ratio(plan) for _, plan in plans if plan.fleet.is_split]
     return "\n".join([title, "", table(rows, "   >>>>>"), *ratios])
 
@@ -163,7 +169,8 @@ def _how_sure(report: PlanReport, result: SearchResult) -> str:
     if stated:
         lines.append(f"Seconds of a step, stated error: {', '.join(stated)}.")
     if guessed:
-        lines.append("Seconds of a step: by makers' figures, nothing measured; trust the order of machines before any single figure.")
+        where = "" if len(guessed) == len(kinds) else f" on {', '.join(guessed)}"
+        lines.append(f"Seconds of a step{where}: by makers' figures, no error stated; trust the order of machines before single figures.")
     lines.append("Steps shared by several devices are taken to be shared evenly, with nothing lost on the way between them.")
     if result.was_limited:
         lines.append("The limit on simulated requests was reached (--max-simulated): what is missing above was not tried.")

@@ -10,7 +10,8 @@ from octavo.costs.machines import Design
 from octavo.planning.estimate import Estimate, estimate
 from octavo.planning.kinds import Engine, KindFit, MachineKind, fit_kind
 from octavo.planning.load import PlanLoad
-from octavo.planning.search import KindRates, Plan, PlanSearch, SearchOptions, SearchResult
+from octavo.planning.plans import KindRates, Plan, SearchOptions, SearchResult
+from octavo.planning.search import PlanSearch
 from octavo.planning.trials import Fleet, Group, Trial, TrialOptions, Trials, trial_size
 
 MAX_DEVICES = 8

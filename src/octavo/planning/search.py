@@ -13,106 +13,18 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
-from octavo.planning.bracket import Bracket, RateGrid, find_bracket
+from octavo.planning.bracket import Bracket, find_bracket
 from octavo.planning.estimate import Estimate
-from octavo.planning.kinds import ASSUMED_ERROR, KindFit
+from octavo.planning.kinds import ASSUMED_ERROR
+from octavo.planning.plans import Considered, KindRates, Plan, SearchOptions, SearchResult, why_not
 from octavo.planning.trials import Fleet, Group, Trial, TrialLimit, Trials
 
 MOST_ENGINES = 4  # of a cell, which is what is simulated of a larger fleet; fewer where a trial of so many would be too long
 _FIRST_SHARE = 0.9  # of an estimate, which knows no queues
-MINIMIZE = ("usd", "watts", "machines")
 _SHARES = (0.5, 0.75, 1.0)  # of all requests that may be simulated: when single engines, colocated and split fleets have to be done
 _MOST_MOVES = 16  # of a walk over the numbers of prefill and decode engines
 _POOLING = 1.5  # engines that serve each other's bursts hold at most so many times what each holds alone, it is taken
 _WORTH_TRYING = 1.5  # times the best price so far: bounds beyond it are not tried
-
-
-@dataclass(frozen=True, slots=True)
-class KindRates:
-    """What one engine of a kind can do. ``brackets``: by seed, perhaps not of all seeds; ``dropped``: why there are none, or not all."""
-
-    fit: KindFit
-    estimate: Estimate | None = None
-    brackets: tuple[tuple[int, Bracket], ...] = ()
-    dropped: str | None = None
-
-    @property
-    def holds_at(self) -> float | None:
-        """With every seed."""
-        return min((bracket.holds_at for _, bracket in self.brackets), default=None)
-
-    @property
-    def fails_at(self) -> float | None:
-        """With every seed. None: not found."""
-        rates = [bracket.fails_at for _, bracket in self.brackets]
-        return None if not rates or None in rates else max(rate for rate in rates if rate is not None)
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """A fleet that keeps the limits at ``rate`` with every seed. ``trials``: one for each. ``slower``: the first seed's trial with steps
-    that take longer by ``error``."""
-
-    fleet: Fleet
-    rate: float
-    trials: tuple[Trial, ...]
-    usd_per_hour: float | None
-    peak_w: float
-    num_devices: int
-    error: float
-    slower: Trial | None = None
-
-    @property
-    def mean_w(self) -> float:
-        return sum(trial.watts for trial in self.trials) / len(self.trials)
-
-
-@dataclass(frozen=True, slots=True)
-class Considered:
-    """Something that was looked at, and what came of it: "chosen", or why it was dropped."""
-
-    what: str
-    outcome: str
-    rate: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SearchOptions:
-    """``rate``: to be served; None: only what single engines can do is found. ``minimize``: None: usd where every kind has a price, else
-    watts. ``splits``: (prefill, decode) of the fits that may be tried, by name; ``kinds``: those that run both phases; None: all."""
-
-    rate: float | None = None
-    grid: RateGrid = RateGrid()
-    minimize: str | None = None
-    budget_usd: float | None = None
-    budget_w: float | None = None
-    most_pairs: int = 3
-    kinds: tuple[str, ...] | None = None
-    splits: tuple[tuple[str, str], ...] | None = None
-    fixed: tuple[Fleet, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.rate is not None and not 0.0 < self.rate < math.inf:
-            raise ValueError(f"rate: {self.rate!r} is not allowed; a finite number of requests per second above 0")
-        if self.minimize is not None and self.minimize not in MINIMIZE:
-            raise ValueError(f"minimize: {self.minimize!r} is not allowed; one of {', '.join(MINIMIZE)}")
-        for name in ("budget_usd", "budget_w"):
-            value = getattr(self, name)
-            if value is not None and not 0.0 < value < math.inf:
-                raise ValueError(f"{name}: {value!r} is not allowed; a finite number above 0")
-
-
-@dataclass(frozen=True, slots=True)
-class SearchResult:
-    """``best`` is one of ``colocated`` and ``split``, the better one within the budgets; None: there is none."""
-
-    kinds: tuple[KindRates, ...]
-    colocated: Plan | None
-    split: Plan | None
-    best: Plan | None
-    considered: tuple[Considered, ...]
-    minimize: str
-    was_limited: bool  # by the number of requests that may be simulated
 
 
 @dataclass(slots=True)
@@ -123,8 +35,11 @@ class PlanSearch:
     estimates: dict[str, Estimate]
     options: SearchOptions
     considered: list[Considered] = field(default_factory=list)
-    was_limited: bool = False
     minimize: str = field(init=False)
+    _lacks_seeds: bool = False  # by the limit on requests
+    _lacks_fleets: bool = False
+    _hopeless: dict[str, str] = field(default_factory=dict)  # kinds that no rate holds on, and why
+    _brackets: dict[str, dict[int, Bracket]] = field(default_factory=dict)  # of one engine, by kind and seed
     _kinds: dict[str, KindRates] = field(default_factory=dict)
     _best: float = math.inf  # price of the best plan so far
 
@@ -146,12 +61,13 @@ class PlanSearch:
             colocated = self._best_of(self._colocated(self.options.rate), "colocated fleets")
             self.trials.share = _SHARES[2]
             split = self._best_of(self._split(self.options.rate), "split fleets")
+            self._find_rates()  # with what is left
             self.trials.share = math.inf  # two more trials, at most
             colocated, split = self._checked(colocated), self._checked(split)
         plans = [plan for plan in (colocated, split) if plan is not None]
         best = min(plans, key=lambda plan: self.price(plan.fleet), default=None)
         kinds = tuple(self._kinds[name] for name in self.trials.fits)
-        return SearchResult(kinds, colocated, split, best, tuple(self.considered), self.minimize, self.was_limited)
+        return SearchResult(kinds, colocated, split, best, tuple(self.considered), self.minimize, self._lacks_seeds or self._lacks_fleets)
 
     # --- prices -------------------------------------------------------------------------------------------------------------------------
 
@@ -185,38 +101,41 @@ class PlanSearch:
     # --- one engine ---------------------------------------------------------------------------------------------------------------------
 
     def _find_rates(self) -> None:
-        """Seed by seed, the most promising kinds first: when the limit is near, every kind has a bracket before the best have two."""
-        fits, found = self.trials.fits, dict[str, list[tuple[int, Bracket]]]()
-        dropped = {name: f"{fit.missing_bytes:,} bytes are missing" for name, fit in fits.items() if not fit.fits}
-        for name, fit in fits.items():
-            if fit.fits:
-                why = self._too_slow(name)
-                if why is None:
-                    found[name] = []
-                else:
-                    dropped[name] = why
-        promising = sorted(found, key=lambda name: self._price_of(name) / self.estimates[name].rate)
+        """Seed by seed, the most promising kinds first: when the limit is near, every kind has a bracket before the best have two. May be
+        called again, with more to spend."""
+        fits, seeds = self.trials.fits, self.trials.options.seeds
+        if not self._hopeless:
+            missing = {name: f"{fit.missing_bytes:,} bytes are missing" for name, fit in fits.items() if not fit.fits}
+            slow = {name: why for name, fit in fits.items() if fit.fits and (why := self._too_slow(name)) is not None}
+            self._hopeless = {**missing, **slow}
+        able = [name for name in fits if name in self.estimates and name not in self._hopeless]
+        for name in able:
+            self._brackets.setdefault(name, {})
+        promising = sorted(able, key=lambda name: self._price_of(name) / self.estimates[name].rate)
         try:
-            for seed in self.trials.options.seeds:
+            for seed in seeds:
                 for name in promising:
-                    if name not in dropped:
-                        guess = found[name][-1][1].holds_at if found[name] else _FIRST_SHARE * self.estimates[name].rate
-                        found[name].append((seed, self._bracket(name, seed, guess)))
-                        if not found[name][-1][1].holds_at:
-                            dropped[name] = f"not even requests that come alone keep the limits: {why_not(self.trials.done[-1])}"
+                    if name not in self._hopeless and seed not in self._brackets[name]:
+                        self._brackets[name][seed] = bracket = self._bracket(name, seed)
+                        if not bracket.holds_at:
+                            why = why_not(self.trials.done[-1])
+                            self._hopeless[name] = f"not even requests that come alone keep the limits: {why}"
+            self._lacks_seeds = False
         except TrialLimit:
-            self.was_limited = True
-            for name in promising:  # the one that was not finished
-                begun = None if found[name] else self.trials.seen(Fleet((Group(name, "both", 1),)), self.trials.options.seeds[0])
-                if begun is not None and name not in dropped:
-                    found[name].append((self.trials.options.seeds[0], begun))
-                    dropped[name] = "not finished: the limit on simulated requests was reached"
-        num_seeds = len(self.trials.options.seeds)
-        for name in promising:
-            if len(found[name]) < num_seeds and name not in dropped:
-                dropped[name] = f"{len(found[name])} of {num_seeds} seeds: the limit on simulated requests was reached"
-        for name, fit in fits.items():
-            self._kinds[name] = KindRates(fit, self.estimates.get(name), tuple(found.get(name, ())), dropped.get(name))
+            self._lacks_seeds = True
+        self._kinds = {name: self._rates(name) for name in fits}
+
+    def _rates(self, name: str) -> KindRates:
+        """What is known of a kind by now; where the limit cut its first bracket short, as far as that was seen."""
+        fit, found, seeds = self.trials.fits[name], self._brackets.get(name, {}), self.trials.options.seeds
+        guess, why = self.estimates.get(name), self._hopeless.get(name)
+        if why is None and not found:
+            begun = self.trials.seen(Fleet((Group(name, "both", 1),)), seeds[0])
+            why = "not finished: the limit on simulated requests was reached"
+            return KindRates(fit, guess, () if begun is None else ((seeds[0], begun),), why)
+        if why is None and len(found) < len(seeds):
+            why = f"{len(found)} of {len(seeds)} seeds: the limit on simulated requests was reached"
+        return KindRates(fit, guess, tuple(found.items()), why)
 
     def _too_slow(self, name: str) -> str | None:
         """Why no request can keep its limits on this kind, however few there are."""
@@ -226,8 +145,10 @@ class PlanSearch:
             return None
         return f"one answer alone takes {1000 * guess.least_itl_s:,.4g} ms for a token, more than the limit of {1000 * limit_s:,.4g} ms"
 
-    def _bracket(self, name: str, seed: int, guess: float) -> Bracket:
-        fleet = Fleet((Group(name, "both", 1),))
+    def _bracket(self, name: str, seed: int) -> Bracket:
+        """Beginning where the seed before ended."""
+        fleet, before = Fleet((Group(name, "both", 1),)), list(self._brackets[name].values())
+        guess = before[-1].holds_at if before else _FIRST_SHARE * self.estimates[name].rate
         return find_bracket(lambda rate: self.trials.holds(fleet, rate, seed), self.options.grid, guess)
 
     # --- fleets -------------------------------------------------------------------------------------------------------------------------
@@ -240,7 +161,7 @@ class PlanSearch:
                 found.append(plan)
                 self._best = min(self._best, self.price(plan.fleet))
         except TrialLimit as limit:
-            self.was_limited = True
+            self._lacks_fleets = True
             self.considered.append(Considered(f"more {what}", f"not tried: {limit}"))
         return min(found, key=lambda plan: self.price(plan.fleet), default=None)
 
@@ -285,9 +206,18 @@ class PlanSearch:
         for name in names:
             if name not in able and name in self._kinds:
                 self._drop(name, self._kinds[name].dropped or "one engine holds at no rate that was tried")
-        for name in sorted(able, key=lambda name: math.ceil(rate / (self._kinds[name].holds_at or rate)) * self._price_of(name)):
-            fleet = self._fewest(name, rate)
-            plan = None if fleet is None else self._kept(fleet, rate)
+        alone = {name: max(1, math.ceil(rate / (self._kinds[name].holds_at or rate) - 1e-9)) for name in able}
+        by_price = sorted(able, key=lambda name: alone[name] * self._price_of(name))
+        for i, name in enumerate(by_price):
+            try:
+                fleet = self._fewest(name, rate)
+                plan = None if fleet is None else self._kept(fleet, rate)
+            except TrialLimit as limit:
+                self._lacks_fleets = True
+                for left in by_price[i:]:
+                    price = self.shown(alone[left] * self._price_of(left))
+                    self._drop(f"{alone[left]} x {left}", f"enough by what one engine holds alone, for {price}; not tried: {limit}")
+                return
             if plan is not None:
                 yield plan
 
@@ -424,13 +354,3 @@ def _grown(at: tuple[int, int], failure: Trial) -> tuple[int, int]:
     if late_others > 2.0 * late_first:
         return at[0], at[1] + 1
     return at[0] + 1, at[1] + 1
-
-
-def why_not(trial: Trial) -> str:
-    """What a trial that does not hold broke, most first."""
-    if trial.first_refusal is not None and not trial.broken:
-        return f"requests are refused: {trial.first_refusal}"
-    if trial.piled_up and not trial.stopped:
-        return "requests pile up"
-    parts = [f"{name} late for {100 * share:.0f} %" for name, share in sorted(trial.broken.items(), key=lambda item: -item[1])]
-    return ", ".join(parts) or "requests do not end"
