@@ -8,7 +8,7 @@ import pytest
 
 from octavo.core.kv_groups import GroupedKV, GroupedLimits
 from octavo.core.match_report import MatchEnd
-from octavo.core.planner import Planner
+from octavo.core.preempting import Preemptor
 from octavo.core.request import ParameterError, Sequence
 from octavo.core.state import Draft
 from octavo.core.step import StepPlan
@@ -173,7 +173,7 @@ def swapped_siblings() -> tuple[Harness, list[Sequence]]:
     state.running += kept
     harness.check()
     by_hand = Draft(StepPlan(-1, pages=kv_of(harness).pages), 32)
-    Planner(state)._preempt(by_hand, [first, second])
+    Preemptor(state).preempt(by_hand.plan, [first, second])
     harness.check()
     harness.backend.execute(by_hand.plan)
     return harness, [first, second]
