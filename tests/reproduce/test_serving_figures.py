@@ -185,11 +185,11 @@ def test_batched_requests_are_judged_by_a_share(monkeypatch: pytest.MonkeyPatch)
     batched = dict(batched_sharegpt.PUBLISHED) | {"paged": 13.0}
     monkeypatch.setattr("octavo.reproduce.batched.simulate", waste_of(dict.fromkeys(batched, 50.0), batched))
     figure = batched_sharegpt.run(QUICK)
-    assert [row.hit for row in figure.rows] == [True, True, True, False, False, False]
+    assert [row.hit for row in figure.rows] == [True, True, True, False, False, False, None]
     assert row_of(figure, "paged over Orca (Oracle)").published == "2.2x"
     assert row_of(figure, "paged over Orca (Max)").published == "4.3x"
     assert [line.label for line in figure.plots[0].lines] == list(kv_use.NAMES.values())
-    assert [x for x, _ in figure.plots[0].lines[0].points] == [1.0, 1.5]
+    assert [x for x, _ in figure.plots[0].lines[0].points] == [1.0, 2.0]
 
 
 def test_limits_are_told_in_words() -> None:
