@@ -123,6 +123,13 @@ def test_other_means_and_slower_steps() -> None:
     assert len(batched) == 2 and batched[1] > 1.4 * batched[0], "who stays longer is there with more others"
 
 
+def test_admission_looks_no_further_than_told() -> None:
+    case = WasteCase(rate=40.0, duration_s=8.0)
+    near, far = (simulate("paged", case, lookahead=tokens).with_queue.record() for tokens in (1, 64))
+    assert near is not None and far is not None and near["token_states_pct"] > far["token_states_pct"] + 3
+    assert simulate("paged", case).with_queue.record() == near
+
+
 def test_the_record_and_the_tables() -> None:
     printed: list[str] = []
     run_waste(SHORT, printed.append, False)

@@ -158,9 +158,9 @@ def test_conversations_carry_their_history() -> None:
 def waste_of(share: dict[str, float], batched: dict[str, float]) -> Callable[..., WasteRun]:
     """In place of a simulation: one sample of this share of token states and this batch."""
 
-    def simulate(reservation: str, case: WasteCase, slowness: float = 1.0) -> WasteRun:
+    def simulate(reservation: str, case: WasteCase, slowness: float = 1.0, lookahead: int = 1) -> WasteRun:
         shares = Shares()
-        states = round(share[reservation] * NUM_SLOTS / 100)
+        states = round((share[reservation] - (8.0 if lookahead > 1 else 0.0)) * NUM_SLOTS / 100)
         num_batched = round(100 * batched[reservation] * slowness)
         for i in range(100):  # so that a mean has two digits
             shares.add(KVOccupancy(NUM_SLOTS, num_token_states=states, num_free=NUM_SLOTS - states), (num_batched + i) // 100, 1)
@@ -175,20 +175,21 @@ def test_kv_use_is_judged_by_points(monkeypatch: pytest.MonkeyPatch, error: floa
     monkeypatch.setattr(kv_use, "simulate", waste_of(shares, dict.fromkeys(shares, 1.0)))
     figure = kv_use.run(Setup(quick=True))
     judged = [row for row in figure.rows if row.hit is not None]
-    assert [row.published for row in judged] == ["20.4 %", "26.8 %", "38.2 %", "96.3 %"]
+    assert [row.published for row in judged] == ["20.4 %", "26.8 %", "38.2 %", "96.3 %", "96.3 %"]
+    assert judged[-1].what.startswith("paged, admission looks 64 tokens ahead") and judged[-1].hit is False
     assert sum(bool(row.hit) for row in judged) == hits
-    assert len(figure.plots[0].ranges) == len(figure.plots[0].marks) == 4
+    assert len(figure.plots[0].ranges) == 5 and len(figure.plots[0].marks) == 4
 
 
 def test_batched_requests_are_judged_by_a_share(monkeypatch: pytest.MonkeyPatch) -> None:
     batched = dict(batched_sharegpt.PUBLISHED) | {"paged": 13.0}
     monkeypatch.setattr("octavo.reproduce.batched.simulate", waste_of(dict.fromkeys(batched, 50.0), batched))
     figure = batched_sharegpt.run(QUICK)
-    assert [row.hit for row in figure.rows] == [True, True, True, False, False, False]
+    assert [row.hit for row in figure.rows] == [True, True, True, False, False, False, None]
     assert row_of(figure, "paged over Orca (Oracle)").published == "2.2x"
     assert row_of(figure, "paged over Orca (Max)").published == "4.3x"
     assert [line.label for line in figure.plots[0].lines] == list(kv_use.NAMES.values())
-    assert [x for x, _ in figure.plots[0].lines[0].points] == [1.0, 1.5]
+    assert [x for x, _ in figure.plots[0].lines[0].points] == [1.0, 2.0]
 
 
 def test_limits_are_told_in_words() -> None:

@@ -105,7 +105,7 @@ def test_values_without_a_limit_end_at_the_border() -> None:
 
 def test_marks_of_one_value_have_one_label() -> None:
     plot = Plot("t", "v", ranges=(Range("a", 1.0, 2.0),), marks=(("equal cost", 1.4), ("equal power", 1.4), ("equal cost", 1.4)))
-    assert [text for *_, text in boxes(drawn(plot)) if "equal" in text] == ["equal cost, equal power 1.4"]
+    assert [text for *_, text in boxes(drawn(plot)) if "equal" in text] == ["equal cost, equal power: 1.4"]
 
 
 def test_what_has_no_place_is_left_out() -> None:
@@ -123,7 +123,7 @@ def test_a_plot_of_nothing_is_not_drawn() -> None:
 def test_text_is_escaped() -> None:
     plot = Plot("<b>&\"'", "a < b", lines=(Line("x & y <script>", ((0.0, 1.0), (1.0, 2.0))),), x_label="]]>", marks=(("<", 1.5),))
     texts = [text for *_, text in boxes(drawn(plot))]
-    assert "<b>&\"'" in texts and "x & y <script>" in texts and "< 1.5" in texts
+    assert "<b>&\"'" in texts and "x & y <script>" in texts and "<: 1.5" in texts
     assert drawn(plot).attrib["aria-label"] == "<b>&\"'"
 
 

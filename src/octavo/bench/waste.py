@@ -10,6 +10,7 @@ All of the set-up is fixed in this file, so that no figure can be tuned by it:
 - Lengths: the paper's means of ShareGPT, 161.31 tokens in and 337.99 out. Their distribution is not published with it; taken are lognormals
   with the coefficients of variation of the public Azure LLM inference trace 2023 of conversations (prompts 0.960, answers 0.771; Patel et
   al., Splitwise, ISCA 2024), limited to 4 .. 1,024 tokens, with the means fitted after that limit.
+- Admission: as the paper's, whoever has room now comes in; how much running sequences may still grow is not looked at, beyond a block each.
 - Arrivals: Poisson. The run ends with them; requests that are still under way then are not finished.
 - A step: max(weights / memory bandwidth, arithmetic / peak) + KV read / memory bandwidth. No overhead of a host.
 """
@@ -20,7 +21,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from octavo.bench.tables import table
 from octavo.config import KV_RESERVATIONS, CacheConfig, SchedulerConfig
@@ -34,7 +35,8 @@ from octavo.workload.lengths import LogNormal
 from octavo.workload.requests import Independent, Workload, WorkloadRequest
 
 NUM_SLOTS, BLOCK_SIZE, MAX_MODEL_LEN = 15_728, 16, 2048
-SCHEDULER = SchedulerConfig(max_num_seqs=256, max_num_batched_tokens=2048)
+LOOKAHEAD = 1  # tokens that admission leaves room for; the paper's engine looks no further, ours does by default
+SCHEDULER = SchedulerConfig(max_num_seqs=256, max_num_batched_tokens=2048, admission_lookahead=LOOKAHEAD)
 MEAN_PROMPT, MEAN_OUTPUT = 161.31, 337.99
 CV_PROMPT, CV_OUTPUT = 0.960, 0.771
 SHORTEST, LONGEST = 4, 1024
@@ -142,10 +144,11 @@ def workload(case: WasteCase) -> Workload:
     return Workload(OpenLoop(case.rate), lengths, seed=case.seed)
 
 
-def simulate(reservation: str, case: WasteCase, slowness: float = 1.0) -> WasteRun:
-    """``case`` with the KV memory kept by ``reservation``, until its time is over. ``slowness``: of ``Roofline``."""
+def simulate(reservation: str, case: WasteCase, slowness: float = 1.0, lookahead: int = LOOKAHEAD) -> WasteRun:
+    """``case`` with the KV memory kept by ``reservation``, until its time is over. ``slowness``: of ``Roofline``; ``lookahead``: tokens
+    of each running sequence that admission leaves room for."""
     cache = CacheConfig(block_size=BLOCK_SIZE, enable_prefix_caching=False, kv_reservation=reservation)
-    scheduler = Scheduler(SCHEDULER, cache, NUM_SLOTS // BLOCK_SIZE, MAX_MODEL_LEN)
+    scheduler = Scheduler(replace(SCHEDULER, admission_lookahead=lookahead), cache, NUM_SLOTS // BLOCK_SIZE, MAX_MODEL_LEN)
     run, cost, now = WasteRun(), Roofline(slowness=slowness), 0.0
     requests = workload(case).requests()
     coming = next(requests)

@@ -16,7 +16,7 @@ from octavo.reproduce.registry import NOT_HERE
 from octavo.reproduce.svg import all_svgs
 
 TITLE = "Published figures, made again"
-_MOST_SUMMED_UP = 4  # rows of a figure in the summary
+_MOST_SUMMED_UP = 6  # rows of a figure in the summary
 _KINDS = {MEASURED: "measured", SIMULATED: "simulated", ARITHMETIC: "arithmetic"}
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-width: 1080px; margin: 2rem auto; padding: 0 1rem; }
@@ -32,7 +32,9 @@ th { border-bottom: 2px solid #bbb; } td.verdict { white-space: nowrap; }
 .measured { background: #dff1e4; color: #05481f; } .simulated { background: #e2ecfa; color: #123c73; }
 .arithmetic { background: #efe9dc; color: #54430f; }
 svg { max-width: 100%; height: auto; margin: .6rem 0; border: 1px solid #e4e4e4; border-radius: 4px; }
-ul { margin: .4rem 0; padding-left: 1.2rem; } div.line + div.line { margin-top: .15rem; }
+ul { margin: .4rem 0; padding-left: 1.2rem; }
+table.summary td { border-bottom: 0; padding-top: .12rem; padding-bottom: .12rem; }
+table.summary tr.first td { border-top: 1px solid #e4e4e4; }
 """
 
 
@@ -75,31 +77,36 @@ def _summary(outcomes: Seq[Outcome]) -> Iterator[str]:
         if outcome.error is not None:
             link = f'<a href="#{_anchor(outcome, 0)}">{escape(entry.title)}</a>'
             cells = "".join(f"<td>{cell}</td>" for cell in (entry.number, link, _badge(entry.evidence)))
-            yield f'<tr>{cells}<td colspan="3" class="failed">failed</td></tr>'
+            yield f'<tr class="first">{cells}<td colspan="3" class="failed">failed</td></tr>'
         for i, figure in enumerate(outcome.figures):
-            yield _summary_row(figure, _anchor(outcome, i))
+            yield from _summary_rows(figure, _anchor(outcome, i))
     yield "</tbody></table>"
     reasons = "; ".join(f"{number}: {reason}" for number, reason in NOT_HERE.items())
     yield f'<p class="quiet">Not made here: {escape(reasons)}.</p>'
 
 
-def _summary_row(figure: Figure, anchor: str) -> str:
-    """Rows that were judged, the misses among them first of all, or else those with something published."""
+def _summary_rows(figure: Figure, anchor: str) -> Iterator[str]:
+    """Rows that were judged, the misses among them first of all, or else those with something published; each tells what it is of when
+    pointed at."""
     judged = [row for row in figure.rows if row.hit is not None]
-    shown = judged or [row for row in figure.rows if row.published]
-    more = len(shown) - _MOST_SUMMED_UP
-    chosen = sorted(range(len(shown)), key=lambda i: shown[i].hit is not False)[:_MOST_SUMMED_UP]
-    rows = [shown[i] for i in sorted(chosen)]
-    published, ours = (_lines((row.what, getattr(row, name)) for row in rows) for name in ("published", "ours"))
-    rest = f'<div class="quiet">and {more} more</div>' if more > 0 else ""
+    found = judged or [row for row in figure.rows if row.published]
+    chosen = sorted(range(len(found)), key=lambda i: found[i].hit is not False)[:_MOST_SUMMED_UP]
+    rows = [found[i] for i in sorted(chosen)] or [Row("", "", "")]
+    more = len(found) - len(rows)
+    num_lines = len(rows) + (more > 0)
     title = f'<a href="#{anchor}">{escape(figure.title)}</a>'
-    cells = (str(figure.number), title, _badge(figure.evidence), published + rest, ours)
-    return f'<tr>{"".join(f"<td>{cell}</td>" for cell in cells)}<td class="verdict">{_overall(judged)}</td></tr>'
+    before = "".join(_spanning(num_lines, cell) for cell in (str(figure.number), title, _badge(figure.evidence)))
+    after = _spanning(num_lines, _overall(judged), ' class="verdict"')
+    for i, row in enumerate(rows):
+        mark = {True: '<span class="hit">✓</span> ', False: '<span class="miss">✗</span> ', None: ""}[row.hit]
+        cells = f'<td title="{escape(row.what)}">{escape(row.published)}</td><td title="{escape(row.what)}">{mark}{escape(row.ours)}</td>'
+        yield f'<tr class="first">{before}{cells}{after}</tr>' if i == 0 else f"<tr>{cells}</tr>"
+    if more > 0:
+        yield f'<tr><td colspan="2" class="quiet">and {more} more</td></tr>'
 
 
-def _lines(rows: Iterator[tuple[str, str]]) -> str:
-    """One under the other, each telling what it is of when pointed at."""
-    return "".join(f'<div class="line" title="{escape(what)}">{escape(text) or "&#160;"}</div>' for what, text in rows)
+def _spanning(num_lines: int, cell: str, more: str = "") -> str:
+    return f'<td rowspan="{num_lines}"{more}>{cell}</td>'
 
 
 def _overall(judged: Seq[Row]) -> str:

@@ -87,7 +87,7 @@ def _ranges_svg(plot: Plot) -> str:
     values = [value for r in plot.ranges for value in (r.low, r.high)] + [value for _, value in marks]
     axis = Axis.of(values, _BORDER + 10, WIDTH - 160, plot.log_x)
     top = _title(canvas, plot.title)
-    rows = _rows_of([(axis.place(value), f"{label} {number(value)}") for label, value in marks])
+    rows = _rows_of([(axis.place(value), f"{label}: {number(value)}") for label, value in marks])
     marks_bottom = top + _LINE_PX * (max(rows, default=-1) + 1)
     step = 2 * _LINE_PX + 6
     bottom = marks_bottom + 8 + step * len(plot.ranges)
@@ -95,7 +95,7 @@ def _ranges_svg(plot: Plot) -> str:
     for row, (label, value) in zip(rows, marks, strict=True):
         x, y = axis.place(value), top + _LINE_PX * (row + 1) - 4
         canvas.line(x, y + 3, x, bottom, _MARK, "4 3", 1.3)
-        _mark_label(canvas, x, y, f"{label} {number(value)}")
+        _mark_label(canvas, x, y, f"{label}: {number(value)}")
     for i, found in enumerate(plot.ranges):
         _range(canvas, axis, found, marks_bottom + 10 + i * step)
     return canvas.to_svg(bottom + 3 * _LINE_PX, plot.title)
@@ -168,10 +168,10 @@ def _lines_svg(plot: Plot) -> str:
     for i, (label, value) in enumerate(x_marks):
         x, y = x_axis.place(value), top + 14 + _LINE_PX * (i + 1)
         canvas.line(x, y + 3, x, bottom, _MARK, "4 3", 1.3)
-        _mark_label(canvas, x, y, f"{label} {number(value)}")
-    _y_marks(canvas, plot.marks, x_axis, y_axis)
+        _mark_label(canvas, x, y, f"{label}: {number(value)}")
     for i, line in enumerate(plot.lines):
         _line(canvas, line, x_axis, y_axis, i)
+    _y_marks(canvas, plot.marks, x_axis, y_axis)
     return canvas.to_svg(bottom + 3 * _LINE_PX, plot.title)
 
 
@@ -217,7 +217,7 @@ def _y_marks(canvas: Canvas, marks: Seq[tuple[str, float]], x_axis: Axis, y_axis
         places[i] = max(places[i], highest)
         highest = places[i] + _LINE_PX
     for (label, value), y in zip(shown, places, strict=True):
-        canvas.text(x_axis.end - 4, y, f"{label} {number(value)}", "end", _MARK, _HALO)
+        canvas.text(x_axis.end - 4, y, f"{label}: {number(value)}", "end", _MARK, _HALO)
 
 
 # --- what both have ---------------------------------------------------------------------------------------------------------------------
