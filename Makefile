@@ -9,13 +9,15 @@ PY     := $(VENV)/bin/python
 NATIVE := CMakeLists.txt pyproject.toml $(shell find native/src -type f 2>/dev/null)
 export PATH := $(abspath $(VENV)/bin):$(PATH)
 PROMPT ?= What is the capital of France?
+# Test processes. A file's tests stay in one, in order, so that they share their fixtures.
+JOBS   ?= 2
 
 .PHONY: run test soak lint bench native-test clean
 run: $(VENV)/.octavo
 	@$(VENV)/bin/octavo run "$(PROMPT)"
 
 test: $(VENV)/.test $(VENV)/.models native-test
-	@$(PY) -m pytest -q -m "not soak"
+	@$(PY) -m pytest -q -m "not soak" -n $(JOBS) --dist loadfile
 
 # Long checks. The log is for docs/soak/, where dated results are kept.
 soak: $(VENV)/.test $(VENV)/.models

@@ -41,7 +41,7 @@ def handoff_in(state: str) -> Handoff:
     return handoff
 
 
-@pytest.mark.parametrize(("state", "move"), product(WAYS, MOVES))
+@pytest.mark.parametrize(("state", "move"), list(product(WAYS, MOVES)))
 def test_moves(state: str, move: str) -> None:
     handoff = handoff_in(state)
     if (state, move) not in EDGES:
