@@ -31,6 +31,12 @@ BAD_COMMAND_LINES = [
     (["serve", "--kv-cache-memory", "lots"], r"'--kv-cache-memory': 'lots' is not a size such as 500M or 4GiB"),
     (["serve", "--max-body-size", "1,5M"], r"'--max-body-size': '1,5M' is not a size"),
     (["serve", "--api-key", " "], r"'--api-key': the key is empty"),
+    (["run", "hi", "--draft-model", "smollm2"], r"'--draft-model': it drafts nothing without --spec, such as --spec auto"),
+    (["run", "hi", "--spec", "0", "--spec-method", "ngram"], r"'--spec-method': it drafts nothing without --spec"),
+    (["chat", "--self-draft-layers", "2"], r"'--self-draft-layers': it drafts nothing without --spec"),
+    (["bench", "offline", "--spec-rule", "resample"], r"'--spec-rule': it drafts nothing without --spec"),
+    (["bench", "kv", "--kv-host-dtype", "int8"], r"'--kv-host-dtype': both forms of blocks are measured"),
+    (["serve", "--swap-space", "9999999999TiB"], r"'--swap-space': '9999999999TiB' is not allowed; below 8388608 TiB"),
     (["bench", "offline", "--output", "1"], r"'--output': 1 is not in the range"),
     (["bench", "offline", "--batch", "5000"], r"'--max-num-seqs': 5000 is not allowed; from 1 to 4096"),
 ]  # fmt: skip
@@ -75,6 +81,24 @@ def test_sizes_the_model_cannot_have(octavo: Octavo, tiny: Path) -> None:
     assert "--max-model-len: 999999 is not allowed; the model was trained for 16384 tokens" in one_line(ended.err)
     ended = octavo("run", "hi", "--model", tiny, "--kv-cache-memory", "5")
     assert re.search(r"--kv-cache-memory: 5 bytes hold no block; one takes \d+", one_line(ended.err))
+
+
+MEMORY = [("--num-kv-blocks", "9999999999"), *((flag, "99999G") for flag in ("--kv-cache-memory", "--swap-space", "--kv-host-memory"))]
+
+
+@pytest.mark.parametrize(("flag", "value"), MEMORY)
+def test_more_memory_than_the_machine_has(octavo: Octavo, tiny: Path, flag: str, value: str) -> None:
+    ended = octavo("run", "hi", "--model", tiny, flag, value)
+    limit = r"\d+ is not allowed; \d+ bytes \(.* GiB\) are more than the \d+ bytes \(.* GiB\) of memory that this machine has"
+    assert ended.code == 1 and re.fullmatch(f"octavo: {flag}: {limit}\n", one_line(ended.err)), ended.err
+
+
+def test_files_that_cannot_be_had_are_named_by_their_flag(octavo: Octavo, tiny: Path, tmp_path: Path) -> None:
+    ended = octavo("run", "hi", "--model", tiny, "--spec", "auto", "--draft-model", tmp_path / "none.gguf")
+    assert re.search(r"octavo: --draft-model: '.*none.gguf' is neither a file", one_line(ended.err))
+    for path, why in ((tmp_path / "none" / "x", "No such file or directory"), (tmp_path, "Is a directory")):
+        ended = octavo("run", "hi", "--model", tiny, "--record", path)
+        assert one_line(ended.err) == f"octavo: --record: '{path}' is not allowed; it cannot be written: {why}\n"
 
 
 def test_a_prompt_that_does_not_fit(octavo: Octavo, tiny: Path) -> None:

@@ -42,7 +42,8 @@ def flags() -> list[tuple[str, str]]:
 
 def test_every_command_with_such_flags_is_found() -> None:
     found = flags()
-    assert {("run", "--temperature"), ("simulate", "--acceptance"), ("bench spec", "--temperature"), ("kv clear", "--unused-for")} < set(found)
+    assert {("run", "--temperature"), ("simulate", "--acceptance"), ("bench spec", "--temperature")} < set(found)
+    assert ("kv clear", "--unused-for") in found
     assert {("bench cascade", "--seconds"), ("serve", "--swap-space"), ("plan", "--rate-range")} < set(found)
 
 

@@ -12,7 +12,7 @@ from octavo.cli.bench_prefix import prefix
 from octavo.cli.bench_serve import serve
 from octavo.cli.bench_simulator import simulator
 from octavo.cli.bench_waste import waste
-from octavo.cli.options import Finite, engine_config, engine_options, model_options
+from octavo.cli.options import Finite, drafting_config, engine_config, engine_options, model_options
 from octavo.cli.progress import fetched
 from octavo.config import KV_DTYPES
 
@@ -37,7 +37,7 @@ def offline(num_prompt: int, num_output: int, batch: int, repeat: int, as_json: 
     """
     if click.get_current_context().get_parameter_source("max_num_seqs") is click.core.ParameterSource.DEFAULT:
         options["max_num_seqs"] = batch
-    config = engine_config(options)
+    config = drafting_config(options)
     from octavo.bench.offline import OfflineCase, run_offline
 
     run_offline(fetched(config), OfflineCase(num_prompt, num_output, batch, repeat), click.echo, as_json)
@@ -115,6 +115,8 @@ def kv(num_prompt: int, num_output: int, repeat: int, as_json: bool, **options: 
     From host memory, and from disk after a restart, with a warm and a cold page cache; of blocks as they are, whose answers have to be
     equal to the bit, and of blocks in int8. The last line printed is a JSON record.
     """
+    if click.get_current_context().get_parameter_source("kv_host_dtype") is not click.core.ParameterSource.DEFAULT:
+        raise click.BadParameter("both forms of blocks are measured", param_hint="'--kv-host-dtype'")
     config = engine_config(options)
     from octavo.bench.kv import KVCase, run_kv
 

@@ -196,6 +196,16 @@ def engine_config(options: dict[str, Any]) -> EngineConfig:
         raise bad_flag(error) from None
 
 
+def drafting_config(options: dict[str, Any]) -> EngineConfig:
+    """``engine_config`` of a command whose requests never ask for drafts themselves: flags that say how, without --spec, are refused."""
+    config = engine_config(options)
+    field = config.speculative.waits_to_be_asked
+    if field is not None:
+        hint = f"'--{field.replace('_', '-')}'"
+        raise click.BadParameter("it drafts nothing without --spec, such as --spec auto", click.get_current_context(), param_hint=hint)
+    return config
+
+
 def _replaced(section: Section, options: dict[str, Any], *names: str) -> Section:
     """A section of the configuration with those of its fields that the options have a value for."""
     return replace(section, **{name: options[name] for name in names if options.get(name) is not None})

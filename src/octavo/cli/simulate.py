@@ -80,6 +80,7 @@ def simulate(**options: Any) -> None:
     if options["machine"] == "list":
         _list_machines(options["machines"])
         return
+    _check_together(options)
     cache, scheduler = _configs(options)
     source = _Source.of(options)
     spec = _spec(options, source, cache, scheduler)
@@ -111,6 +112,18 @@ def _checked(flag: str, make: Callable[[], Value]) -> Value:
 
 def _refuse(flag: str, why: str) -> None:
     raise click.BadParameter(why, click.get_current_context(), param_hint=f"'--{flag}'")
+
+
+def _check_together(options: dict[str, Any]) -> None:
+    """Flags that another one leaves without a meaning are refused."""
+    context = click.get_current_context()
+    given = {name for name in options if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT}
+    if {"engines", "roles"} <= given:
+        _refuse("engines", "--roles says how many engines there are")
+    if "burstiness" in given and options["rate"] is None:
+        _refuse("burstiness", "it shapes the gaps of --rate, which is not given")
+    if "trace_speed" in given and (options["trace"] is None or options["rate"] is not None or options["concurrency"] is not None):
+        _refuse("trace-speed", "it is for the times of --trace, and --rate and --concurrency have their own")
 
 
 def _configs(options: dict[str, Any]) -> tuple[CacheConfig, SchedulerConfig]:

@@ -124,7 +124,7 @@ class DiskStore:
             return False
         self._keys.add(ref.key)
         self._written_bytes += self.file_bytes
-        self._keep_limit()
+        self.keep_limit()
         return True
 
     def _write_file(self, file: Path, parts: Sequence[bytes], used_ns: int | None = None) -> None:
@@ -184,7 +184,8 @@ class DiskStore:
 
     # --- the size limit -----------------------------------------------------------------------------------------------------------------
 
-    def _keep_limit(self) -> None:
+    def keep_limit(self) -> None:
+        """Delete the least recently used blocks of all folders if they are over the limit. Looks at them all now and then; for the writer."""
         known = self._total_bytes
         if known is not None and known + self._written_bytes <= self.limit_bytes and self._written_bytes < _RESCAN * self.limit_bytes:
             return
