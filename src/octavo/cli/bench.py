@@ -12,7 +12,7 @@ from octavo.cli.bench_prefix import prefix
 from octavo.cli.bench_serve import serve
 from octavo.cli.bench_simulator import simulator
 from octavo.cli.bench_waste import waste
-from octavo.cli.options import Finite, drafting_config, engine_config, engine_options, model_options
+from octavo.cli.options import SHARE, Finite, drafting_config, engine_config, engine_options, model_options
 from octavo.cli.progress import fetched
 from octavo.config import KV_DTYPES
 
@@ -186,7 +186,7 @@ _SET_BY_PREEMPTION = ("block_size", "num_kv_blocks", "kv_cache_memory", "swap_sp
 @click.option("--requests", "num_requests", type=click.IntRange(2), default=16, show_default=True, help="Requests, all at once.")
 @click.option("--prompt", "num_prompt", type=click.IntRange(1), default=128, show_default=True, help="Prompt tokens of each request.")
 @click.option("--output", "num_output", type=click.IntRange(2), default=256, show_default=True, help="Output tokens of each request.")
-@click.option("--share", type=Finite(0, 1, min_open=True), default=0.1, show_default=True, help=_SHARE_HELP)
+@click.option("--share", type=SHARE, default=0.1, show_default=True, help=_SHARE_HELP)
 @click.option("--kv-block-size", "block_sizes", type=click.IntRange(1, 1024), multiple=True, help=_SIZES_HELP)
 @click.option("--repeat", type=click.IntRange(1), default=3, show_default=True, help="Measured rounds; the medians are reported.")
 @click.option("--json", "as_json", is_flag=True, help="Print only the JSON record.")

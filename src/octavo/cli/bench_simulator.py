@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from octavo.cli.calibrate import ProgressLine
-from octavo.cli.options import Finite, engine_config, engine_options, model_options
+from octavo.cli.options import POSITIVE, engine_config, engine_options, model_options
 from octavo.cli.progress import fetched
 
 _FITTED_HELP = "Cost of steps, as `octavo calibrate` writes it, in place of one that is measured in turn with the runs."
@@ -17,8 +17,8 @@ _FITTED_HELP = "Cost of steps, as `octavo calibrate` writes it, in place of one 
 @click.command(short_help="The simulator against the engine, under the same loads.")
 @model_options
 @click.option("--repeat", type=click.IntRange(1), default=3, show_default=True, help="Real runs of each load; their spread is shown.")
-@click.option("--seconds", "load_s", type=Finite(0, min_open=True), default=25.0, show_default=True, help="Time of each run.")
-@click.option("--calibrate-seconds", "calibrate_s", type=Finite(0, min_open=True), default=60.0, show_default=True, help="Time to measure steps, in all.")
+@click.option("--seconds", "load_s", type=POSITIVE, default=25.0, show_default=True, help="Time of each run.")
+@click.option("--calibrate-seconds", "calibrate_s", type=POSITIVE, default=60.0, show_default=True, help="Time to measure steps, in all.")
 @click.option("--fitted", type=click.Path(exists=True, dir_okay=False), help=_FITTED_HELP)
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="The same seed makes the same requests.")
 @click.option("--json", "as_json", is_flag=True, help="Print only the JSON record.")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
-from octavo.cli.options import Finite
+from octavo.cli.options import POSITIVE
 
 
 @click.command(short_help="What KV memory is used for, paged and reserved.")
-@click.option("--rate", type=Finite(0, min_open=True), default=2.0, show_default=True, help="Requests per second.")
-@click.option("--duration", "duration_s", type=Finite(0, min_open=True), default=600.0, show_default=True, help="Seconds of simulated time.")
+@click.option("--rate", type=POSITIVE, default=2.0, show_default=True, help="Requests per second.")
+@click.option("--duration", "duration_s", type=POSITIVE, default=600.0, show_default=True, help="Seconds of simulated time.")
 @click.option("--seed", type=int, default=0, show_default=True, help="The same seed makes the same requests.")
 @click.option("--json", "as_json", is_flag=True, help="Print only the JSON record.")
 def waste(rate: float, duration_s: float, seed: int, as_json: bool) -> None:

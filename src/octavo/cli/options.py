@@ -78,6 +78,11 @@ class Finite(click.FloatRange):
         return f"a number{low}, or inf" if self.or_infinite else f"a finite number{low}"
 
 
+POSITIVE = Finite(0, min_open=True)
+SHARE = Finite(0, 1, min_open=True)
+BURSTINESS = Finite(1e-4, or_infinite=True)
+
+
 class SpecLength(click.ParamType):
     """off, auto, or a number of drafts."""
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from octavo.cli.options import ByteSize, Finite, SpecLength, add_options, bad_flag
+from octavo.cli.options import BURSTINESS, POSITIVE, ByteSize, Finite, SpecLength, add_options, bad_flag
 from octavo.config import SCHEDULING_POLICIES, CacheConfig, ConfigError, EngineConfig, SchedulerConfig, SpeculativeConfig
 from octavo.distributed.router import ROUTERS
 
@@ -48,17 +48,17 @@ _OPTIONS: list[Callable] = [
     click.option("--spec", type=SpecLength(), default="off", show_default=True, help="Drafts: off, auto, or a number."),
     click.option("--acceptance", type=Finite(0, 1), default=0.7, show_default=True, help="Chance that a draft comes true."),
     click.option("--draft-ms", type=Finite(0), default=0.0, show_default=True, help="What making a draft takes."),
-    click.option("--rate", type=Finite(0, min_open=True), help="Requests per second on average."),
-    click.option("--burstiness", type=Finite(1e-4, or_infinite=True), default=1.0, show_default=True, help="Of --rate: 1 Poisson, below 1 bursts, inf none."),
+    click.option("--rate", type=POSITIVE, help="Requests per second on average."),
+    click.option("--burstiness", type=BURSTINESS, default=1.0, show_default=True, help="Of --rate: 1 Poisson, below 1 bursts, inf none."),
     click.option("--concurrency", type=click.IntRange(1), help="Closed loop: so many requests at once, in place of --rate."),
     click.option("--trace", type=click.Path(exists=True, dir_okay=False), help="CSV or .jsonl: arrivals and lengths; with --rate lengths."),
-    click.option("--trace-speed", type=Finite(0, min_open=True), default=1.0, show_default=True, help="Play the trace so many times as fast."),
+    click.option("--trace-speed", type=POSITIVE, default=1.0, show_default=True, help="Play the trace so many times as fast."),
     click.option("--replay", type=click.Path(exists=True, dir_okay=False), help="Requests of a recording (`serve --record`)."),
     click.option("--prompt-len", default="lognormal:161:1:4:1024", show_default=True, help=f"Prompt tokens: {_LENGTHS}."),
     click.option("--output-len", default="lognormal:120:0.8:4:512", show_default=True, help=f"Output tokens: {_LENGTHS}."),
     click.option("--shared-prefix", help="TOKENS[:GROUPS] before each prompt, the same for all of a group."),
     click.option("--num-requests", type=click.IntRange(0), help="Stop after so many (default: the trace's, else 1000)."),
-    click.option("--duration", type=Finite(0, min_open=True), help="Stop the clock after so many seconds."),
+    click.option("--duration", type=POSITIVE, help="Stop the clock after so many seconds."),
     click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="The same seed makes the same run."),
     click.option("--engines", type=click.IntRange(1), default=1, show_default=True, help="Engines, all alike."),
     click.option("--roles", help="prefill=N,decode=M: prompts and answers on separate engines, in place of --engines."),

@@ -105,7 +105,7 @@ class Engine:
         return [(n, self.step_cost.seconds_of(StepShape(n, n, n, n, n))) for n in rows]
 
     def _recorded(self, model_name: str) -> Callable[..., Scheduler]:
-        """What makes the scheduler: one that is recorded, if the configuration says so. Raises ConfigError when there can be no such file."""
+        """What makes the scheduler: one that is recorded, if the configuration says so. ConfigError when there can be no such file."""
         if self.config.scheduler.record is None:
             return Scheduler
         from octavo.engine.recording import RecordedScheduler

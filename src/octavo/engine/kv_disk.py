@@ -185,7 +185,7 @@ class DiskStore:
     # --- the size limit -----------------------------------------------------------------------------------------------------------------
 
     def keep_limit(self) -> None:
-        """Delete the least recently used blocks of all folders if they are over the limit. Looks at them all now and then; for the writer."""
+        """Delete the least recently used blocks of all folders if they are over the limit. Looks at them now and then; for the writer."""
         known = self._total_bytes
         if known is not None and known + self._written_bytes <= self.limit_bytes and self._written_bytes < _RESCAN * self.limit_bytes:
             return
