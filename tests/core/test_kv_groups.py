@@ -189,7 +189,7 @@ def swapped_siblings() -> tuple[Harness, list[Sequence]]:
     state.running += kept
     harness.check()
     by_hand = Draft(StepPlan(-1, pages=kv_of(harness).pages), 32)
-    Planner(state)._preempt(by_hand, [first, second])
+    Planner(state)._preemptor.preempt(by_hand.plan, [first, second])
     harness.check()
     harness.backend.execute(by_hand.plan)
     return harness, [first, second]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from octavo.cli.options import POSITIVE, SHARE, ByteSize, Finite, add_options, bad_flag
+from octavo.cli.options import POSITIVE, SHARE, ByteSize, add_options, bad_flag
 from octavo.config import CacheConfig, ConfigError, EngineConfig, SchedulerConfig
 
 if TYPE_CHECKING:
