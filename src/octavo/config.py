@@ -13,6 +13,7 @@ PREEMPTIONS = ("auto", "recompute", "swap")
 PREFIX_GRANULARITIES = ("block", "token")
 SCHEDULING_POLICIES = ("fcfs", "static", "priority", "fair", "srf")
 SPEC_METHODS = ("auto", "ngram", "suffix", "draft", "self")
+METHOD_SETTINGS = {"draft": "draft_model", "self": "self_draft_layers"}  # spec_method -> what has to be set for it
 SPEC_RULES = ("coupling", "resample")
 MAX_DRAFTS = 16  # draft tokens of one sequence in one step
 
@@ -92,14 +93,23 @@ class SpeculativeConfig:
     ngram_max: int = 4
     suffix_min: int | None = None  # tokens that have to match; None: 1 where "auto" chooses, 2 where a number of drafts is asked for
 
+    @property
+    def waits_to_be_asked(self) -> str | None:
+        """A field that says how to draft where requests that say nothing are not drafted for; None: there is none."""
+        if self.spec not in ("off", 0):
+            return None
+        default = SpeculativeConfig()
+        names = ("draft_model", "self_draft_layers", "spec_method", "spec_rule")
+        return next((name for name in names if getattr(self, name) != getattr(default, name)), None)
+
     def validate(self) -> None:
         """Raise ConfigError for the first field outside its limits."""
         k = self.spec
         ok = k in ("off", "auto") if isinstance(k, str) else type(k) is int and 0 <= k <= MAX_DRAFTS
         _check(ok, "spec", k, f"off, auto, or an integer from 0 to {MAX_DRAFTS}")
         _check(self.spec_method in SPEC_METHODS, "spec_method", self.spec_method, f"one of {', '.join(SPEC_METHODS)}")
-        needs = {"draft": ("draft_model", self.draft_model), "self": ("self_draft_layers", self.self_draft_layers)}.get(self.spec_method)
-        _check(needs is None or needs[1] is not None, "spec_method", self.spec_method, f"it needs {needs and needs[0]}")
+        needs = METHOD_SETTINGS.get(self.spec_method)
+        _check(needs is None or getattr(self, needs) is not None, "spec_method", self.spec_method, f"it needs {needs}")
         _check(self.draft_model is None or bool(self.draft_model), "draft_model", self.draft_model, "a name or a path is needed")
         layers = self.self_draft_layers
         _check(layers is None or layers >= 1, "self_draft_layers", layers, "at least 1")

@@ -31,6 +31,15 @@ def test_without_a_control_group(cgroup: Path) -> None:
     assert machine.available_cpus() == 32 and machine.available_memory_bytes() == 64 << 30
 
 
+def test_memory_of_the_machine_and_of_its_control_group(cgroup: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1 << 20}.__getitem__)
+    assert machine.physical_memory_bytes() == 4 << 30
+    (cgroup / "memory.max").write_text(str(1 << 30))
+    assert machine.physical_memory_bytes() == 1 << 30
+    (cgroup / "memory.max").write_text(str(1 << 40))
+    assert machine.physical_memory_bytes() == 4 << 30
+
+
 def test_page_cache_is_not_memory_in_use(cgroup: Path) -> None:
     (cgroup / "memory.max").write_text(str(1 << 30))
     (cgroup / "memory.current").write_text(str(1 << 30))

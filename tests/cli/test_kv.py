@@ -78,8 +78,28 @@ def test_clear_asks(octavo: Octavo, folder: Path) -> None:
     assert octavo("kv", "clear", "--path", folder, stdin="y\n").code == 0 and num_files(folder) == 0
 
 
-def test_a_model_that_is_not_there(octavo: Octavo, folder: Path) -> None:
-    assert octavo("kv", "clear", "-y", "--model", "none", "--path", folder).out == "nothing to clear\n"
+@pytest.mark.parametrize("filters", [["--model", "none"], ["--store", "zz"], ["--model", "old", "--store", "zz"]], ids=" ".join)
+def test_a_store_that_is_not_there(octavo: Octavo, folder: Path, filters: list[str]) -> None:
+    ended = octavo("kv", "clear", "-y", "--path", folder, *filters)
+    assert ended.code == 1 and "no store of that name; there are: " in ended.err and "(old)" in ended.err and "(new)" in ended.err
+    assert num_files(folder) == 5
+
+
+NAMES = ("smollm2", "SmolLM2-135M-Instruct.Q4_1", "SmolLM2-135M-Instruct.Q4_1.gguf", "/some/SmolLM2-135M-Instruct.Q4_1.gguf",
+         "hf:owner/repo:SmolLM2-135M-Instruct.Q4_1.gguf")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_is_named_as_for_serve(octavo: Octavo, folder: Path, name: str) -> None:
+    open_store(folder, about=StoreAbout("fp", SIZE, BYTES, "SmolLM2-135M-Instruct.Q4_1")).put(ref_of(0), payload_of(0))
+    assert octavo("kv", "clear", "-y", "--path", folder, "--model", name).out == f"cleared 1 blocks, {FILE_BYTES} bytes\n"
+    assert num_files(folder) == 5
+
+
+@pytest.mark.parametrize("command", [["ls"], ["clear", "-y"]], ids=" ".join)
+def test_a_folder_that_is_not_there(octavo: Octavo, tmp_path: Path, command: list[str]) -> None:
+    ended = octavo("kv", *command, "--path", tmp_path / "none")
+    assert ended.code == 1 and "--path: there is no folder" in ended.err and "none'" in ended.err
 
 
 def test_a_time_that_is_none_is_refused(octavo: Octavo, folder: Path) -> None:

@@ -77,6 +77,22 @@ def test_a_request_longer_than_the_pool_ofwhole_blocks_fits() -> None:
     run_one(harness, "c", prompt_of(limits.num_pool_tokens, seed=1), 1)
 
 
+@pytest.mark.parametrize("beyond", [1, 21, 41, 42, 200])
+def test_a_prompt_that_smaller_pieces_would_make_room_for(beyond: int) -> None:
+    """The size that the refusal names is the largest whole number of blocks that would do, found by trying them all."""
+    def limits_of(budget: int) -> GroupedLimits:
+        limits = grouped(num_blocks=24, budget=budget).scheduler.limits
+        assert isinstance(limits, GroupedLimits)
+        return limits
+
+    limits = limits_of(32)
+    num_prompt = limits.num_pool_tokens + beyond
+    sizes = [size for size in range(4, 33, 4) if limits_of(size).num_pool_tokens >= num_prompt]
+    with pytest.raises(ParameterError) as refused:
+        limits.check_prompt(make_request("a", prompt_of(num_prompt), max_tokens=1))
+    assert str(refused.value).endswith(f"max_num_batched_tokens {max(sizes)} or less") if sizes else "batched" not in str(refused.value)
+
+
 def test_several_long_requests_in_a_pool_that_holds_less_than_one() -> None:
     harness = grouped(num_blocks=16, budget=8)
     harness.run_all([make_request(f"r{i}", prompt_of(70 + i, i), max_tokens=20, ignore_eos=True) for i in range(6)])

@@ -289,3 +289,15 @@ def test_stores_are_listed_and_cleared(tmp_path: Path) -> None:
     assert [ref_of(number).key in open_store(tmp_path) for number in range(3)] == [False, False, True]
     assert clear_store(second) == (1, FILE_BYTES) and not old.folder.exists()
     assert (tmp_path / "somebody's").exists()
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[1]", b'{"model": "x"}', None])
+def test_a_damaged_description_is_written_anew(tmp_path: Path, text: bytes | None) -> None:
+    store = open_store(tmp_path)
+    store.put(ref_of(0), payload_of(0))
+    file = store.folder / "about.json"
+    whole = file.read_bytes()
+    file.unlink() if text is None else file.write_bytes(text)
+    assert list_stores(tmp_path)[0].about is None
+    again = open_store(tmp_path)
+    assert file.read_bytes() == whole and list_stores(tmp_path)[0].about == ABOUT and again.get(ref_of(0)) == payload_of(0)

@@ -107,3 +107,36 @@ def test_the_end_does_not_wait_for_a_disk_that_hangs(disk: DiskTier, caplog: pyt
     disk.close(0.0)
     assert "1 KV blocks are not written" in caplog.text
     gate.opened.set()
+
+
+def test_the_limit_is_kept_from_the_start(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    for number in range(6):
+        store.put(ref_of(number), payload_of(number), 10**18 + number)
+    tier = DiskTier(open_store(tmp_path, limit=3 * store.file_bytes))
+    tier.close()
+    assert sorted(path.stem for path in tmp_path.rglob("*.kv")) == sorted(ref_of(number).key.hex() for number in (4, 5))
+    assert len(tier.store) == 2 and tier.store.num_evicted == 4
+
+
+def test_what_is_lost_and_what_is_flushed_is_counted_when_it_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory still has what a sweep gives, unless it gives it up before the disk has refused it."""
+    tier = DiskTier(open_store(tmp_path))
+    tier.write(ref_of(0), payload_of(0), is_flush=True)
+    tier.write(ref_of(1), payload_of(1))
+    with tier._written:
+        assert tier._written.wait_for(lambda: not tier._queued, 60)
+    assert (tier.num_lost, tier.num_flushed) == (0, 1)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tier.store, "_write_file", full)
+    gate = Gate(tier.store, "put")
+    tier.write(ref_of(2), payload_of(2), is_flush=True)
+    tier.write(ref_of(3), payload_of(3))
+    tier.write(ref_of(4), payload_of(4), is_flush=True)
+    tier.write(ref_of(4), payload_of(4))  # evicted meanwhile
+    gate.opened.set()
+    tier.close()
+    assert (tier.num_lost, tier.num_flushed, tier.write_traffic.num_blocks) == (2, 1, 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from dataclasses import replace
 
 import pytest
@@ -227,6 +228,20 @@ def test_the_worst_gap_that_was_left_unsaid_is_named(caplog: pytest.LogCaptureFi
     first, second, third = (record.getMessage() for record in caplog.records)
     assert "worst" not in first and "worst" not in third
     assert second.endswith("; 2 more steps broke it since the last warning, the worst by a gap of 73.0 ms")
+
+
+def test_a_gap_without_a_part_in_steps_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    """Two streams that outgrow the pool: one is preempted until the other has ended, and no step takes as long."""
+    with caplog.at_level(logging.WARNING, "octavo.engine"):
+        run = TimedRun(Law(), num_kv_blocks=10, max_itl_ms=1000 * BOUND_S, admission_lookahead=1)
+        for name in ("first", "second"):
+            run.add(name, 32, 100)
+        run.run_until("second", 100)
+    (message,) = (record.getMessage() for record in caplog.records if "max_itl_ms" in record.getMessage())
+    found = re.search(r": ([0-9.]+) ms between .*; the stream was preempted for ([0-9.]+) ms of the gap$", message)
+    assert found is not None, message
+    longest_ms, out_ms = 1000 * max(run.gaps_s("second")), float(found[2])
+    assert float(found[1]) == pytest.approx(longest_ms, abs=0.1) and 0.8 * longest_ms < out_ms < longest_ms
 
 
 def test_without_a_bound_nothing_is_counted() -> None:

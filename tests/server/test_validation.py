@@ -92,7 +92,7 @@ def test_a_bad_value_is_a_400_that_names_its_field(server: RunningServer, path: 
         (b'{"a":' + b"[" * 5000 + b"]" * 5000 + b"}", None),
         (b"[" * 5000, None),
         (b'{"prompt":"\xff\xfe","messages":[{"role":"user","content":"\xff"}]}', None),
-        (b'{"prompt":"\\ud800","messages":[{"role":"user","content":"\\ud800"}]}', None),
+        (b'{"prompt":"\\ud800","messages":[{"role":"user","content":"\\ud800"}]}', "prompt"),
         (b'{"logprobs":"x","prompt":"x","messages":[{"role":"user","content":"x"}]}', "logprobs"),
     ],
 )
@@ -102,6 +102,27 @@ def test_a_broken_body_is_a_400(server: RunningServer, body: bytes, param: str |
         assert status == 400
         assert error["param"] == (own if param == "any" else param)
     is_served(server)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "message"),
+    [
+        (COMPLETIONS, b'"prompt":"\\ud800"', r"prompt: lone surrogate \ud800; text must be valid Unicode"),
+        (COMPLETIONS, b'"prompt":"a","stop":["b","c\\udc01"]', r"stop: lone surrogate \udc01; text must be valid Unicode"),
+        (COMPLETIONS, b'"prompt":"a","\\ud801":1', r"?: lone surrogate \ud801; text must be valid Unicode"),
+        (CHAT, b'"messages":[{"role":"user","\\ud802":"x"}]', r"messages: lone surrogate \ud802; text must be valid Unicode"),
+        (CHAT, b'"messages":[{"role":"user","content":7}]', "messages[0].content: a number is not content; it is a string or"),
+        (CHAT, b'"messages":[{"role":"user","content":{}}]', "messages[0].content: an object is not content; it is a string or"),
+        (COMPLETIONS, b'"prompt":"a","early_stopping":true', "early_stopping: true is only allowed when use_beam_search is true"),
+        (COMPLETIONS, b'"prompt":"a","use_beam_search":true,"n":2,"early_stopping":"x"', "early_stopping: 'x' is not allowed; true, fal"),
+        (COMPLETIONS, b'"prompt":"a","speculative":{"num_drafts":true}', "speculative.num_drafts: true is not allowed"),
+        (COMPLETIONS, b'"prompt":"a","speculative":{"method":"draft"}', "a server has it where --draft-model is given"),
+        (COMPLETIONS, b'"prompt":"a","speculative":{"method":"self"}', "a server has it where --self-draft-layers is given"),
+    ],
+)
+def test_messages_are_in_the_words_of_the_client(server: RunningServer, path: str, fields: bytes, message: str) -> None:
+    status, error = server.error(path, b"{" + fields + b"}")
+    assert status == 400 and message in error["message"], error
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])

@@ -18,6 +18,13 @@ def available_memory_bytes() -> int:
     return available
 
 
+def physical_memory_bytes() -> int:
+    """All memory of the machine, whoever has it now, or of the control group when that is less."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = _number(_CGROUP / "memory.max")
+    return total if limit is None else min(total, limit)
+
+
 def available_cpus() -> int:
     """CPUs this process may run on at once: its affinity mask, or a control group's quota when that is less. At least 1."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -26,6 +26,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from octavo.backends.machine import physical_memory_bytes
 from octavo.bench.steps import steps_to_end
 from octavo.bench.tables import table
 from octavo.core.request import SamplingParams
@@ -93,7 +94,7 @@ def _config(config: EngineConfig, case: KVCase, path: str, dtype: str) -> Engine
     if cache.num_kv_blocks is None and cache.kv_cache_memory is None:
         cache = replace(cache, num_kv_blocks=-(-(case.num_prompt + case.num_output) // size) + 4)
     if cache.kv_host_memory is None:
-        cache = replace(cache, kv_host_memory=4 << 30)
+        cache = replace(cache, kv_host_memory=min(4 << 30, physical_memory_bytes() // 2))
     return replace(config, cache=replace(cache, kv_disk_path=path, kv_host_dtype=dtype)).validate()
 
 

@@ -12,7 +12,7 @@ from octavo.cli.bench_prefix import prefix
 from octavo.cli.bench_serve import serve
 from octavo.cli.bench_simulator import simulator
 from octavo.cli.bench_waste import waste
-from octavo.cli.options import engine_config, engine_options, model_options
+from octavo.cli.options import SHARE, Finite, drafting_config, engine_config, engine_options, model_options
 from octavo.cli.progress import fetched
 from octavo.config import KV_DTYPES
 
@@ -37,7 +37,7 @@ def offline(num_prompt: int, num_output: int, batch: int, repeat: int, as_json: 
     """
     if click.get_current_context().get_parameter_source("max_num_seqs") is click.core.ParameterSource.DEFAULT:
         options["max_num_seqs"] = batch
-    config = engine_config(options)
+    config = drafting_config(options)
     from octavo.bench.offline import OfflineCase, run_offline
 
     run_offline(fetched(config), OfflineCase(num_prompt, num_output, batch, repeat), click.echo, as_json)
@@ -70,7 +70,7 @@ _KV_HELP = "Type of keys and values of attention; may be given more than once (d
 @click.option("--rows", type=click.IntRange(1, 4096), multiple=True, help=_ROWS_HELP)
 @click.option("--kv-cache-dtype", "kv_dtypes", type=click.Choice(KV_DTYPES), multiple=True, help=_KV_HELP)
 @click.option("--threads", type=click.IntRange(1, 1024), help="Compute threads (default: one per core this process may use).")
-@click.option("--seconds", type=click.FloatRange(0.001), default=0.1, show_default=True, help="Time for each figure.")
+@click.option("--seconds", type=Finite(0.001, 3600), default=0.1, show_default=True, help="Time for each figure.")
 @click.option("--json", "as_json", is_flag=True, help="Print only the JSON record.")
 def kernels(
     formats: tuple[str, ...], rows: tuple[int, ...], kv_dtypes: tuple[str, ...], threads: int | None, seconds: float, as_json: bool
@@ -82,8 +82,6 @@ def kernels(
     """
     from octavo.bench.kernels import KernelCases, run_kernels
 
-    if not seconds < 3600:  # NaN as well
-        raise click.BadParameter(f"{seconds} is not in the range 0.001 to 3600", param_hint="'--seconds'")
     every = KernelCases()
     cases = KernelCases(formats or every.formats, rows or every.rows, kv_dtypes or every.kv_dtypes)
     run_kernels(cases, threads, seconds, click.echo, as_json)
@@ -117,6 +115,8 @@ def kv(num_prompt: int, num_output: int, repeat: int, as_json: bool, **options: 
     From host memory, and from disk after a restart, with a warm and a cold page cache; of blocks as they are, whose answers have to be
     equal to the bit, and of blocks in int8. The last line printed is a JSON record.
     """
+    if click.get_current_context().get_parameter_source("kv_host_dtype") is not click.core.ParameterSource.DEFAULT:
+        raise click.BadParameter("both forms of blocks are measured", param_hint="'--kv-host-dtype'")
     config = engine_config(options)
     from octavo.bench.kv import KVCase, run_kv
 
@@ -186,7 +186,7 @@ _SET_BY_PREEMPTION = ("block_size", "num_kv_blocks", "kv_cache_memory", "swap_sp
 @click.option("--requests", "num_requests", type=click.IntRange(2), default=16, show_default=True, help="Requests, all at once.")
 @click.option("--prompt", "num_prompt", type=click.IntRange(1), default=128, show_default=True, help="Prompt tokens of each request.")
 @click.option("--output", "num_output", type=click.IntRange(2), default=256, show_default=True, help="Output tokens of each request.")
-@click.option("--share", type=click.FloatRange(0, 1, min_open=True), default=0.1, show_default=True, help=_SHARE_HELP)
+@click.option("--share", type=SHARE, default=0.1, show_default=True, help=_SHARE_HELP)
 @click.option("--kv-block-size", "block_sizes", type=click.IntRange(1, 1024), multiple=True, help=_SIZES_HELP)
 @click.option("--repeat", type=click.IntRange(1), default=3, show_default=True, help="Measured rounds; the medians are reported.")
 @click.option("--json", "as_json", is_flag=True, help="Print only the JSON record.")
@@ -231,7 +231,7 @@ _WORKS = ("edit", "json", "stories", "facts", "code")
 @click.option("--batch", "batches", type=click.IntRange(1), multiple=True, help=_BATCH_HELP)
 @click.option("--output", "num_output", type=click.IntRange(2), default=128, show_default=True, help="Output tokens of each sequence.")
 @click.option("--repeat", type=click.IntRange(1), default=3, show_default=True, help="Measured pairs of runs; the medians are reported.")
-@click.option("--temperature", type=click.FloatRange(0, 100), default=0.0, show_default=True, help="Of sampling; 0 is greedy.")
+@click.option("--temperature", type=Finite(0, 100), default=0.0, show_default=True, help="Of sampling; 0 is greedy.")
 @click.option("--no-lengths", is_flag=True, help="Leave out the table of fixed lengths 1 to 8.")
 @click.option("--json", "as_json", is_flag=True, help="Print only the JSON record.")
 @engine_options

@@ -6,14 +6,14 @@ from typing import Any
 
 import click
 
-from octavo.cli.options import engine_config, engine_options, model_options
+from octavo.cli.options import Finite, engine_config, engine_options, model_options
 from octavo.cli.progress import fetched
 
 
 @click.command(short_help="Replayed advice against the switches really thrown.")
 @model_options
 @click.option("--num-requests", type=click.IntRange(20, 500), default=80, show_default=True, help="Of each run.")
-@click.option("--load", type=click.FloatRange(0.1, 2.0), default=0.85, show_default=True, help="Of what the engine computes in a second.")
+@click.option("--load", type=Finite(0.1, 2.0), default=0.85, show_default=True, help="Of what the engine computes in a second.")
 @click.option("--repeat", type=click.IntRange(1), default=2, show_default=True, help="Runs without and with each switch.")
 @click.option("--seed", type=int, default=0, show_default=True, help="The same seed makes the same requests.")
 @click.option("--switch", "switches", multiple=True, help="Only these: places, pool, chunk, policy, prefix_cache, salt (default: all).")

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from octavo.cli.options import engine_config, engine_options, model_options
+from octavo.cli.options import POSITIVE, engine_config, engine_options, model_options
 from octavo.cli.progress import fetched
 
 _STREAMS_HELP = "Streams side by side; may be given more than once (default: 1 to 32 for attention, 4 and 16 for whole steps)."
@@ -19,7 +19,7 @@ _SECONDS_HELP = "Time for each figure of attention."
 @click.option("--streams", type=click.IntRange(1, 1024), multiple=True, help=_STREAMS_HELP)
 @click.option("--shared", type=click.IntRange(0, 1 << 20), multiple=True, help=_SHARED_HELP)
 @click.option("--own", "num_own", type=click.IntRange(0), default=64, show_default=True, help="Tokens of its own behind them.")
-@click.option("--seconds", type=click.FloatRange(0), default=0.3, show_default=True, help=_SECONDS_HELP)
+@click.option("--seconds", type=POSITIVE, default=0.3, show_default=True, help=_SECONDS_HELP)
 @click.option("--attention-only", is_flag=True, help="Leave out whole steps of the model.")
 @click.option("--json", "as_json", is_flag=True, help="Print only the JSON record.")
 @engine_options

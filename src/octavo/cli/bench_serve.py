@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from octavo.cli.options import add_options, engine_config, engine_options, model_options
+from octavo.cli.options import BURSTINESS, POSITIVE, Finite, add_options, engine_config, engine_options, model_options
 from octavo.cli.progress import fetched
 from octavo.cli.serve import name_of
 
@@ -54,17 +54,17 @@ _OPTIONS: list[Callable] = [
     click.option("--api-key", envvar="OCTAVO_API_KEY", help="Sent as a bearer token; only with --url (also $OCTAVO_API_KEY)."),
     click.option("--workload", type=click.Choice([*PRESETS, SPIKE]), default="chat", show_default=True, help="What no other flag sets."),
     click.option("--concurrency", type=click.IntRange(1, 65536), help="Closed loop: so many requests at once."),
-    click.option("--rate", type=float, help="Open loop: requests per second on average."),
+    click.option("--rate", type=POSITIVE, help="Open loop: requests per second on average."),
     click.option(
-        "--burstiness", type=float, default=1.0, show_default=True, help="Shape of --rate's gaps: 1 Poisson, below 1 bursts, inf none."
+        "--burstiness", type=BURSTINESS, default=1.0, show_default=True, help="Shape of --rate's gaps: 1 Poisson, below 1 bursts, inf none."
     ),
     click.option("--trace", type=click.Path(exists=True, dir_okay=False), help="Open loop: arrivals and lengths of a CSV file."),
-    click.option("--trace-speed", type=float, default=1.0, show_default=True, help="Play the trace so many times as fast."),
-    click.option("--trace-start", type=float, default=0.0, show_default=True, help="Begin so many seconds into the trace."),
+    click.option("--trace-speed", type=POSITIVE, default=1.0, show_default=True, help="Play the trace so many times as fast."),
+    click.option("--trace-start", type=Finite(0), default=0.0, show_default=True, help="Begin so many seconds into the trace."),
     click.option("--trace-max-len", type=click.IntRange(2), help="Leave out rows of more tokens, prompt and output together."),
     click.option("--max-concurrency", type=click.IntRange(1), help="Open loop: most requests at once; others wait, and it counts."),
     click.option("--num-requests", type=click.IntRange(1), help="Stop after so many (default: the workload's, or the trace's)."),
-    click.option("--duration", type=float, help="Send nothing new after so many seconds."),
+    click.option("--duration", type=POSITIVE, help="Send nothing new after so many seconds."),
     click.option("--prompt-len", help=f"Prompt tokens: {_LENGTHS}"),
     click.option("--output-len", help=f"Output tokens: {_LENGTHS}"),
     click.option("--shared-prefix", help="TOKENS[:GROUPS] before each prompt, the same for all of a group."),
@@ -73,7 +73,7 @@ _OPTIONS: list[Callable] = [
     click.option("--warmup", type=click.IntRange(0), default=1, show_default=True, help="Requests before that are not counted."),
     click.option("--no-ignore-eos", is_flag=True, help="Let answers end by themselves; then only standard fields are sent."),
     click.option("--goodput", help="Limits in ms, such as ttft:500,itl:50 (also tpot, e2e): the share of requests within them."),
-    click.option("--timeout", type=float, default=300.0, show_default=True, help="Seconds of silence after which a request has failed."),
+    click.option("--timeout", type=POSITIVE, default=300.0, show_default=True, help="Seconds of silence after which a request has failed."),
     click.option("--json", "as_json", is_flag=True, help="Print only the JSON record."),
 ]
 
@@ -133,10 +133,6 @@ def _case(options: dict[str, Any], given: set[str]) -> ServeCase:
     from octavo.bench.serve import ServeCase
     from octavo.bench.spike import Spike
 
-    for name in ("duration", "timeout"):
-        value = options[name]
-        if value is not None and not 0 < value < math.inf:
-            _refuse({name}, f"{value} is not allowed; a finite number of seconds above 0")
     tokens = _checked("token-ids", lambda: _token_range(options["token_ids"]))
     described = {name: options[name] for name in ("workload", "seed", "token_ids", "duration")}
     described["ignore_eos"] = not options["no_ignore_eos"]
@@ -233,8 +229,6 @@ def _trace(options: dict[str, Any], given: set[str]) -> Trace | None:
 
 def _cv(burstiness: float) -> float:
     """vLLM's burstiness is the shape of a Gamma distribution, whose coefficient of variation is shape ** -0.5."""
-    if not burstiness >= 1e-4:
-        _refuse({"burstiness"}, f"{burstiness} is not allowed; from 0.0001, inf for a fixed rate")
     return 0.0 if math.isinf(burstiness) else burstiness**-0.5
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import Any
 
 import click
 
 from octavo.cli.calibrate import ProgressLine
-from octavo.cli.options import engine_config, engine_options, model_options
+from octavo.cli.options import POSITIVE, engine_config, engine_options, model_options
 from octavo.cli.progress import fetched
 
 _FITTED_HELP = "Cost of steps, as `octavo calibrate` writes it, in place of one that is measured in turn with the runs."
@@ -18,8 +17,8 @@ _FITTED_HELP = "Cost of steps, as `octavo calibrate` writes it, in place of one 
 @click.command(short_help="The simulator against the engine, under the same loads.")
 @model_options
 @click.option("--repeat", type=click.IntRange(1), default=3, show_default=True, help="Real runs of each load; their spread is shown.")
-@click.option("--seconds", "load_s", type=float, default=25.0, show_default=True, help="Time of each run.")
-@click.option("--calibrate-seconds", "calibrate_s", type=float, default=60.0, show_default=True, help="Time to measure steps, in all.")
+@click.option("--seconds", "load_s", type=POSITIVE, default=25.0, show_default=True, help="Time of each run.")
+@click.option("--calibrate-seconds", "calibrate_s", type=POSITIVE, default=60.0, show_default=True, help="Time to measure steps, in all.")
 @click.option("--fitted", type=click.Path(exists=True, dir_okay=False), help=_FITTED_HELP)
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="The same seed makes the same requests.")
 @click.option("--json", "as_json", is_flag=True, help="Print only the JSON record.")
@@ -33,9 +32,6 @@ def simulator(
     whether they agree. HTTP is not part of it. Let nothing else run meanwhile. The last line printed is a JSON record.
     """
     config = engine_config(options)
-    for name, value in (("--seconds", load_s), ("--calibrate-seconds", calibrate_s)):
-        if not 0.0 < value < math.inf:  # NaN as well
-            raise click.BadParameter(f"{value} is not allowed; a finite number above 0", param_hint=f"'{name}'")
     if config.speculative.spec != "off":
         raise click.BadParameter("drafts that come true cannot be told beforehand", param_hint="'--spec'")
     if config.cache.has_kv_tiers or config.cache.swap_space:

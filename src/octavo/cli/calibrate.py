@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from octavo.cli.options import engine_config, engine_options, model_options
+from octavo.cli.options import Finite, engine_config, engine_options, model_options
 from octavo.cli.progress import fetched
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ _OUT_HELP = "Write the cost there, and not where engines look for it."
 
 @click.command(short_help="Measure what steps take here, for the engine and the simulator.")
 @model_options
-@click.option("--seconds", "budget_s", type=float, default=60.0, show_default=True, help="Time to measure for, from 0.1 to 3600.")
+@click.option("--seconds", "budget_s", type=Finite(0.1, 3600), default=60.0, show_default=True, help="Time to measure for.")
 @click.option("--out", "out_file", type=click.Path(dir_okay=False), help=_OUT_HELP)
 @click.option("--json", "as_json", is_flag=True, help="Print only the JSON record.")
 @engine_options
@@ -34,8 +34,6 @@ def calibrate(budget_s: float, out_file: str | None, as_json: bool, **options: A
     Let nothing else run meanwhile. The last line printed is a JSON record.
     """
     config = engine_config(options)
-    if not 0.1 <= budget_s <= 3600.0:  # NaN as well
-        raise click.BadParameter(f"{budget_s} is not allowed; from 0.1 to 3600", param_hint="'--seconds'")
     from octavo.engine.calibrate import calibrate as measure
     from octavo.engine.engine import Engine
     from octavo.engine.step_costs import cost_file, write_cost

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from octavo.engine.kv_disk import StoreInfo
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_LONGEST_S = 36500 * 86400
 
 
 class Duration(click.ParamType):
@@ -27,7 +28,10 @@ class Duration(click.ParamType):
         match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw]?)", str(value).strip().lower())
         if not match:
             self.fail(f"{value!r} is not a time such as 90m, 12h or 7d", param, ctx)
-        return float(match[1]) * _UNITS_S[match[2] or "s"]
+        seconds = float(match[1]) * _UNITS_S[match[2] or "s"]
+        if seconds > _LONGEST_S:
+            self.fail(f"{value!r} is not allowed; at most {_LONGEST_S // _UNITS_S['d']}d", param, ctx)
+        return seconds
 
 
 _path_help = "The folder that was given as --kv-disk-path (default: kv in $OCTAVO_HOME)."
@@ -49,7 +53,7 @@ def list_(path: Path | None, as_json: bool) -> None:
     """
     from octavo.engine.kv_disk import list_stores
 
-    stores = list_stores(path or default_path())
+    stores = list_stores(_folder(path))
     if as_json:
         for store in stores:
             click.echo(json.dumps(_record(store)))
@@ -64,7 +68,7 @@ def list_(path: Path | None, as_json: bool) -> None:
 
 @kv.command()
 @_path_option
-@click.option("--model", help="Only blocks of the model of this name.")
+@click.option("--model", help="Only blocks of this model: as for `octavo serve`, or as `kv ls` names it.")
 @click.option("--store", "name", help="Only the store whose name begins so.")
 @click.option("--unused-for", type=Duration(), help="Only blocks that were not used for so long: 90m, 12h, 7d.")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
@@ -72,8 +76,12 @@ def clear(path: Path | None, model: str | None, name: str | None, unused_for: fl
     """Delete blocks. Servers that use the folder go on: what they miss is computed."""
     from octavo.engine.kv_disk import clear_store, list_stores
 
-    path = path or default_path()
-    chosen = [store for store in list_stores(path) if _matches(store, model, name)]
+    path = _folder(path)
+    stores = list_stores(path)
+    chosen = [store for store in stores if _matches(store, _names_of(model), name)]
+    if not chosen and (model is not None or name is not None):
+        there = ", ".join(f"{store.folder.name} ({store.about.model if store.about else '?'})" for store in stores) or "none"
+        raise click.ClickException(f"{path} has no store of that name; there are: {there}")
     if not chosen:
         click.echo("nothing to clear")
         return
@@ -94,8 +102,26 @@ def default_path() -> Path:
     return Path(octavo_home()) / "kv"
 
 
-def _matches(store: StoreInfo, model: str | None, name: str | None) -> bool:
-    of_model = model is None or (store.about is not None and store.about.model == model)
+def _folder(path: Path | None) -> Path:
+    """The folder to look into. One that was given has to be there; the default one is made when something is first kept in it."""
+    if path is not None and not path.expanduser().is_dir():
+        raise click.ClickException(f"--path: there is no folder {str(path)!r}")
+    return default_path() if path is None else path.expanduser()
+
+
+def _names_of(model: str | None) -> set[str] | None:
+    """What a store of the model that ``--model`` names may be called: by that, or as the file behind it is. None: every store."""
+    if model is None:
+        return None
+    from octavo.models.catalog import CATALOG
+
+    file = CATALOG[model].file_name if model in CATALOG else model.removeprefix("hf:").replace(":", "/")
+    last = Path(file).expanduser().resolve().name  # of "." too
+    return {model, last, last.removesuffix(".gguf")}
+
+
+def _matches(store: StoreInfo, models: set[str] | None, name: str | None) -> bool:
+    of_model = models is None or (store.about is not None and store.about.model in models)
     return of_model and (name is None or store.folder.name.startswith(name))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -44,7 +45,42 @@ class ByteSize(click.ParamType):
         match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", str(value).strip().lower())
         if not match:
             self.fail(f"{value!r} is not a size such as 500M or 4GiB", param, ctx)
-        return int(float(match[1]) * _UNITS[match[2]])
+        num_bytes = float(match[1]) * _UNITS[match[2]]
+        if num_bytes >= 1 << 63:
+            self.fail(f"{value!r} is not allowed; below 8388608 TiB", param, ctx)
+        return int(num_bytes)
+
+
+class Finite(click.FloatRange):
+    """A number within limits that is neither NaN nor, unless ``or_infinite``, infinite. click's own range lets NaN and infinity through.
+
+    Every flag with a fraction is of this type, but for those whose limits the configuration and the sampling parameters own.
+    """
+
+    def __init__(
+        self, min: float | None = None, max: float | None = None, min_open: bool = False, or_infinite: bool = False
+    ) -> None:  # fmt: skip
+        super().__init__(min, max, min_open=min_open)
+        self.or_infinite = or_infinite
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(click.FLOAT.convert(value, param, ctx))
+        low, high = -math.inf if self.min is None else self.min, math.inf if self.max is None else self.max
+        within = low <= number <= high and not (self.min_open and number == low)
+        if not within or (math.isinf(number) and not self.or_infinite):  # NaN is within nothing
+            self.fail(f"{number} is not allowed; {self._limits()}", param, ctx)
+        return number
+
+    def _limits(self) -> str:
+        low = "" if self.min is None else f" {'above' if self.min_open else 'from'} {self.min:g}"
+        if self.max is not None:
+            return f"a number{low}{',' if self.min_open else ''} {'up to' if self.min_open or not low else 'to'} {self.max:g}"
+        return f"a number{low}, or inf" if self.or_infinite else f"a finite number{low}"
+
+
+POSITIVE = Finite(0, min_open=True)
+SHARE = Finite(0, 1, min_open=True)
+BURSTINESS = Finite(1e-4, or_infinite=True)
 
 
 class SpecLength(click.ParamType):
@@ -163,6 +199,16 @@ def engine_config(options: dict[str, Any]) -> EngineConfig:
         return config.validate()
     except ConfigError as error:
         raise bad_flag(error) from None
+
+
+def drafting_config(options: dict[str, Any]) -> EngineConfig:
+    """``engine_config`` of a command whose requests never ask for drafts themselves: flags that say how, without --spec, are refused."""
+    config = engine_config(options)
+    field = config.speculative.waits_to_be_asked
+    if field is not None:
+        hint = f"'--{field.replace('_', '-')}'"
+        raise click.BadParameter("it drafts nothing without --spec, such as --spec auto", click.get_current_context(), param_hint=hint)
+    return config
 
 
 def _replaced(section: Section, options: dict[str, Any], *names: str) -> Section:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from octavo.cli.options import ByteSize, add_options, bad_flag
+from octavo.cli.options import POSITIVE, SHARE, ByteSize, add_options, bad_flag
 from octavo.config import CacheConfig, ConfigError, EngineConfig, SchedulerConfig
 
 if TYPE_CHECKING:
@@ -35,11 +35,11 @@ class RateRange(click.ParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, float]:
         if isinstance(value, tuple):
             return value
-        try:
-            low, high = map(float, str(value).split(":"))
-        except ValueError:
+        parts = str(value).split(":")
+        if len(parts) != 2:
             self.fail(f"{value!r} is not allowed; LOW:HIGH in requests per second", param, ctx)
-        return low, high
+        rate = POSITIVE
+        return rate.convert(parts[0], param, ctx), rate.convert(parts[1], param, ctx)
 
 
 class Seeds(click.ParamType):
@@ -75,15 +75,15 @@ _OPTIONS: list[Callable] = [
     click.option("--prompt-len", default="lognormal:161:1:4:1024", show_default=True, help=f"Without --trace: {_LENGTHS}."),
     click.option("--output-len", default="lognormal:120:0.8:4:512", show_default=True, help="Without --trace: answers."),
     click.option("--slo", help="Limits in seconds, such as ttft=0.5,itl=0.05 (also e2e, gap)."),
-    click.option("--attainment", type=float, default=0.9, show_default=True, help="Share of requests that are to keep them."),
-    click.option("--rate", type=float, help="Requests per second to be served (default: the trace's own)."),
+    click.option("--attainment", type=SHARE, default=0.9, show_default=True, help="Share of requests that are to keep them."),
+    click.option("--rate", type=POSITIVE, help="Requests per second to be served (default: the trace's own)."),
     click.option("--arrivals", type=click.Choice(("poisson", "trace")), default="poisson", show_default=True, help="trace: as recorded."),
     click.option("--rate-range", type=RateRange(), help="Look for highest rates between LOW:HIGH alone."),
-    click.option("--precision", type=float, default=0.1, show_default=True, help="Steps of rates, as a share."),
+    click.option("--precision", type=POSITIVE, default=0.1, show_default=True, help="Steps of rates, as a share."),
     click.option("--seeds", type=Seeds(), default="0,1,2", show_default=True, help="A load for each; their spread is the error."),
     click.option("--minimize", type=click.Choice(("usd", "watts", "machines")), help="What is cheapest (default: usd if all have prices)."),
-    click.option("--budget", type=float, help="Most USD per hour."),
-    click.option("--power-budget", type=float, help="Most watts, all machines busy."),
+    click.option("--budget", type=POSITIVE, help="Most USD per hour."),
+    click.option("--power-budget", type=POSITIVE, help="Most watts, all machines busy."),
     click.option("--pairs", type=click.IntRange(0), default=3, show_default=True, help="Pairs of kinds tried for prefill and decode."),
     click.option("--link", type=ByteSize(), help="Bytes per second between prefill and decode engines (default: the machines')."),
     click.option("--max-simulated", type=click.IntRange(1), default=24_000, show_default=True, help="Requests simulated in all, about."),

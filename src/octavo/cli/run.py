@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from octavo.cli.options import bad_flag, engine_config, engine_options, model_options
+from octavo.cli.options import bad_flag, drafting_config, engine_options, model_options
 from octavo.cli.progress import fetched
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def sampling_params(options: dict[str, Any]) -> SamplingParams:
 
 def open_llm(options: dict[str, Any]) -> LLM:
     """The model of the options, fetched when needed, on an engine of its own."""
-    config = engine_config(options)
+    config = drafting_config(options)
     from octavo.engine.engine import Engine
     from octavo.engine.llm import LLM
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from octavo.cli.options import ByteSize, engine_config, engine_options, model_options
+from octavo.cli.options import ByteSize, Finite, engine_config, engine_options, model_options
 from octavo.cli.progress import fetched
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes a free port.")
 @click.option("--api-key", envvar="OCTAVO_API_KEY", help="Requests must carry it as a bearer token (also $OCTAVO_API_KEY).")
 @click.option("--max-body-size", type=ByteSize(), default="32MiB", show_default=True, help="Largest request body.")
-@click.option("--drain-s", type=click.FloatRange(0), default=30.0, show_default=True, help="Seconds running requests get at shutdown.")
+@click.option("--drain-s", type=Finite(0), default=30.0, show_default=True, help="Seconds running requests get at shutdown.")
 @click.option("--explain-cache", is_flag=True, help="Usage says where and why a prompt left the prefix cache; shows others' tokens.")
 @engine_options
 def serve(**options: Any) -> None:

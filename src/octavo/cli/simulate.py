@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from octavo.cli.options import ByteSize, SpecLength, add_options, bad_flag
+from octavo.cli.options import BURSTINESS, POSITIVE, ByteSize, Finite, SpecLength, add_options, bad_flag
 from octavo.config import SCHEDULING_POLICIES, CacheConfig, ConfigError, EngineConfig, SchedulerConfig, SpeculativeConfig
 from octavo.distributed.router import ROUTERS
 
@@ -47,19 +46,19 @@ _OPTIONS: list[Callable] = [
     click.option("--no-enable-prefix-caching", is_flag=True, help="Compute every prompt from its first token."),
     click.option("--no-enable-chunked-prefill", is_flag=True, help="Compute each prompt in one step."),
     click.option("--spec", type=SpecLength(), default="off", show_default=True, help="Drafts: off, auto, or a number."),
-    click.option("--acceptance", type=click.FloatRange(0, 1), default=0.7, show_default=True, help="Chance that a draft comes true."),
-    click.option("--draft-ms", type=click.FloatRange(0), default=0.0, show_default=True, help="What making a draft takes."),
-    click.option("--rate", type=float, help="Requests per second on average."),
-    click.option("--burstiness", type=float, default=1.0, show_default=True, help="Of --rate: 1 Poisson, below 1 bursts, inf none."),
+    click.option("--acceptance", type=Finite(0, 1), default=0.7, show_default=True, help="Chance that a draft comes true."),
+    click.option("--draft-ms", type=Finite(0), default=0.0, show_default=True, help="What making a draft takes."),
+    click.option("--rate", type=POSITIVE, help="Requests per second on average."),
+    click.option("--burstiness", type=BURSTINESS, default=1.0, show_default=True, help="Of --rate: 1 Poisson, below 1 bursts, inf none."),
     click.option("--concurrency", type=click.IntRange(1), help="Closed loop: so many requests at once, in place of --rate."),
     click.option("--trace", type=click.Path(exists=True, dir_okay=False), help="CSV or .jsonl: arrivals and lengths; with --rate lengths."),
-    click.option("--trace-speed", type=float, default=1.0, show_default=True, help="Play the trace so many times as fast."),
+    click.option("--trace-speed", type=POSITIVE, default=1.0, show_default=True, help="Play the trace so many times as fast."),
     click.option("--replay", type=click.Path(exists=True, dir_okay=False), help="Requests of a recording (`serve --record`)."),
     click.option("--prompt-len", default="lognormal:161:1:4:1024", show_default=True, help=f"Prompt tokens: {_LENGTHS}."),
     click.option("--output-len", default="lognormal:120:0.8:4:512", show_default=True, help=f"Output tokens: {_LENGTHS}."),
     click.option("--shared-prefix", help="TOKENS[:GROUPS] before each prompt, the same for all of a group."),
     click.option("--num-requests", type=click.IntRange(0), help="Stop after so many (default: the trace's, else 1000)."),
-    click.option("--duration", type=float, help="Stop the clock after so many seconds."),
+    click.option("--duration", type=POSITIVE, help="Stop the clock after so many seconds."),
     click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="The same seed makes the same run."),
     click.option("--engines", type=click.IntRange(1), default=1, show_default=True, help="Engines, all alike."),
     click.option("--roles", help="prefill=N,decode=M: prompts and answers on separate engines, in place of --engines."),
@@ -81,6 +80,7 @@ def simulate(**options: Any) -> None:
     if options["machine"] == "list":
         _list_machines(options["machines"])
         return
+    _check_together(options)
     cache, scheduler = _configs(options)
     source = _Source.of(options)
     spec = _spec(options, source, cache, scheduler)
@@ -112,6 +112,18 @@ def _checked(flag: str, make: Callable[[], Value]) -> Value:
 
 def _refuse(flag: str, why: str) -> None:
     raise click.BadParameter(why, click.get_current_context(), param_hint=f"'--{flag}'")
+
+
+def _check_together(options: dict[str, Any]) -> None:
+    """Flags that another one leaves without a meaning are refused."""
+    context = click.get_current_context()
+    given = {name for name in options if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT}
+    if {"engines", "roles"} <= given:
+        _refuse("engines", "--roles says how many engines there are")
+    if "burstiness" in given and options["rate"] is None:
+        _refuse("burstiness", "it shapes the gaps of --rate, which is not given")
+    if "trace_speed" in given and (options["trace"] is None or options["rate"] is not None or options["concurrency"] is not None):
+        _refuse("trace-speed", "it is for the times of --trace, and --rate and --concurrency have their own")
 
 
 def _configs(options: dict[str, Any]) -> tuple[CacheConfig, SchedulerConfig]:
@@ -248,8 +260,6 @@ def _run_options(options: dict[str, Any]) -> SimulationOptions:
     from octavo.simulator.scenario import parse_slo
     from octavo.simulator.simulation import SimulationOptions
 
-    if options["duration"] is not None and not 0 < options["duration"] < math.inf:
-        _refuse("duration", f"{options['duration']} is not allowed; a finite number of seconds above 0")
     slo = Slo(**_checked("slo", lambda: parse_slo(options["slo"]))) if options["slo"] else Slo()
     link = _checked("link", lambda: Link(float(options["link"]), 1e-4))
     return SimulationOptions(slo, options["seed"], options["concurrency"], options["duration"], handoff=HandoffOptions(link))

@@ -10,6 +10,7 @@ import click
 
 from octavo.cli.api_client import get_json, server_options
 from octavo.cli.explain import seconds
+from octavo.cli.options import Finite
 
 _CLEAR, _HOME, _REST = "\x1b[2J\x1b[H", "\x1b[H", "\x1b[J"
 _HIDE, _SHOW = "\x1b[?25l", "\x1b[?25h"
@@ -20,7 +21,7 @@ _COLOURS = {"prefill": "34", "decode": "32", "kv": "35", "rest": "90"}
 
 @click.command()
 @click.option("--once", is_flag=True, help="Print one picture without control codes and exit.")
-@click.option("--interval", type=click.FloatRange(0.1, 3600), default=1.0, show_default=True, help="Seconds between pictures.")
+@click.option("--interval", type=Finite(0.1, 3600), default=1.0, show_default=True, help="Seconds between pictures.")
 @click.option("--window", type=click.IntRange(1, 600), default=60, show_default=True, help="Seconds that percentiles and advice are of.")
 @server_options
 def top(once: bool, interval: float, window: int, url: str, api_key: str | None) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from octavo.core.kv_manager import KVManager
 from octavo.core.kv_pages import PageNeeds
@@ -39,6 +39,17 @@ class GroupedLimits(LengthLimits):
     @property
     def num_pool_tokens(self) -> int:
         return self.needs.most_tokens(self.num_blocks * self.needs.num_pages, self.num_ids)
+
+    def _most_tokens(self, max_chunk: int) -> int:
+        return replace(self.needs, max_chunk=max_chunk).most_tokens(self.num_blocks * self.needs.num_pages, self.num_ids)
+
+    def _remedy(self, num_prompt: int) -> str:
+        """Smaller pieces need fewer window parts at a time. The largest whole number of blocks that does is named."""
+        if self.needs.max_chunk >= self.max_model_len:  # prompts may not be computed in pieces at all
+            return ""
+        sizes = range(self.needs.max_chunk // self.block_size * self.block_size, 0, -self.block_size)
+        size = next((size for size in sizes if self._most_tokens(size) >= num_prompt), None)
+        return "" if size is None else f"; it would hold the prompt with max_num_batched_tokens {size} or less"
 
 
 class GroupedKV(KVManager):

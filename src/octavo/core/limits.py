@@ -44,7 +44,12 @@ class LengthLimits:
         if num_prompt > self.num_pool_tokens:
             pool = f"{self.num_pool_tokens} tokens ({self.num_blocks} blocks of {self.block_size})"
             limit = f"the prompt has {num_prompt} tokens and the KV pool holds {pool}, less than the context of {self.max_model_len}"
+            limit += self._remedy(num_prompt)
             raise ParameterError("prompt", num_prompt, limit, code="context_length_exceeded")
+
+    def _remedy(self, num_prompt: int) -> str:
+        """What would make room for a prompt that the pool does not hold, where it is not only a larger pool."""
+        return ""
 
     def max_output_tokens(self, request: Request) -> int:
         """Output tokens that ``request`` may make: what is left of the context and the pool, or max_tokens when that is less."""

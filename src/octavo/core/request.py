@@ -7,6 +7,7 @@ This module owns those records. It never schedules, samples, or looks at text.
 
 from __future__ import annotations
 
+import json
 import math
 from array import array
 from collections.abc import Iterable, Mapping
@@ -29,12 +30,13 @@ class ParameterError(ValueError):
         self.value = value
         self.limit = limit
         self.code = code
-        super().__init__(f"{param}: {_shown(value)} is not allowed; {limit}")
+        super().__init__(f"{param}: {shown(value)} is not allowed; {limit}")
 
 
-def _shown(value: object, limit: int = 200) -> str:
+def shown(value: object, limit: int = 200) -> str:
+    """A value of a request, as a message quotes it: JSON's own words are as in JSON."""
     try:
-        text = repr(value)
+        text = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
     except ValueError:  # Python writes no integer of more than 4,300 digits
         return "a number that is too long to show"
     return text if len(text) <= limit else f"{text[:limit]}..."
@@ -76,7 +78,7 @@ class BeamParams:
         _int_range("beam_width", self.width, 1, MAX_LOGPROBS // 2)
         _float_range("length_penalty", self.length_penalty, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
         if type(self.early_stopping) is not bool and self.early_stopping != "never":
-            raise ParameterError("early_stopping", self.early_stopping, 'True, False or "never"')
+            raise ParameterError("early_stopping", self.early_stopping, 'true, false or "never"')
 
     def num_candidates(self, num_ends: int) -> int:
         """Best tokens that a row has to name when ``num_ends`` of them may end or be barred: enough for twice ``width`` whatever these are,

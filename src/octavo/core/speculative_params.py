@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from octavo.config import MAX_DRAFTS
+from octavo.config import MAX_DRAFTS, METHOD_SETTINGS
 from octavo.core.request import ParameterError
 
 
@@ -40,7 +40,9 @@ class SpeculativeParams:
         if not (k in ("auto", "off") if isinstance(k, str) else type(k) is int and 0 <= k <= MAX_DRAFTS):
             raise ParameterError("speculative.num_drafts", k, f'"auto", "off", or an integer from 0 to {MAX_DRAFTS}')
         if self.method != "auto" and self.method not in methods:
-            raise ParameterError("speculative.method", self.method, f"one of {', '.join(['auto', *sorted(methods)])}")
+            setting = METHOD_SETTINGS.get(self.method)
+            more = "" if setting is None else f"; a server has it where --{setting.replace('_', '-')} is given"
+            raise ParameterError("speculative.method", self.method, f"one of {', '.join(['auto', *sorted(methods)])}{more}")
 
     @property
     def enabled(self) -> bool:

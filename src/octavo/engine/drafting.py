@@ -33,7 +33,7 @@ def _draft_config(config: EngineConfig, name: str) -> EngineConfig:
 class DraftModels:
     """Opened before the KV pool is sized, started after.
 
-    Raises ConfigError for a draft model of other tokens, ModelFileError, BackendError.
+    Raises ConfigError for a draft model that is not to be had or of other tokens, ModelFileError, BackendError.
     """
 
     def __init__(self, config: EngineConfig, target: LoadedModel) -> None:
@@ -49,11 +49,15 @@ class DraftModels:
 
     def _open(self, name: str) -> None:
         from octavo.engine.loading import load_halves
-        from octavo.models.catalog import ensure_model
+        from octavo.models.catalog import PullError, ensure_model
         from octavo.models.loading import open_model
 
         target, config = self._target, self._config
-        draft, backend = load_halves(open_model(ensure_model(name)), _draft_config(config, name))
+        try:
+            path = ensure_model(name)
+        except PullError as error:
+            raise ConfigError(f"draft_model: {str(error).removeprefix('model: ')}") from None
+        draft, backend = load_halves(open_model(path), _draft_config(config, name))
         self._close.append(backend.close)
         try:
             check_vocabularies(target.tokenizer, draft.tokenizer, target.eos_token_ids, draft.eos_token_ids)

@@ -27,6 +27,7 @@ from octavo.costs.restore import RestoreModel
 from octavo.engine.drafting import DraftModels
 from octavo.engine.itl_warnings import ItlWarnings
 from octavo.engine.loop import EngineLoop
+from octavo.engine.memory_limits import check_memory
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.outputs import OutputEvent
 from octavo.engine.params import PreparedRequest, RequestOptions, RequestPreparer, check_priority
@@ -104,12 +105,16 @@ class Engine:
         return [(n, self.step_cost.seconds_of(StepShape(n, n, n, n, n))) for n in rows]
 
     def _recorded(self, model_name: str) -> Callable[..., Scheduler]:
-        """What makes the scheduler: one that is recorded, if the configuration says so. Raises OSError when there can be no such file."""
+        """What makes the scheduler: one that is recorded, if the configuration says so. ConfigError when there can be no such file."""
         if self.config.scheduler.record is None:
             return Scheduler
         from octavo.engine.recording import RecordedScheduler
 
-        self._recording = open(self.config.scheduler.record, "w", encoding="utf-8")  # noqa: SIM115 - closed with the engine
+        try:
+            self._recording = open(self.config.scheduler.record, "w", encoding="utf-8")  # noqa: SIM115 - closed with the engine
+        except OSError as error:
+            path = self.config.scheduler.record
+            raise ConfigError(f"record: {path!r} is not allowed; it cannot be written: {error.strerror}") from error
         return functools.partial(RecordedScheduler, self._recording, model_name)
 
     def _open_tiers(self, fingerprint: str, num_swap_blocks: int) -> KVTiering | None:
@@ -229,9 +234,9 @@ class Engine:
         self.metrics.step_done(plan, ended_s - started_s)
         if self.step_log is not None:
             self.step_log.add(plan, result, started_s, ended_s, self.has_work)
-        worst_gap_s = self.metrics.events_made(events, ended_s)
-        if worst_gap_s > self._itl_warnings.bound_s:
-            self._itl_warnings.broken(plan, result.seconds, worst_gap_s, ended_s)
+        worst = self.metrics.events_made(events, ended_s)
+        if worst.seconds > self._itl_warnings.bound_s:
+            self._itl_warnings.broken(plan, result.seconds, worst.seconds, ended_s, self.timeline.find(worst.request_id))
         return events
 
     def idle(self) -> float | None:
@@ -278,12 +283,15 @@ def resolve_num_kv_blocks(
     """Blocks of the KV pool. ``draft_bytes_per_block``: of a draft model, whose pool has as many blocks, or which lodges in this one.
 
     As configured in blocks or bytes; else what ``max_num_seqs`` sequences of full length can use, within a quarter of the
-    available memory and 4 GiB. Raises ConfigError when the memory holds no block.
+    available memory and 4 GiB. Raises ConfigError when the memory holds no block, or is more than the machine has.
     """
     cache = config.cache
     if cache.num_kv_blocks is not None:
+        block_bytes = backend.kv_capacity(0).bytes_per_block + (0 if draft_lodges else draft_bytes_per_block)
+        check_memory("num_kv_blocks", cache.num_kv_blocks, cache.num_kv_blocks * block_bytes)
         return cache.num_kv_blocks
     if cache.kv_cache_memory is not None:
+        check_memory("kv_cache_memory", cache.kv_cache_memory, cache.kv_cache_memory)
         memory_bytes = cache.kv_cache_memory
         useful = None
     else:
@@ -304,8 +312,9 @@ def resolve_num_kv_blocks(
 
 
 def resolve_num_host_blocks(config: EngineConfig, backend: Backend) -> int:
-    """Blocks of the host pool that ``swap_space`` holds. Raises ConfigError when it is some memory, but less than a block."""
+    """Blocks of the host pool that ``swap_space`` holds. Raises ConfigError when it is some memory, but less than a block, or too much."""
     swap_space = config.cache.swap_space
+    check_memory("swap_space", swap_space, swap_space)
     capacity = backend.kv_capacity(swap_space)
     if swap_space and not capacity.num_blocks:
         raise ConfigError(f"swap_space: {swap_space} bytes hold no block; one takes {capacity.bytes_per_block}")

@@ -77,7 +77,7 @@ class DiskStore:
         self._store_id = about.store_id
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            if not (self.folder / ABOUT).exists():
+            if _read_about(self.folder) is None:  # missing, or damaged: the folder's name says what it has to be
                 self._write_file(self.folder / ABOUT, [json.dumps(asdict(about), indent=1).encode()])
             if not os.access(self.folder, os.R_OK | os.W_OK | os.X_OK):
                 raise PermissionError(f"no permission to read and write {str(self.folder)!r}")
@@ -124,7 +124,7 @@ class DiskStore:
             return False
         self._keys.add(ref.key)
         self._written_bytes += self.file_bytes
-        self._keep_limit()
+        self.keep_limit()
         return True
 
     def _write_file(self, file: Path, parts: Sequence[bytes], used_ns: int | None = None) -> None:
@@ -184,7 +184,8 @@ class DiskStore:
 
     # --- the size limit -----------------------------------------------------------------------------------------------------------------
 
-    def _keep_limit(self) -> None:
+    def keep_limit(self) -> None:
+        """Delete the least recently used blocks of all folders if they are over the limit. Looks at them now and then; for the writer."""
         known = self._total_bytes
         if known is not None and known + self._written_bytes <= self.limit_bytes and self._written_bytes < _RESCAN * self.limit_bytes:
             return
@@ -247,7 +248,7 @@ def _read_about(folder: Path) -> StoreAbout | None:
         about = StoreAbout(**json.loads((folder / ABOUT).read_bytes()))
     except (OSError, ValueError, TypeError):
         return None
-    return about if about.folder_name == folder.name else None
+    return about if about.folder_name == folder.name and isinstance(about.model, str) else None
 
 
 def _store_folders(path: Path) -> Iterator[Path]:

@@ -36,6 +36,8 @@ class _Write(NamedTuple):
     ref: BlockRef
     payload: bytes
     used_ns: int | None
+    is_flush: bool
+    is_elsewhere: bool  # in memory too: it is not lost when it cannot be written
 
 
 @dataclass(slots=True)
@@ -54,6 +56,8 @@ class DiskTier:
         self.store = store
         self.read_traffic, self.write_traffic = DiskTraffic(), DiskTraffic()
         self.num_dropped = 0  # blocks that found the queue full
+        self.num_lost = 0  # blocks that memory gave up and the disk did not take: those with the queue full, and those not to be written
+        self.num_flushed = 0  # blocks of an idle engine's sweeps that were written
         self._queue_bytes = queue_bytes
         self._queued: dict[bytes, _Write] = {}  # in order; a block leaves when its file is whole, or cannot be
         self._num_queued_bytes = 0
@@ -80,22 +84,28 @@ class DiskTier:
 
     # --- writing ------------------------------------------------------------------------------------------------------------------------
 
-    def write(self, ref: BlockRef, payload: bytes, wait_s: float = 0.0, used_ns: int | None = None) -> bool:
+    def write(
+        self, ref: BlockRef, payload: bytes, wait_s: float = 0.0, used_ns: int | None = None, is_flush: bool = False
+    ) -> bool:  # fmt: skip
         """Take a block for writing; ``payload`` is not to change any more. False when after ``wait_s`` there is still no room for it.
 
-        ``used_ns``: its last use, nanoseconds since the epoch; None: when it is written.
+        ``used_ns``: its last use, nanoseconds since the epoch; None: when it is written. ``is_flush``: memory keeps it meanwhile.
         """
         with self._to_write:
             if self._closing:
                 return False
+            queued = self._queued.get(ref.key)
+            if queued is not None and not is_flush:
+                self._queued[ref.key] = queued._replace(is_elsewhere=False)
             if ref.key in self:
                 return True
             if wait_s > 0.0:
                 self._written.wait_for(lambda: self._has_room(payload), wait_s)
             if not self._has_room(payload):
                 self.num_dropped += 1
+                self.num_lost += not is_flush
                 return False
-            self._queued[ref.key] = _Write(ref, payload, used_ns)
+            self._queued[ref.key] = _Write(ref, payload, used_ns, is_flush, is_flush)
             self._num_queued_bytes += len(payload)
             self._to_write.notify()
         return True
@@ -104,12 +114,16 @@ class DiskTier:
         return not self._queued or self._num_queued_bytes + len(payload) <= self._queue_bytes
 
     def _run_writer(self) -> None:
+        try:
+            self.store.keep_limit()  # what is there may be more than this process is to keep
+        except Exception:
+            logger.exception("the KV blocks on disk could not be looked through")
         while True:
             with self._to_write:
                 self._to_write.wait_for(lambda: self._queued or self._closing)
                 if not self._queued:
                     return
-                ref, payload, used_ns = next(iter(self._queued.values()))
+                ref, payload, used_ns, is_flush, _ = next(iter(self._queued.values()))
             began_s = time.perf_counter()
             try:
                 done = self.store.put(ref, payload, used_ns)
@@ -117,9 +131,12 @@ class DiskTier:
                 logger.exception("a KV block could not be written")
                 done = False
             with self._written:
+                write = self._queued.pop(ref.key, None)  # gone when close has given up
                 if done:
                     _count(self.write_traffic, len(payload), began_s)
-                self._queued.pop(ref.key, None)  # gone when close has given up
+                    self.num_flushed += is_flush
+                elif write is not None:
+                    self.num_lost += not write.is_elsewhere
                 self._num_queued_bytes -= len(payload)
                 self._written.notify_all()
 

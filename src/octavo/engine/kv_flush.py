@@ -32,7 +32,7 @@ QUEUE_BYTES = 16 << 20  # of blocks that wait to be written: above it a sweep pa
 class FlushStats:
     """``seconds``, and the ``longest_s`` at a time, are those of the thread that steps."""
 
-    num_blocks: int = 0
+    num_blocks: int = 0  # given to the disk's thread, which may not have written them
     num_pieces: int = 0
     num_sweeps: int = 0  # that came to their end
     seconds: float = 0.0
@@ -88,7 +88,7 @@ class IdleFlush:
         assert self._sweep is not None
         for ref, read in self._sweep:
             self._used_ns -= 1000  # a child counts as used before its parent: it goes first
-            if ref.key not in self._disk and self._disk.write(ref, read(), used_ns=self._used_ns):
+            if ref.key not in self._disk and self._disk.write(ref, read(), used_ns=self._used_ns, is_flush=True):
                 self.stats.num_blocks += 1
             if self._clock() >= until_s or self._disk.num_queued_bytes > QUEUE_BYTES:
                 return False

@@ -22,6 +22,7 @@ from octavo.costs.restore import RestoreModel
 from octavo.engine.kv_disk import DiskStore, StoreAbout
 from octavo.engine.kv_disk_io import DiskTier
 from octavo.engine.kv_flush import DEFAULT_INTERVAL_S, FlushStats, IdleFlush
+from octavo.engine.memory_limits import check_memory
 
 logger = logging.getLogger("octavo.kv")
 
@@ -174,6 +175,8 @@ def open_tiering(
     packed = cache.packs_kv_tiers(kv_dtype)
     if cache.kv_host_dtype == "int8" and not packed:
         logger.warning("kv_host_dtype: int8 changes nothing: the KV cache is int8, and its blocks are kept as they are")
+    if packed:
+        logger.info("kv_host_dtype int8: blocks that come back from host memory or disk are rounded, and answers behind them may differ")
     num_tier_blocks = _num_tier_blocks(cache, backend, num_kv_blocks, packed)
     flush_s = DEFAULT_INTERVAL_S if cache.kv_disk_flush_seconds is None else cache.kv_disk_flush_seconds
     flushes = cache.kv_disk_path is not None and flush_s > 0
@@ -193,9 +196,10 @@ def open_tiering(
 
 
 def _num_tier_blocks(cache: CacheConfig, backend: Backend, num_kv_blocks: int, packed: bool) -> int:
-    """Host blocks that the tiers which ``cache`` asks for are to have. ConfigError for memory that holds no block."""
+    """Host blocks that the tiers which ``cache`` asks for are to have. ConfigError for memory that holds no block, or is too much."""
     if cache.kv_host_memory is None:
         return max(MIN_HOST_BLOCKS, num_kv_blocks // HOST_SHARE)
+    check_memory("kv_host_memory", cache.kv_host_memory, cache.kv_host_memory)
     block_bytes = backend.packed_block_bytes() if packed else backend.kv_capacity(0).bytes_per_block
     if cache.kv_host_memory < block_bytes:
         raise ConfigError(f"kv_host_memory: {cache.kv_host_memory} bytes hold no block; one takes {block_bytes}")

@@ -10,6 +10,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from octavo.core.request import FinishReason, Request
 from octavo.core.step import StepPlan
@@ -47,6 +48,13 @@ class _Progress:
     last_token_s: dict[int, float] = field(default_factory=dict)
 
 
+class Gap(NamedTuple):
+    """Between two tokens of a choice of a request."""
+
+    seconds: float
+    request_id: str
+
+
 class EngineMetrics:
     """All times on the engine's clock, in seconds. ``max_itl_s``: the bound on the gap between two tokens of a choice."""
 
@@ -71,18 +79,20 @@ class EngineMetrics:
         self.step_s.observe(seconds)
         self.step_tokens.observe(plan.num_tokens)
 
-    def events_made(self, events: Iterable[OutputEvent], now_s: float) -> float:
-        """Take in a step's events, which reach their readers at ``now_s``; return the longest gap that they end (0: none do)."""
-        worst_gap_s = 0.0
+    def events_made(self, events: Iterable[OutputEvent], now_s: float) -> Gap:
+        """Take in a step's events, which reach their readers at ``now_s``; return the longest gap that they end (of 0 s: none do)."""
+        worst = Gap(0.0, "")
         for event in events:
             progress = self._progress.get(event.request_id)
             if progress is None:
                 continue
             if event.token_ids:
-                worst_gap_s = max(worst_gap_s, self._tokens_made(progress, event, now_s))
+                gap_s = self._tokens_made(progress, event, now_s)
+                if gap_s > worst.seconds:
+                    worst = Gap(gap_s, event.request_id)
             if event.finish_reason is not None:
                 self._choice_finished(progress, event, now_s)
-        return worst_gap_s
+        return worst
 
     def _tokens_made(self, progress: _Progress, event: OutputEvent, now_s: float) -> float:
         """The gap that ends with these tokens; 0 for a choice's first ones."""

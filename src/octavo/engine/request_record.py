@@ -56,6 +56,8 @@ class RequestRecord:
     ttft_seconds: list[float] | None = None  # as ``seconds``, at the first token
     token_s: float = 0.0  # when a step last drew a token of it
     away: dict[Bottleneck, float] | None = None  # since the last token: time out of steps, or spent on lost tokens
+    out_s: float = 0.0  # time out of steps since the token at ``out_token_s``
+    out_token_s: float = -1.0
     ended_s: float | None = None
     finish_reason: FinishReason | None = None
     num_open: int = 1  # choices without a last event
@@ -103,6 +105,16 @@ class RequestRecord:
         if self.away is None:
             self.away = {}
         self.away[bottleneck] = self.away.get(bottleneck, 0.0) + seconds
+
+    def note_out(self, seconds: float) -> None:
+        """So much time out of steps."""
+        if self.out_token_s != self.token_s:
+            self.out_s, self.out_token_s = 0.0, self.token_s
+        self.out_s += seconds
+
+    def out_since(self, since_s: float) -> float:
+        """Seconds out of steps in the gap between two tokens that began at ``since_s`` and has ended last."""
+        return self.out_s if self.out_token_s >= since_s else 0.0
 
     def add_chunk(self, num_tokens: int, seconds: float) -> None:
         self.num_chunks += 1

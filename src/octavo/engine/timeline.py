@@ -256,6 +256,7 @@ class Timeline:
         seconds = max(0.0, now_s - record.since_s)
         record.charge(record.out_cause, seconds)
         record.note_away(BOTTLENECK_OF[record.out_cause], seconds)
+        record.note_out(seconds)
         record.since_s = now_s
 
     def _sort_out(self, step: int, running: Seq[Sequence]) -> None:

@@ -82,6 +82,13 @@ def _message(message: Mapping[str, Any], where: str) -> Message:
     return result
 
 
+def _kind(value: Any) -> str:
+    """What JSON calls it."""
+    if isinstance(value, Mapping):
+        return "an object"
+    return "a boolean" if isinstance(value, bool) else "a number" if isinstance(value, int | float) else f"a {type(value).__name__}"
+
+
 def _content(content: Any, where: str, may_be_null: bool) -> str:
     if isinstance(content, str):
         return content
@@ -90,7 +97,7 @@ def _content(content: Any, where: str, may_be_null: bool) -> str:
             return NullContent()
         raise TemplateError(f"{where}.content: null is allowed only for an assistant message with tool_calls")
     if not isinstance(content, Sequence) or isinstance(content, bytes):
-        raise TemplateError(f"{where}.content: a {type(content).__name__} is not content; it is a string or a list of parts")
+        raise TemplateError(f"{where}.content: {_kind(content)} is not content; it is a string or a list of parts")
     texts = []
     for index, part in enumerate(content):
         kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from octavo.core.request import MAX_N, BeamParams
+from octavo.core.request import MAX_N, BeamParams, shown
 from octavo.engine.outputs import CompletionOutput
 from octavo.server.errors import invalid
 
@@ -32,7 +32,7 @@ def choice_params(request: SamplingFields, logprobs: int | None) -> dict[str, An
     for name, neutral in (("length_penalty", 1.0), ("early_stopping", False)):
         value = getattr(request, name)
         if value is not None and value != neutral:
-            raise invalid(f"{name}: {value!r:.80} is only allowed when use_beam_search is true", name)
+            raise invalid(f"{name}: {shown(value, 80)} is only allowed when use_beam_search is true", name)
     if best_of is None or best_of == n:
         return {"n": n, "logprobs": logprobs}
     if request.stream:

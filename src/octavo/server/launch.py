@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import logging
 import socket
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,8 @@ from octavo.server.options import ServerOptions
 
 if TYPE_CHECKING:
     from octavo.engine.replay_advice import Replayer
+
+logger = logging.getLogger("octavo.server")
 
 
 def run_server(
@@ -41,6 +44,9 @@ def run_server(
     from octavo.server.app import create_app
     from octavo.server.run import make_server
 
+    field = config.speculative.waits_to_be_asked
+    if field is not None:
+        logger.info("%s is set and spec is off: drafts are made for requests alone that ask for them (speculative)", field)
     engine = AsyncEngine(loaded)
     app = create_app(engine, options, replayer)
     name = config.model.served_model_name or loaded.model.name

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import msgspec
 
-from octavo.core.request import SamplingParams
+from octavo.core.request import SamplingParams, shown
 from octavo.server.choices import choice_params
 from octavo.server.errors import APIError, invalid
 
@@ -230,6 +231,8 @@ NEUTRAL_STREAM_OPTIONS: dict[str, tuple[Any, ...]] = {"continuous_usage_stats": 
 # Fields that change nothing about the answer by their nature.
 METADATA = frozenset({"metadata", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls"})
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
 Body = TypeVar("Body", CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest)
 
 
@@ -274,32 +277,44 @@ def _decode_object(body: bytes) -> dict[str, Any]:
     except RecursionError:
         raise invalid("the body is nested too deeply", None, "invalid_json") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        param = _non_finite_field(body) if len(body) <= DIAGNOSED_BYTES else None
-        if param:
-            raise invalid(f"{param}: the number is not finite; JSON has no NaN or infinity", param) from None
+        if len(body) <= DIAGNOSED_BYTES:
+            _blame_field(body)
         raise invalid(f"the body is not valid JSON: {error}", None, "invalid_json") from None
     if not isinstance(fields, dict):
         raise invalid("the body must be a JSON object", None, "invalid_json")
     return fields
 
 
-def _non_finite_field(body: bytes) -> str | None:
-    """The top-level field that holds a NaN or an infinity, as literal or by overflow; None when that is not what is wrong."""
+def _blame_field(body: bytes) -> None:
+    """Raise APIError for the top-level field that holds what Python reads and JSON, or Unicode, does not have: NaN, an infinity (as literal
+    or by overflow), half of a surrogate pair. Return when none of that is what is wrong."""
     try:
         fields = json.loads(body)
     except (ValueError, RecursionError):
-        return None
-    if not isinstance(fields, dict):
-        return None
-    return next((name for name, value in fields.items() if _has_non_finite(value)), None)
+        return
+    for name, value in fields.items() if isinstance(fields, dict) else ():
+        if any(isinstance(part, float) and not math.isfinite(part) for part in _parts(value)):
+            raise invalid(f"{_plain(name)}: the number is not finite; JSON has no NaN or infinity", _plain(name))
+        for part in (name, *_parts(value)):
+            if isinstance(part, str) and (found := _SURROGATE.search(part)):
+                what = f"lone surrogate \\u{ord(found[0]):04x}; text must be valid Unicode"
+                raise invalid(f"{_plain(name)}: {what}", _plain(name), "invalid_json")
 
 
-def _has_non_finite(value: Any) -> bool:
-    if isinstance(value, float):
-        return not math.isfinite(value)
+def _parts(value: Any) -> Iterator[Any]:
+    """``value`` and all that is in it, keys of objects too."""
+    yield value
     if isinstance(value, dict):
-        return any(map(_has_non_finite, value.values()))
-    return isinstance(value, list) and any(map(_has_non_finite, value))
+        yield from value
+        value = list(value.values())
+    if isinstance(value, list):
+        for part in value:
+            yield from _parts(part)
+
+
+def _plain(name: str) -> str:
+    """A field's name as UTF-8 can say it."""
+    return _SURROGATE.sub("?", name)
 
 
 def _param_of(message: str) -> str | None:
@@ -324,9 +339,8 @@ def _is_token_ids(prompt: list[Any]) -> bool:
     return all(type(t) is int for t in prompt)
 
 
-def _shown(value: Any, limit: int = 80) -> str:
-    text = repr(value)
-    return text if len(text) <= limit else text[:limit] + "..."
+def _shown(value: Any) -> str:
+    return shown(value, 80)
 
 
 __all__ = ["APIError", "ChatRequest", "CompletionRequest", "DetokenizeRequest", "SamplingFields", "TokenizeRequest", "parse_body"]

@@ -114,15 +114,15 @@ def _tiers(tiering: KVTiering | None) -> Iterator[Any]:
     seconds.add_metric(["pool_host"], stats.move_s)
     seconds.add_metric(["host_disk"], read.seconds + written.seconds)
     yield seconds
-    lost = "KV blocks that were evicted and not kept: no room in host memory or in the queue to the disk."
-    yield CounterMetricFamily("octavo_kv_tier_lost_blocks", lost, value=stats.num_lost_blocks + (0 if disk is None else disk.num_dropped))
+    lost = "KV blocks that were evicted and not kept: no room in host memory, in the queue to the disk or on it."
+    yield CounterMetricFamily("octavo_kv_tier_lost_blocks", lost, value=stats.num_lost_blocks + (0 if disk is None else disk.num_lost))
     given_up = "Waits for the disk that failed or took too long."
     yield CounterMetricFamily("octavo_kv_tier_given_up", given_up, value=stats.num_given_up)
     damaged = "KV block files that were not what they should be, and were dropped."
     yield CounterMetricFamily("octavo_kv_tier_damaged_files", damaged, value=0 if disk is None else disk.store.num_damaged)
     flush = FlushStats() if tiering is None else tiering.flush_stats
-    flushed = "KV blocks that an idle engine gave to the disk (kv_disk_flush_seconds)."
-    yield CounterMetricFamily("octavo_kv_tier_flushed_blocks", flushed, value=flush.num_blocks)
+    flushed = "KV blocks that were written to the disk while the engine was idle (kv_disk_flush_seconds)."
+    yield CounterMetricFamily("octavo_kv_tier_flushed_blocks", flushed, value=0 if disk is None else disk.num_flushed)
     held_s = "Time that the thread of the steps took for it, while it had none to make."
     yield CounterMetricFamily("octavo_kv_tier_flush_seconds", held_s, value=flush.seconds)
     longest = "The longest of it at a time: what a request that comes meanwhile may wait."
