@@ -110,7 +110,7 @@ CONTRADICTIONS = [
     (["--url", "http://h", "--model", "x"], r"'--model': it is a flag of a server started here"),
     (["--rate", "1", "--concurrency", "2"], r"'--concurrency': a closed loop has no --rate"),
     (["--burstiness", "2"], r"'--burstiness': it shapes the gaps of --rate"),
-    (["--rate", "1", "--burstiness", "0"], r"'--burstiness': 0.0 is not allowed; from 0.0001"),
+    (["--rate", "1", "--burstiness", "0"], r"'--burstiness': 0.0 is not allowed; a number from 0.0001, or inf"),
     (["--rate", "0"], r"'--rate': 0.0 is not allowed"),
     (["--max-concurrency", "2"], r"'--max-concurrency': it bounds an open loop"),
     (["--trace-speed", "2"], r"'--trace-speed': there is no --trace"),
