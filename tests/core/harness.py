@@ -94,6 +94,7 @@ class Harness:
         self.sums: dict[tuple[str, int], float] = {}  # of hypotheses
         self.pending: StepResult | None = None
         self.guess = guess
+        self.granularity = granularity
         self.plans: list[StepPlan] = []
 
     def add(self, request: Request) -> None:
@@ -215,6 +216,21 @@ class Harness:
             if event.match_report is not None:
                 assert event.request_id not in self.reports, "a report comes once"
                 self.reports[event.request_id] = event.match_report
+            self._check_match(event)
+
+    def _check_match(self, event: TokenEvent) -> None:
+        """What is said of the prefix cache: who was answered was looked up, and what was used of it is part of what it knew."""
+        scheduler, request = self.scheduler, self.requests[event.request_id]
+        num_cached, report = event.num_cached_tokens, self.reports.get(event.request_id)
+        unit = 1 if self.granularity == "token" else scheduler._state.kv.block_size
+        assert num_cached % unit == 0, f"{num_cached} tokens were found in blocks of {unit}"
+        if report is None:
+            failed = event.finish_reason in (FinishReason.ABORT, FinishReason.ERROR)
+            unasked = scheduler._state.kv.index is None or request.params.prompt_logprobs is not None
+            assert failed or unasked, f"{event.request_id} was looked up, and nothing is said of it"
+            return
+        assert num_cached + report.num_computed <= report.position < len(request.prompt_token_ids), f"{num_cached} of {report}"
+        assert report.num_computed % unit == 0 and (report.num_computed > 0) == (report.computed_end is not None)
 
 
 class Oracle:

@@ -120,6 +120,20 @@ def test_a_prompt_that_ends_early_finds_what_has_its_window() -> None:
     assert (report.end, report.position) == (MatchEnd.WINDOW_GONE, 0)
 
 
+def test_what_is_found_once_the_window_is_there_again() -> None:
+    """Window parts before token 52 are gone, and a prompt that goes on otherwise from 56 reads them: it computes until what follows will do."""
+    harness = grouped(budget=3)  # so that it has begun a block when it finds it
+    prompt = prompt_of(60)
+    run_one(harness, "a", prompt)
+    drop_loose_parts(harness)
+    before = harness.scheduler.stats.prefix_hit_tokens
+    num_cached = run_one(harness, "b", [*prompt[:56], *((token + 1) % 3 for token in prompt[56:]), 2])
+    report = harness.reports["b"]
+    assert (report.end, report.position, report.computed_end) == (MatchEnd.DIFFERENT_TOKEN, 56, MatchEnd.WINDOW_GONE)
+    assert num_cached + report.num_computed == 56 and num_cached > 0 and num_cached % 4 == 0
+    assert harness.scheduler.stats.prefix_hit_tokens == before + num_cached
+
+
 def test_what_is_computed_again_completes_the_block_that_is_offered() -> None:
     harness = grouped()
     prompt = prompt_of(60)

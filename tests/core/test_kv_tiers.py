@@ -7,6 +7,7 @@ import random
 import pytest
 
 from octavo.core.kv_tiers import BlockRef, KVTiers
+from octavo.core.match_report import MatchEnd
 from octavo.core.request import FinishReason
 from tests.core.harness import make_request
 from tests.core.tier_harness import TierHarness, TokenCost, ToyDisk
@@ -70,6 +71,23 @@ def test_a_small_host_memory_passes_a_long_prompt_through_in_pieces() -> None:
     again = TierHarness(num_blocks=12, num_tier_blocks=4, disk=disk)
     assert run_one(again, "again", prompt) == 40
     assert again.tiers.stats.disk_hit_tokens == 40
+
+
+def test_a_report_tells_of_what_is_restored_after_it_was_made() -> None:
+    """There is room for one prompt's blocks on their way from the disk: the other begins to compute, and the rest of it is restored."""
+    disk, sizes = ToyDisk(latency=1, failing=0.0, seed=0), {"num_blocks": 48, "num_tier_blocks": 8, "budget": 4}
+    harness = TierHarness(disk=disk, **sizes)
+    prompts = [prompt_of(seed, 45) for seed in (4, 5)]
+    for i, prompt in enumerate(prompts):
+        run_one(harness, f"first {i}", prompt)
+    harness.flush()
+    again = TierHarness(disk=disk, **sizes)
+    again.run_all(make_request(f"again {i}", prompt, max_tokens=1) for i, prompt in enumerate(prompts))
+    assert again.tiers.stats.disk_hit_tokens == sum(again.num_cached.values())
+    assert (again.reports["again 0"].position, again.num_cached["again 0", 0]) == (16, 16)  # what half of host memory holds
+    report, num_cached = again.reports["again 1"], again.num_cached["again 1", 0]
+    assert 0 < num_cached <= report.position and report.num_computed == report.position - num_cached > 0
+    assert report.computed_end is MatchEnd.NOT_CACHED
 
 
 def test_loads_take_half_of_the_gap_that_streams_may_see() -> None:

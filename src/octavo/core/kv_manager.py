@@ -26,6 +26,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 
 from octavo.core.block_pool import BlockPool
 from octavo.core.block_tables import BlockTables
@@ -128,15 +129,27 @@ class KVManager(BlockTables):
         return tail if depth >= len(seq.block_table) or self.pool.ref_counts[seq.block_table[depth]] == 1 else None
 
     def explain(self, seq: Sequence, match: PrefixMatch) -> MatchReport | None:
-        """Why ``match``, just found and not yet adopted, went no further. None without a prefix cache."""
+        """Why ``match``, just found and not yet adopted, went no further. None without a prefix cache.
+
+        ``seq``, which has not been preempted, still has the report on its last match, if there was one.
+        """
         if self.index is None:
             return None
+        report, earlier = self._explain_end(self.index, seq, match), seq.match_report
+        num_computed = seq.num_computed - seq.num_cached
+        if self._tails is None:  # a part of a block that it has begun itself gives way, and does not count
+            num_computed -= seq.num_computed % self.block_size
+        if earlier is None or num_computed <= 0:
+            return report
+        return replace(report, num_computed=num_computed, computed_end=earlier.computed_end or earlier.end)
+
+    def _explain_end(self, index: PrefixIndex, seq: Sequence, match: PrefixMatch) -> MatchReport:
         chain = self._chains[seq.seq_id]
         depth = chain.depth + len(match.nodes)
         if match.num_unusable:
             return MatchReport(MatchEnd.WINDOW_GONE, depth * self.block_size)
-        node = match.nodes[-1] if match.nodes else self.index.node(chain.keys[depth])
-        return self.index.explain_end(chain.namespace, node, chain.keys[depth], seq.token_ids, depth)
+        node = match.nodes[-1] if match.nodes else index.node(chain.keys[depth])
+        return index.explain_end(chain.namespace, node, chain.keys[depth], seq.token_ids, depth)
 
     def _unclaimed_refs(self, seq: Sequence, chain: Chain, depth: int, limit: int) -> Iterator[BlockRef]:
         """The blocks of ``seq`` from number ``depth`` on, up to the first that another sequence is computing."""
@@ -155,7 +168,10 @@ class KVManager(BlockTables):
         return num_new + num_revived + num_spare <= self.pool.num_available
 
     def adopt_prefix(self, seq: Sequence, match: PrefixMatch) -> int:
-        """Share the matched blocks; a block that ``seq`` had begun itself gives way. Returns the tokens it need not compute any more."""
+        """Share the matched blocks; a block that ``seq`` had begun itself gives way. Returns the tokens found.
+
+        Where only full blocks are shared these are the blocks' tokens, also of the one that ``seq`` had begun.
+        """
         if not match.nodes:
             return 0
         chain, table = self._chains[seq.seq_id], seq.block_table
@@ -170,7 +186,7 @@ class KVManager(BlockTables):
             chain.depth += 1
         num_gained = chain.depth * self.block_size - seq.num_computed
         seq.num_computed += num_gained
-        return num_gained
+        return num_gained if self._tails is not None else len(match.nodes) * self.block_size
 
     def adopt_tail(self, seq: Sequence, match: PrefixMatch, copies: list[BlockCopy]) -> int:
         """Copy what was found of the next block into one of ``seq``'s own, after ``adopt_prefix``. Returns the tokens gained.

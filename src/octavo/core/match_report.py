@@ -26,6 +26,9 @@ class MatchReport:
     With DIFFERENT_TOKEN ``token_id`` is the prompt's token there and ``expected_id`` a token that the cache has instead. Where only full
     blocks are shared, fewer tokens than ``position`` may have been used.
 
+    ``num_computed`` of the tokens before ``position``, in whole blocks where these alone are shared, the request had computed itself when
+    they were found, or what comes after them: an earlier match had ended before them, for the reason ``computed_end``.
+
     ``missed_end``, with EVICTED and OTHER_SALT: the prompt would have been found up to here, had nothing been evicted or under that salt.
     """
 
@@ -34,3 +37,5 @@ class MatchReport:
     token_id: int | None = None
     expected_id: int | None = None
     missed_end: int = field(default=0, compare=False)
+    num_computed: int = 0
+    computed_end: MatchEnd | None = None  # there when num_computed is

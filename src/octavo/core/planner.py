@@ -298,7 +298,8 @@ class Planner:
         kv, stats = self._state.kv, self._state.stats
         is_new = seq.num_preemptions == 0 and seq.num_output_tokens == 0
         found = bool(match.nodes) or match.tail is not None
-        if is_new and (found or seq.match_report is None) and not match.waits and not wants_prompt_logprobs(seq):
+        has_waited = seq.match_waits and not match.waits
+        if is_new and (found or has_waited or seq.match_report is None) and not wants_prompt_logprobs(seq):
             seq.match_report = kv.explain(seq, match)
         num_shared = kv.adopt_prefix(seq, match)
         num_copies = len(draft.plan.block_copies)
@@ -310,7 +311,10 @@ class Planner:
         stats.num_tail_copies += len(draft.plan.block_copies) - num_copies
         draft.num_pending[seq.seq_id] = match.num_pending
         restorer, tier = self._state.kv.restorer, match.tier
-        return match.num_pending > 0 or (restorer is not None and tier is not None and restorer.begin(seq, tier, num_kept))
+        waits = match.num_pending > 0 or (restorer is not None and tier is not None and restorer.begin(seq, tier, num_kept))
+        # Once it computes, the cache knows what it has computed: no later look tells what it lacked, unless more is found.
+        seq.match_waits = waits and seq.num_computed == seq.num_cached
+        return waits
 
     # --- slices -------------------------------------------------------------------------------------------------------------------------
 

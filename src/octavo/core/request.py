@@ -296,6 +296,7 @@ class Sequence:
     num_drafts: int = 0
     num_cached: int = 0  # prompt tokens found in the prefix cache before the first output token
     match_report: MatchReport | None = None  # of the prefix cache, until the first event takes it along
+    match_waits: bool = False  # match_report is of a sequence that sits out and may find more, or hear why not
     num_preemptions: int = 0
     num_tokens_at_return: int = -1  # known tokens when it last came back after a preemption; -1: it never was preempted
     status: SequenceStatus = SequenceStatus.WAITING

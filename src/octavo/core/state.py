@@ -213,6 +213,8 @@ class SchedulerState:
                 tier_stats.host_hit_tokens += restore.num_host_tokens
                 tier_stats.disk_hit_tokens += restore.num_disk_tokens
                 seq.num_cached += restore.num_host_tokens + restore.num_disk_tokens
+                # What was said before it was restored is out of date, and nothing more may be left to look up.
+                seq.match_report = self.kv.explain(seq, self.kv.find_prefix(seq))
                 self.stats.prefix_hit_tokens += restore.num_host_tokens + restore.num_disk_tokens
 
     def check_invariants(self, in_flight: list[Sequence], transferred: Seq[Sequence] = ()) -> None:

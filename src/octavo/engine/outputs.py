@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from octavo.core.match_report import MatchReport
@@ -33,6 +33,8 @@ class CacheMatch:
 
     ``reason``: a value of ``core.match_report.MatchEnd``. ``position``: the first token that the cache does not go on with. With
     ``different_token`` the prompt's token there and one that the cache has instead, by id and text (no text without a tokenizer).
+    ``computed_tokens`` of those before ``position`` had been computed when the cache was found to know them, since an earlier match had
+    ended before them for ``computed_reason`` (None: that was not so).
     """
 
     reason: str
@@ -41,11 +43,16 @@ class CacheMatch:
     token: str | None = None
     expected_id: int | None = None
     expected: str | None = None
+    computed_tokens: int | None = None
+    computed_reason: str | None = None
 
     @classmethod
     def of(cls, report: MatchReport, tokenizer: Tokenizer | None) -> CacheMatch:
         texts = [None if t is None or tokenizer is None else tokenizer.token_text(t) for t in (report.token_id, report.expected_id)]
-        return cls(report.end.value, report.position, report.token_id, texts[0], report.expected_id, texts[1])
+        match = cls(report.end.value, report.position, report.token_id, texts[0], report.expected_id, texts[1])
+        if report.computed_end is None:
+            return match
+        return replace(match, computed_tokens=report.num_computed, computed_reason=report.computed_end.value)
 
 
 @dataclass(slots=True)
