@@ -9,7 +9,7 @@ from tests.cli.conftest import Octavo
 
 
 def test_record(octavo: Octavo, tiny: Path) -> None:
-    sizes = ("--streams", "4", "--streams", "1", "--shared", "0", "--shared", "576", "--own", "5", "--seconds", "0")
+    sizes = ("--streams", "4", "--streams", "1", "--shared", "0", "--shared", "576", "--own", "5", "--seconds", "0.001")
     ended = octavo("bench", "cascade", "--model", tiny, "--threads", "1", "--num-kv-blocks", "192", *sizes)
     assert ended.code == 0 and ended.err == ""
     *shown, last = ended.out.splitlines()

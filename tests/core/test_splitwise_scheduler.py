@@ -96,7 +96,7 @@ def test_what_cannot_be_asked_for() -> None:
         (request_of("a", 6, 3), "request_id: 'a' is not allowed"),
         (request_of("b", 0, 3), "the prompt has no tokens"),
         (request_of("b", 60, 41), "max_tokens: 41 is not allowed; a number from 1 to 40"),
-        (request_of("b", 60, None), "max_tokens: None is not allowed"),
+        (request_of("b", 60, None), "max_tokens: null is not allowed"),
         (request_of("b", 6, 3, n=2), "n: 2 is not allowed; 1 under these rules"),
     ):
         with pytest.raises(ParameterError, match=message):

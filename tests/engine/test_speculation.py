@@ -126,7 +126,7 @@ def test_requests_choose_for_themselves(path: Path, expected: dict[str, list[Req
     [
         ({"num_drafts": 17}, 'speculative.num_drafts: 17 is not allowed; "auto", "off", or an integer from 0 to 16'),
         ({"num_drafts": "many"}, "speculative.num_drafts: 'many'"),
-        ({"num_drafts": True}, "speculative.num_drafts: True"),
+        ({"num_drafts": True}, "speculative.num_drafts: true"),
         ({"method": "draft"}, "speculative.method: 'draft' is not allowed; one of auto, ngram, suffix"),
         ({"method": 3}, "speculative.method: 3"),
         ({"k": 3}, "it has the fields num_drafts and method"),

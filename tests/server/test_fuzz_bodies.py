@@ -129,8 +129,8 @@ def check_answer(status: int, content_type: str, data: bytes) -> None:
     assert 400 <= status < 500 and content_type == "application/json"
     error = strict_json(data)["error"]
     assert set(error) == {"message", "type", "param", "code"} and len(error["message"]) < 1000
-    if error["code"] == "invalid_json":
-        assert error["param"] is None
+    if error["param"] is None:
+        assert error["code"] == "invalid_json"
     else:
         assert error["param"] and error["param"] in error["message"], error
 
