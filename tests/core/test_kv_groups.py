@@ -105,7 +105,7 @@ def test_a_prompt_that_ends_early_finds_what_has_its_window() -> None:
 
 
 def test_what_is_found_once_the_window_is_there_again() -> None:
-    """Window parts before token 52 are gone, and a prompt that goes on otherwise from 56 reads them: it computes until what follows will do."""
+    """Window parts before token 52 are gone, and a prompt that differs from 56 on reads them: it computes until what follows will do."""
     harness = grouped(budget=3)  # so that it has begun a block when it finds it
     prompt = prompt_of(60)
     run_one(harness, "a", prompt)
