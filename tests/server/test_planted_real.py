@@ -59,7 +59,7 @@ class Plant:
 
 
 PLANTS = {
-    "tiny pool": Plant(frozenset({Cause.QUEUED_KV, Cause.PREEMPTED, Cause.RECOMPUTED}), 0.7, {}, {"num_kv_blocks": 24}),
+    "tiny pool": Plant(frozenset({Cause.QUEUED_KV, Cause.PREEMPTED, Cause.RECOMPUTED}), 0.7, {}, {"num_kv_blocks": 12}),
     "one huge prompt": Plant(frozenset({Cause.OTHERS_PREFILL, Cause.QUEUED_PROMPT}), 0.4, {}, {}),
     "long queue": Plant(frozenset({Cause.QUEUED_BATCH, Cause.QUEUED_TOKENS}), 0.4, {"max_num_seqs": 6}, {}),
     "cold cache": Plant(frozenset({Cause.CACHE_MISS}), 0.4, {}, {}, prefix=480),
