@@ -14,6 +14,7 @@ from octavo.core.scheduler import Scheduler
 from octavo.core.step import SliceResult, StepResult
 from octavo.engine.causes import Cause
 from octavo.engine.outputs import OutputEvent
+from octavo.engine.step_split import BY_ROWS, KnownPrice
 from octavo.engine.timeline import Timeline
 
 _BLOCK_SIZE = 16
@@ -26,7 +27,7 @@ def time_scheduler(num_seqs: int, num_prompt: int, steps: int) -> list[tuple[flo
     blocks = num_seqs * (-(-num_tokens // _BLOCK_SIZE) + 1)
     limits = SchedulerConfig(max_num_seqs=num_seqs, max_num_batched_tokens=num_seqs * num_prompt)  # the prompts take one step
     scheduler = Scheduler(limits, CacheConfig(block_size=_BLOCK_SIZE), num_blocks=blocks, max_model_len=num_tokens)
-    timeline = Timeline(scheduler, WallClock())
+    timeline = Timeline(scheduler, WallClock(), KnownPrice(BY_ROWS))
     for i in range(num_seqs):
         params = SamplingParams(ignore_eos=True, stop_token_ids=(1 << 30,), max_tokens=num_tokens - num_prompt)
         request = Request(str(i), list(range(i, num_prompt + i)), params, seed=i)

@@ -46,11 +46,10 @@ class KnownPrice:
 BY_ROWS = [1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
 
 
-def weights_of(price: StepPrice | None) -> list[float]:
+def weights_of(price: StepPrice) -> list[float]:
     """The prices to split by: those of ``price`` once they are more than a guess."""
-    if price is None or price.num_observations < MIN_OBSERVATIONS or not any(price.weights):
-        return BY_ROWS
-    return price.weights
+    weights = price.weights
+    return weights if price.num_observations >= MIN_OBSERVATIONS and any(weights) else BY_ROWS
 
 
 def share_of(piece: SequenceSlice, weights: Seq[float]) -> float:

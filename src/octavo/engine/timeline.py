@@ -28,7 +28,7 @@ from octavo.engine.foresight import Foresight
 from octavo.engine.queue_sums import QUEUE_CAUSES, QueueSums, why_queued
 from octavo.engine.request_record import RecordState, RequestRecord
 from octavo.engine.step_charges import Gaps, StepCharges, charge_arrival, charge_call, charge_decoding, lost_seconds
-from octavo.engine.step_lessons import StepLessons
+from octavo.engine.step_samples import StepSamples
 from octavo.engine.step_split import StepPrice, split_step, weights_of
 from octavo.engine.step_window import LastSteps, StepParts, StepWindow, in_order
 
@@ -47,18 +47,19 @@ _MARKED = tuple(
 
 
 class Timeline:
-    """``price``: what steps are split by; None: learned from the steps, every few of them. ``is_paced``: under ``max_itl_ms``."""
+    """``price``: what steps are split by; somebody else has it learn. ``is_paced``: under ``max_itl_ms``."""
 
     def __init__(
-        self, scheduler: Scheduler, clock: Clock, price: StepPrice | None = None, is_paced: bool = False, capacity: int = CAPACITY
+        self, scheduler: Scheduler, clock: Clock, price: StepPrice, is_paced: bool = False, capacity: int = CAPACITY
     ) -> None:
         self.window = StepWindow()
         self.ended_records = EndedRecords(capacity)
-        self.lessons = StepLessons(price)
+        self.samples = StepSamples()
         self.foresight = Foresight()
         self.lock = threading.RLock()
         self._scheduler = scheduler
         self._clock = clock
+        self._price = price
         self._is_paced = is_paced
         self._live: dict[str, RequestRecord] = {}
         self._new: list[RequestRecord] = []
@@ -307,16 +308,16 @@ class Timeline:
 
     def _end_decoding(self, plan: StepPlan, device_s: float, now_s: float) -> None:
         num, since_s = len(plan.slices), self._since_s
-        found = charge_decoding(plan, self._slices, weights_of(self.lessons.price), device_s, self._last_end_s, now_s)
+        found = charge_decoding(plan, self._slices, weights_of(self._price), device_s, self._last_end_s, now_s)
         kv_s = self._marks[_SWAPPED] + self._marks[_RESTORED]
         step = StepParts(plan.step_index, since_s, self._begun_s, now_s, 0.0, device_s, kv_s, 0, num, num, found.fixed_s)
         self._steps_s[_OTHERS_DECODE] += device_s
         self._note_gaps(found.num_whole_gaps, found.other_gaps, step)
-        self.lessons.decoding(plan, found.num_positions, device_s, now_s - since_s)
+        self.samples.decoding(plan, found.num_positions, now_s - since_s)
 
     def _end_mixed(self, plan: StepPlan, result: StepResult, device_s: float, now_s: float) -> None:
         sums = self._steps_s
-        split = split_step(plan, weights_of(self.lessons.price), [place for place, _, _ in self._prompts], device_s)
+        split = split_step(plan, weights_of(self._price), [place for place, _, _ in self._prompts], device_s)
         again_s, missed_s = lost_seconds(plan, split, self._prompts)
         kv_s = self._marks[_SWAPPED] + self._marks[_RESTORED]
         step = StepParts(
@@ -330,7 +331,7 @@ class Timeline:
         charges = StepCharges(plan, result, split, step, self._last_end_s)
         charges.mixed(self._slices, self._prompts)
         self._note_gaps(charges.num_whole_gaps, charges.other_gaps, step)
-        self.lessons.mixed(plan, device_s, now_s - self._since_s)
+        self.samples.mixed(plan, now_s - self._since_s)
 
     def _note_gaps(self, num_whole: int, others: Gaps, step: StepParts) -> None:
         """The step, and the gaps between tokens that it has ended: most are the step itself."""

@@ -25,7 +25,7 @@ def snapshot(engine: Engine, seconds: float, max_requests: int = MAX_REQUESTS) -
     """Requests that came in the last ``seconds``, the last ``max_requests`` of them."""
     timeline, since_s = engine.timeline, engine.clock.now() - seconds
     with timeline.lock:
-        records, steps = timeline.records(), timeline.lessons.samples()
+        records, steps = timeline.records(), timeline.samples.all()
     records.sort(key=lambda record: record.arrival_s)
     recent = [record for record in records if record.arrival_s >= since_s][-max_requests:]
     begin_s = recent[0].arrival_s if recent else 0.0
