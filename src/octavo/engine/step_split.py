@@ -27,7 +27,10 @@ MIN_OBSERVATIONS = 8  # steps from which a fitted price is used
 class StepPrice(Protocol):
     """Linear prices of a step's work, as ``costs.fitted.FittedCost`` has them."""
 
-    num_observations: int
+    @property
+    def num_observations(self) -> int:
+        """Steps that they were learned from."""
+        ...
 
     @property
     def weights(self) -> list[float]:
