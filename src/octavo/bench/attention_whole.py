@@ -6,6 +6,7 @@ pieces), how the memory grows with the prompt, and how long it takes beside NumP
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
 from array import array
@@ -142,6 +143,7 @@ def growth_bytes(work: Callable[[], object]) -> int | None:
     try:
         with open("/proc/self/clear_refs", "w") as file:
             file.write("5")  # the high-water mark begins anew
+        gc.collect()  # what is freed meanwhile would be taken off the growth
         before = _status_bytes("VmRSS")
         work()
         return max(0, _status_bytes("VmHWM") - before)
