@@ -140,10 +140,10 @@ def _by_head(x: np.ndarray, dtype: type) -> np.ndarray:
 
 def growth_bytes(work: Callable[[], object]) -> int | None:
     """By how much the memory of this process grows at most while ``work`` runs; None where the system does not tell (it is Linux's)."""
+    gc.collect()  # what is freed meanwhile would be taken off the growth
     try:
         with open("/proc/self/clear_refs", "w") as file:
             file.write("5")  # the high-water mark begins anew
-        gc.collect()  # what is freed meanwhile would be taken off the growth
         before = _status_bytes("VmRSS")
         work()
         return max(0, _status_bytes("VmHWM") - before)
