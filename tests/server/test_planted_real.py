@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from octavo.bench.open_loop import DueRequest, run_open_loop
+from octavo.bench.timed_load import DueRequest, run_requests
 from octavo.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from octavo.engine.causes import NAMES, Cause
 from octavo.engine.engine import Engine
@@ -102,7 +102,7 @@ def capacity(engine: Engine, plant: Plant) -> float:
     """Requests per second with all there at once."""
     for run in ("warm", "full"):
         load = [replace(one, at_s=0.0) for one in load_of(plant, 1.0, run)]
-        seconds = run_open_loop(engine, load)
+        seconds = run_requests(engine, load)
     return len(load) / seconds
 
 
@@ -114,10 +114,10 @@ def test_the_planted_cause_is_named(smollm2_path: Path, name: str) -> None:
         closing(engine_of(smollm2_path, **plant.options | plant.planted)) as planted,
     ):
         rate = plant.load * capacity(plain, plant)
-        run_open_loop(planted, load_of(plant, rate, "w")[:20])
+        run_requests(planted, load_of(plant, rate, "w")[:20])
         for run in ("a", "b"):
-            run_open_loop(plain, load_of(plant, rate, run))
-        run_open_loop(planted, with_plant(name, load_of(plant, rate, "c")))
+            run_requests(plain, load_of(plant, rate, run))
+        run_requests(planted, with_plant(name, load_of(plant, rate, "c")))
         first, second, third = (accounts(*one) for one in ((plain, "a"), (plain, "b"), (planted, "c")))
     assert len(first) == len(second) == len(third) == NUM_REQUESTS
     hurt = [found for key, found in third.items() if found.wall_s >= 1.2 * max(first[key].wall_s, second[key].wall_s)]

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from octavo.cli.what_if import replay_of_lines, replay_window
-from octavo.core.recorded_window import OBJECTIVES, RecordedWindow, WindowReplay
+from octavo.core.recorded_window import OBJECTIVES, RecordedWindow, WindowReplay, WindowRequest, figures_of
 from octavo.engine.advice import RuleAdvisor
 from octavo.engine.replay_advice import FRESH_S, ReplayAdvisor, ReplayedAdvice, ReplayError
 from octavo.engine.window_snapshot import snapshot
-from octavo.simulator.what_if import WhatIf, figures_of, main, what_if
+from octavo.simulator.what_if import WhatIf, main, what_if
 from tests.engine.planted import Arrival, run_load, salted, steady_load
 from tests.engine.timed import Law, TimedRun
 
@@ -207,7 +207,7 @@ def test_in_a_process_of_its_own() -> None:
 
 
 def test_figures_are_nearest_ranks() -> None:
-    figures = figures_of([(float(i), 2.0, 0.1 * i, None, 10) for i in range(1, 101)])
+    figures = figures_of([WindowRequest(float(i), 0, 10, 10, wall_s=2.0, ttft_s=0.1 * i) for i in range(1, 101)])
     assert (figures.wall, figures.ttft_p50, figures.ttft_p99) == (2.0, pytest.approx(5.0), pytest.approx(9.9))
     assert figures.itl_p50 is None and figures.throughput == pytest.approx((99.0 + 2.0) / 1000)
     assert all(figures_of([]).of(objective) is None for objective in OBJECTIVES)

@@ -2,7 +2,11 @@
 
 For each switch an engine is set so that the switch matters, a load is run on it, and the window is replayed. Then the switch is really
 thrown and the same load run again. Runs without and with it take turns, so that a machine that drifts favours neither; the prediction is
-that of the first run, made before the switch is thrown. One more case has nothing to gain from anything that is asked about.
+that of the first run, made before the switch is thrown. One case gains nothing, and is to be ranked last.
+
+Two kinds of load. Clients that wait for their answers keep an engine busy whatever its pace is, and two runs of them take as long as each
+other. Arrivals of a given rate do so far from the engine's capacity; near it, a little of pace is a lot of waiting. So the switches that
+raise the capacity are measured with clients, those that take most of the work away with arrivals.
 
 The replayer is handed in: this package knows no simulator.
 """
@@ -18,18 +22,20 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from octavo.bench.open_loop import DueRequest, run_open_loop
 from octavo.bench.tables import table
+from octavo.bench.timed_load import DueRequest, run_requests
 from octavo.config import EngineConfig
-from octavo.core.recorded_window import RecordedWindow, WindowReplay
+from octavo.core.recorded_window import RecordedWindow, WindowReplay, figures_of
 from octavo.engine.engine import Engine
+from octavo.engine.replay_advice import MIN_GAIN
 from octavo.engine.window_snapshot import snapshot
 
+Fields = tuple[dict[str, Any], dict[str, Any]]
 Replayer = Callable[[RecordedWindow], WindowReplay]
 
 _ALL_S = 1e9
 _LOW, _HIGH = 100, 30_000  # token ids
-KINDS = ("places", "pool", "chunk", "policy", "prefix_cache", "salt")
+KINDS = ("places", "pool", "kv_dtype", "policy", "chunk", "prefix_cache", "salt", "nothing")
 _MATTERS = 0.1  # a real gain from here on is to be predicted
 WITHIN = 0.25  # of the real gain
 
@@ -48,27 +54,33 @@ class AdviceCase:
 
 @dataclass(frozen=True, slots=True)
 class Thrown:
-    """``kind`` of the switch; ``without`` and ``with_it``: (fields of scheduler, fields of cache). ``prefix``: tokens that all prompts
-    begin with. ``salted``: each request has a salt of its own, and none with the switch."""
+    """``without`` and ``with_it``: (fields of scheduler, fields of cache). ``kind``: of the switch, among the replayed ones; empty: that of
+    ``name``. ``objective``: which figure it is to improve. ``num_clients``: None: arrivals by rate. ``prompt``: lengths (from, below).
+    ``prefix``: tokens that all prompts begin with. ``salted``: each request has a salt of its own, and none with the switch."""
 
-    kind: str
-    without: tuple[dict[str, Any], dict[str, Any]]
-    with_it: tuple[dict[str, Any], dict[str, Any]]
+    name: str
+    without: Fields
+    with_it: Fields
+    kind: str = ""
+    objective: str = "wall"
+    num_clients: int | None = None
+    prompt: tuple[int, int] = (20, 160)
     prefix: int = 0
     salted: bool = False
 
 
 @dataclass(slots=True)
 class Outcome:
-    """``predicted`` and ``real``: share of the mean wall time that the switch saves. ``order``: all switches with their predicted gains."""
+    """``predicted`` and ``real``: share of the objective that the switch saves. ``order``: all switches with their predicted gains."""
 
-    kind: str
+    name: str
     change: str
-    rate: float
+    objective: str
+    rate: float | None
     predicted: float
     real: float
     error: float
-    wall_s: tuple[float, float]
+    seconds_each: tuple[float, float]  # the objective, without and with it
     spread: float  # slowest of the runs without the switch over the quickest, less 1
     seconds: float = 0.0
     order: list[tuple[str, float]] = field(default_factory=list)
@@ -78,20 +90,30 @@ class Outcome:
         """None: the switch gains too little to be judged by."""
         return None if self.real < _MATTERS else abs(self.predicted / self.real - 1.0) <= WITHIN
 
+    @property
+    def gain_nothing(self) -> list[str]:
+        """The changes that advice would rank last."""
+        return [change for change, gain in self.order if gain <= max(self.error, MIN_GAIN)]
+
 
 def thrown_switches(block_size: int) -> list[Thrown]:
     few = 20 * 16 // block_size  # blocks: of about two sequences, and of any one
+    packed = few * 32 // 17  # in the same memory: int8 with its scales makes 17 bytes of 32
+    four = {"max_num_seqs": 4}
+    small, large = {"max_num_batched_tokens": 128, "max_num_seqs": 16}, {"max_num_batched_tokens": 512, "max_num_seqs": 16}
     return [
-        Thrown("places", ({"max_num_seqs": 2}, {}), ({"max_num_seqs": 8}, {})),
-        Thrown("pool", ({}, {"num_kv_blocks": few}), ({}, {"num_kv_blocks": 2 * few})),
-        Thrown("chunk", ({"max_num_batched_tokens": 16, "max_num_seqs": 16}, {}), ({"max_num_batched_tokens": 64, "max_num_seqs": 16}, {})),
-        Thrown("policy", ({"scheduling_policy": "static"}, {}), ({"scheduling_policy": "fcfs"}, {})),
+        Thrown("places", ({"max_num_seqs": 4}, {}), ({"max_num_seqs": 8}, {}), num_clients=16),
+        Thrown("pool", ({}, {"num_kv_blocks": few}), ({}, {"num_kv_blocks": 2 * few}), num_clients=16),
+        Thrown("kv_dtype", ({}, {"num_kv_blocks": few}), ({}, {"num_kv_blocks": packed, "kv_cache_dtype": "int8"}), num_clients=16),
+        Thrown("policy", ({"scheduling_policy": "static"} | four, {}), ({"scheduling_policy": "fcfs"} | four, {}), num_clients=16),
+        Thrown("chunk", (large, {}), (small, {}), objective="itl_p99", prompt=(20, 600)),
         Thrown("prefix_cache", ({}, {"enable_prefix_caching": False}), ({}, {"enable_prefix_caching": True}), prefix=320),
         Thrown("salt", ({}, {}), ({}, {}), prefix=320, salted=True),
+        Thrown("nothing", ({"max_num_seqs": 32}, {}), ({"max_num_seqs": 64}, {}), kind="places", num_clients=16),
     ]
 
 
-def _configured(config: EngineConfig, fields: tuple[dict[str, Any], dict[str, Any]]) -> EngineConfig:
+def _configured(config: EngineConfig, fields: Fields) -> EngineConfig:
     scheduler, cache = replace(config.scheduler, **fields[0]), replace(config.cache, **fields[1])
     if "num_kv_blocks" in fields[1]:
         cache = replace(cache, kv_cache_memory=None)
@@ -104,18 +126,9 @@ def _requests(case: AdviceCase, thrown: Thrown, rate: float, salted: bool, run: 
     common, at_s, out = [tokens.randrange(_LOW, _HIGH) for _ in range(thrown.prefix)], 0.0, []
     for i in range(case.num_requests):
         at_s += lengths.expovariate(rate)
-        own = [tokens.randrange(_LOW, _HIGH) for _ in range(lengths.randrange(20, 160))]
+        own = [tokens.randrange(_LOW, _HIGH) for _ in range(lengths.randrange(*thrown.prompt))]
         out.append(DueRequest(f"{run}-{i}", at_s, common + own, lengths.randrange(10, 60), f"{run}-{i}" if salted else None))
     return out
-
-
-def _mean_wall_s(engine: Engine, prefix: str) -> float:
-    walls = [
-        record.ended_s - record.arrival_s
-        for record in engine.timeline.records()
-        if record.ended_s is not None and record.request_id.startswith(prefix)
-    ]
-    return statistics.fmean(walls)
 
 
 def _window(engine: Engine, run: int) -> RecordedWindow:
@@ -124,13 +137,21 @@ def _window(engine: Engine, run: int) -> RecordedWindow:
     return snapshot(engine, engine.clock.now() - begin_s + 1e-6)
 
 
-Run = Callable[[Engine, list[DueRequest]], float]
+def _measured(engine: Engine, run: int, objective: str) -> float:
+    """The objective's seconds in a run, of all its requests."""
+    requests = _window(engine, run).requests
+    value = figures_of(requests).of(objective)
+    assert value is not None
+    return value
 
 
-def measure(config: EngineConfig, case: AdviceCase, thrown: Thrown, replayer: Replayer, run_load: Run = run_open_loop) -> Outcome:
-    """One switch. ``run_load``: as ``run_open_loop``."""
+Run = Callable[[Engine, list[DueRequest], int | None], float]
+
+
+def measure(config: EngineConfig, case: AdviceCase, thrown: Thrown, replayer: Replayer, run_load: Run = run_requests) -> Outcome:
+    """One switch. ``run_load``: as ``run_requests``."""
     begun_s = time.perf_counter()
-    walls: tuple[list[float], list[float]] = ([], [])
+    found: tuple[list[float], list[float]] = ([], [])
     replay: WindowReplay | None = None
     with (
         closing(Engine.load(_configured(config, thrown.without))) as without,
@@ -138,21 +159,21 @@ def measure(config: EngineConfig, case: AdviceCase, thrown: Thrown, replayer: Re
     ):
         rate = case.load * _capacity(without, case, thrown, run_load)
         for engine in (without, with_it):
-            run_load(engine, _requests(case, thrown, rate, thrown.salted, 99)[: case.num_requests // 4])
+            run_load(engine, _requests(case, thrown, rate, thrown.salted, 99)[: case.num_requests // 4], thrown.num_clients)
         for run in range(case.repeat):
-            run_load(without, _requests(case, thrown, rate, thrown.salted, run))
-            walls[0].append(_mean_wall_s(without, f"{run}-"))
+            run_load(without, _requests(case, thrown, rate, thrown.salted, run), thrown.num_clients)
+            found[0].append(_measured(without, run, thrown.objective))
             replay = replay or replayer(_window(without, run))
-            run_load(with_it, _requests(case, thrown, rate, False, run))
-            walls[1].append(_mean_wall_s(with_it, f"{run}-"))
+            run_load(with_it, _requests(case, thrown, rate, False, run), thrown.num_clients)
+            found[1].append(_measured(with_it, run, thrown.objective))
     assert replay is not None
-    gains = {outcome.change: outcome.gain(replay.replayed, "wall") or 0.0 for outcome in replay.outcomes}
+    gains = {outcome.change: outcome.gain(replay.replayed, thrown.objective) or 0.0 for outcome in replay.outcomes}
     change = _change_of(thrown, replay)
-    means = statistics.fmean(walls[0]), statistics.fmean(walls[1])
-    real = 1.0 - means[1] / means[0]
+    means = statistics.fmean(found[0]), statistics.fmean(found[1])
     return Outcome(
-        thrown.kind, change, rate, gains[change], real, replay.error("wall") or 0.0, means,
-        max(walls[0]) / min(walls[0]) - 1.0, time.perf_counter() - begun_s, sorted(gains.items(), key=lambda pair: -pair[1]),
+        thrown.name, change, thrown.objective, None if thrown.num_clients else rate, gains[change], 1.0 - means[1] / means[0],
+        replay.error(thrown.objective) or 0.0, means, max(found[0]) / min(found[0]) - 1.0, time.perf_counter() - begun_s,
+        sorted(gains.items(), key=lambda pair: -pair[1]),
     )  # fmt: skip
 
 
@@ -160,13 +181,13 @@ def _capacity(engine: Engine, case: AdviceCase, thrown: Thrown, run_load: Run) -
     """Requests per second of the engine with all of them there at once; the first run's steps are learned from as well."""
     for run in (97, 98):
         requests = [replace(one, at_s=0.0) for one in _requests(case, thrown, 1.0, thrown.salted, run)[: case.num_requests // 2]]
-        seconds = run_load(engine, requests)
+        seconds = run_load(engine, requests, None)
     return len(requests) / seconds
 
 
 def _change_of(thrown: Thrown, replay: WindowReplay) -> str:
     """The replayed switch that is the one thrown: by its kind, and where a kind has several by the value."""
-    changes = [outcome.change for outcome in replay.outcomes if outcome.kind == thrown.kind]
+    changes = [outcome.change for outcome in replay.outcomes if outcome.kind == (thrown.kind or thrown.name)]
     values = [str(value) for fields in thrown.with_it for value in fields.values()]
     named = [change for change in changes if any(change.split()[-1] == value for value in values)]
     return (named or changes)[0]
@@ -176,7 +197,7 @@ def run_advice(config: EngineConfig, case: AdviceCase, replayer: Replayer, echo:
     """`octavo bench advice`: the last line given to ``echo`` is the JSON record."""
     outcomes = []
     for thrown in thrown_switches(config.cache.block_size):
-        if thrown.kind not in case.kinds:
+        if thrown.name not in case.kinds:
             continue
         outcomes.append(measure(config, case, thrown, replayer))
         if not as_json:
@@ -194,24 +215,25 @@ def run_advice(config: EngineConfig, case: AdviceCase, replayer: Replayer, echo:
 
 
 def _record(one: Outcome) -> dict[str, Any]:
-    last = [change for change, gain in one.order if gain <= max(one.error, 0.02)]
     return {
-        "kind": one.kind, "change": one.change, "rate": round(one.rate, 3),
+        "name": one.name, "change": one.change, "objective": one.objective, "rate": None if one.rate is None else round(one.rate, 3),
         "predicted": round(one.predicted, 4), "real": round(one.real, 4), "error": round(one.error, 4),
-        "wall_s": [round(value, 5) for value in one.wall_s], "spread": round(one.spread, 4),
-        "within": one.holds, "gain_nothing": last, "seconds": round(one.seconds, 1),
+        "measured_s": [round(value, 5) for value in one.seconds_each], "spread": round(one.spread, 4),
+        "within": one.holds, "gain_nothing": one.gain_nothing, "seconds": round(one.seconds, 1),
     }  # fmt: skip
 
 
 def _line(one: Outcome) -> str:
-    return f"{one.kind}: {one.change}: predicted {100 * one.predicted:+.1f} %, real {100 * one.real:+.1f} % ({one.seconds:.0f} s)"
+    return f"{one.name}: {one.change}: predicted {100 * one.predicted:+.1f} %, real {100 * one.real:+.1f} % ({one.seconds:.0f} s)"
 
 
 def _table(outcomes: list[Outcome]) -> str:
-    rows = [["switch", "requests/s", "mean wall s", "with it", "predicted %", "real %", "replay's error %", "runs differ by %", "within"]]
+    head = ["switch", "objective", "requests/s", "s", "with it", "predicted %", "real %", "replay's error %", "runs differ by %", "within"]
+    rows = [head]
     for one in outcomes:
         figures = (100 * one.predicted, 100 * one.real, 100 * one.error, 100 * one.spread)
-        within = {None: "-", True: "yes", False: "NO"}[one.holds]
-        walls = (f"{one.wall_s[0]:.3f}", f"{one.wall_s[1]:.3f}")
-        rows.append([one.change, f"{one.rate:.1f}", *walls, *(f"{value:.1f}" for value in figures), within])
-    return table(rows, " >>>>>>> ")
+        within = {None: "ranked last" if one.change in one.gain_nothing else "-", True: "yes", False: "NO"}[one.holds]
+        values = (f"{one.seconds_each[0]:.3f}", f"{one.seconds_each[1]:.3f}")
+        rate = "clients" if one.rate is None else f"{one.rate:.1f}"
+        rows.append([one.change, one.objective, rate, *values, *(f"{value:.1f}" for value in figures), within])
+    return table(rows, " <>>>>>>>> ")

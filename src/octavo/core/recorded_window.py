@@ -6,6 +6,7 @@ and to all before them; so two requests whose first k keys are equal have the fi
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
@@ -115,6 +116,25 @@ class Figures:
     def of(self, objective: str) -> float | None:
         value: float | None = getattr(self, objective)
         return value
+
+
+def figures_of(requests: Seq[WindowRequest]) -> Figures:
+    """Of those that have ended. Percentiles by nearest rank."""
+    walls = [(one, one.wall_s) for one in requests if one.wall_s is not None]
+    if not walls:
+        return Figures(None, None, None, None, None, None)
+    ttft = sorted(one.ttft_s for one, _ in walls if one.ttft_s is not None)
+    itl = sorted(one.itl_s for one, _ in walls if one.itl_s is not None)
+    num_tokens = sum(one.num_output for one, _ in walls)
+    lasted_s = max(one.arrival_s + wall_s for one, wall_s in walls) - min(one.arrival_s for one, _ in walls)
+    return Figures(
+        sum(wall_s for _, wall_s in walls) / len(walls), _rank(ttft, 0.5), _rank(ttft, 0.99), _rank(itl, 0.5), _rank(itl, 0.99),
+        lasted_s / num_tokens if num_tokens else None,
+    )  # fmt: skip
+
+
+def _rank(ordered: Seq[float], share: float) -> float | None:
+    return ordered[math.ceil(share * len(ordered)) - 1] if ordered else None
 
 
 @dataclass(frozen=True, slots=True)

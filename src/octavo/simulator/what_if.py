@@ -13,7 +13,6 @@ result as soon as it is there, at low priority.
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import asdict
 from typing import TextIO
 
-from octavo.core.recorded_window import Figures, RecordedWindow, SwitchOutcome, WindowReplay
+from octavo.core.recorded_window import Figures, RecordedWindow, SwitchOutcome, WindowReplay, WindowRequest, figures_of
 from octavo.costs.step_fit import fit_steps
 from octavo.distributed.router import Router, create_router
 from octavo.simulator.engine_spec import EngineSpec
@@ -32,43 +31,17 @@ from octavo.simulator.window_load import SEED, WindowLoad, load_of
 _NICENESS = 15
 _MOST_MISSING = 0.02  # of the compared requests that a simulation may leave out, refused ones, before it tells nothing
 
-Times = tuple[float, float, float | None, float | None, int]
-"""(arrival, wall, ttft, itl, output tokens) of a request, in seconds."""
-
-
-def figures_of(times: Seq[Times]) -> Figures:
-    """Percentiles by nearest rank."""
-    if not times:
-        return Figures(None, None, None, None, None, None)
-    ttft = sorted(one[2] for one in times if one[2] is not None)
-    itl = sorted(one[3] for one in times if one[3] is not None)
-    num_tokens = sum(one[4] for one in times)
-    lasted_s = max(one[0] + one[1] for one in times) - min(one[0] for one in times)
-    return Figures(
-        sum(one[1] for one in times) / len(times), _rank(ttft, 0.5), _rank(ttft, 0.99), _rank(itl, 0.5), _rank(itl, 0.99),
-        lasted_s / num_tokens if num_tokens else None,
-    )  # fmt: skip
-
-
-def _rank(ordered: Seq[float], share: float) -> float | None:
-    return ordered[math.ceil(share * len(ordered)) - 1] if ordered else None
-
-
 def simulated(load: WindowLoad, specs: Seq[EngineSpec], by_prefix: bool = False) -> Figures:
     """Of the compared requests on these engines."""
     router: Router = create_router("prefix-affinity" if by_prefix else "shortest-queue", specs[0].cache.block_size)
     options = SimulationOptions(seed=SEED, concurrency=load.concurrency, keep_requests=True)
     report = Simulation(specs, router, options).run(load.requests)
-    times = [
-        (record.arrival_s, record.e2e_s, record.ttft_s, record.itl_s, record.num_output)
+    ended = [
+        WindowRequest(record.arrival_s, 0, record.num_output, 0, wall_s=record.e2e_s, ttft_s=record.ttft_s, itl_s=record.itl_s)
         for record in report.records
         if int(record.request_id) in load.compared
     ]
-    return figures_of(times if len(times) >= (1.0 - _MOST_MISSING) * len(load.compared) else ())
-
-
-def measured(load: WindowLoad) -> Figures:
-    return figures_of([(r.arrival_s, r.wall_s or 0.0, r.ttft_s, r.itl_s, r.num_output) for r in load.compared.values()])
+    return figures_of(ended if len(ended) >= (1.0 - _MOST_MISSING) * len(load.compared) else ())
 
 
 class WhatIf:
@@ -85,7 +58,7 @@ class WhatIf:
 
     def base(self) -> WindowReplay:
         """The unchanged window; no outcomes yet."""
-        figures = measured(self.load), simulated(self.load, (self._spec,))
+        figures = figures_of(list(self.load.compared.values())), simulated(self.load, (self._spec,))
         return WindowReplay(len(self._window.requests), len(self.load.compared), *figures, (), (), self._notes())
 
     def outcomes(self) -> Iterator[SwitchOutcome]:
