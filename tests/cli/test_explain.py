@@ -105,7 +105,7 @@ ENGINE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("width", [40, 80, 200])
+@pytest.mark.parametrize("width", [5, 12, 40, 80, 200])
 @pytest.mark.parametrize("colours", [False, True])
 def test_a_picture_under_load(width: int, colours: bool) -> None:
     steps = [{"seconds": 0.01 * (i + 1), "prefill_s": 0.008 if i % 2 else 0.0, "decode_s": 0.002 * (i + 1), "kv_s": 0.0} for i in range(10)]

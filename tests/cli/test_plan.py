@@ -215,6 +215,7 @@ def test_damaged_traces_name_line_and_field(octavo: Octavo, tiny: Path, tmp_path
         ((*LIMITS, "--attainment", "0"), "--attainment"), ((*LIMITS, "--attainment", "nan"), "--attainment"),
         ((*LIMITS, "--rate", "0"), "--rate"),
         ((*LIMITS, "--rate", "nan"), "--rate"), ((*LIMITS, "--seeds", "1,1"), "--seeds"), ((*LIMITS, "--seeds", "x"), "--seeds"),
+        ((*LIMITS, "--seeds", "0,²"), "--seeds"), ((*LIMITS, "--seeds", "9" * 5000), "--seeds"),
         ((*LIMITS, "--rate-range", "5"), "--rate-range"), ((*LIMITS, "--rate-range", "5:2"), "--rate-range"),
         ((*LIMITS, "--precision", "0"), "--precision"), ((*LIMITS, "--budget", "-1"), "--budget"), ((*LIMITS, "--link", "0"), "--link"),
         ((*LIMITS, "--power-budget", "nan"), "--power-budget"), ((*LIMITS, "--machine", "abacus"), "--machine"),

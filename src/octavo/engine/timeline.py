@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING
 
+from octavo.core.cost import StepShape
 from octavo.core.recorded_window import block_keys
 from octavo.core.request import FinishReason, Request, Sequence
 from octavo.core.step import SequenceSlice, StepPlan, StepResult
@@ -56,6 +57,7 @@ class Timeline:
         self.ended_records = EndedRecords(capacity)
         self.samples = StepSamples()
         self.foresight = Foresight()
+        self.last_shape: StepShape | None = None  # of the step that ended last, if it was more than single tokens
         self.lock = threading.RLock()
         self._scheduler = scheduler
         self._clock = clock
@@ -313,7 +315,8 @@ class Timeline:
         step = StepParts(plan.step_index, since_s, self._begun_s, now_s, 0.0, device_s, kv_s, 0, num, num, found.fixed_s)
         self._steps_s[_OTHERS_DECODE] += device_s
         self._note_gaps(found.num_whole_gaps, found.other_gaps, step)
-        self.samples.decoding(plan, found.num_positions, now_s - since_s)
+        self.last_shape = None
+        self.samples.decoding(plan, found.num_positions, now_s - since_s - kv_s)
 
     def _end_mixed(self, plan: StepPlan, result: StepResult, device_s: float, now_s: float) -> None:
         sums = self._steps_s
@@ -331,7 +334,8 @@ class Timeline:
         charges = StepCharges(plan, result, split, step, self._last_end_s)
         charges.mixed(self._slices, self._prompts)
         self._note_gaps(charges.num_whole_gaps, charges.other_gaps, step)
-        self.samples.mixed(plan, now_s - self._since_s)
+        self.last_shape = StepShape.of(plan)
+        self.samples.mixed(self.last_shape, now_s - self._since_s - kv_s)
 
     def _note_gaps(self, num_whole: int, others: Gaps, step: StepParts) -> None:
         """The step, and the gaps between tokens that it has ended: most are the step itself."""
