@@ -110,10 +110,11 @@ def test_sizes_that_were_not_seen_are_those_of_the_calibration_at_the_pace_of_th
 
 
 def test_a_part_that_is_dearer_than_calibrated_is_seen() -> None:
-    """Attention takes three times what it did: longer contexts than any that was seen are priced by that."""
+    """Attention takes three times what it did: longer contexts than any that was seen are priced by that, and the step as it was."""
     law = BENT.corrected([1.0, 1.0, 3.0])
     based = fit_window(samples(decoding(random.Random(1), 300, 8000), law, noise=0.03), BENT)
-    assert off(based, law, [StepShape().plus(20_000, 1, 1), prompt(64)])[-1] < 0.05
+    assert off(based, law, [StepShape().plus(20_000, 1, 1), *decoding(random.Random(2), 50, 8000)])[-1] < 0.05
+    assert based.seconds_per[5] == pytest.approx(law.seconds_per[5], rel=0.1)
 
 
 def test_a_calibration_that_says_nothing_of_these_steps_is_let_go() -> None:

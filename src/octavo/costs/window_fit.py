@@ -8,6 +8,7 @@ brought to the window's pace. Only a calibration that the window's own prices be
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence as Seq
 from dataclasses import replace
@@ -20,6 +21,7 @@ from octavo.costs.least_errors import nonnegative
 MIN_STEPS = 8
 _BEATEN = 2.0  # the median error of a calibration over that of the window's own prices
 _LEAST_ERROR = 0.02  # below which errors are the machine's
+_SHOWN = 0.05  # of the steps' time
 
 Sample = Seq[float]
 """(rows, sequences, logit rows, positions read, pairs, seconds) of a step."""
@@ -56,12 +58,13 @@ def _error(cost: Coefficients) -> float:
 
 
 def _at_pace(base: Coefficients, steps: Seq[MeasuredStep]) -> Coefficients:
-    """``base`` with each part at what the steps say. Each is also told once, alone, at the pace of all: no step may show it."""
+    """``base`` with each part at what the steps say; one that makes up less than ``_SHOWN`` of them stays at the pace of all."""
     shapes, seconds = [step.shape for step in steps], [step.total_s for step in steps]
     pace = statistics.median(step.total_s / max(base.seconds_of(step.shape), 1e-12) for step in steps)
     parts = [_parts(base, shape) for shape in shapes]
-    alone = [[float(i == j) for j in range(3)] for i in range(3)]
-    fixed, rows, attention = nonnegative([*parts, *alone], [*seconds, pace, pace, pace], [pace] * 3)
+    num_alone = math.ceil(_SHOWN * len(steps))
+    alone = [[float(i == j) for j in range(3)] for i in range(3)] * num_alone  # as if each had been seen by itself so many times
+    fixed, rows, attention = nonnegative([*parts, *alone], [*seconds, *[pace] * len(alone)], [pace] * 3)
     return replace(
         base.corrected([fixed, rows, attention]), host_s=fixed * base.host_s, host_s_per_sequence=rows * base.host_s_per_sequence,
         errors={}, fitted_for=None,
