@@ -25,7 +25,7 @@ from typing import NamedTuple
 from octavo.core.cost import StepShape
 from octavo.core.step import StepPlan, StepResult
 from octavo.costs.coefficients import Coefficients, KindErrors, Ramp
-from octavo.costs.least_errors import Row, nonnegative
+from octavo.costs.least_errors import CORE, Row, nonnegative
 
 KINDS = ("prefill", "decode", "mixed")
 MIN_STEPS = 30
@@ -122,17 +122,18 @@ def waking_s(cost: Coefficients, firsts: Iterable[tuple[StepShape, float]]) -> f
 # --- the fit ----------------------------------------------------------------------------------------------------------------------------
 
 
-def device_fit(steps: Seq[MeasuredStep], has_pieces: bool = True) -> Coefficients:
-    """The prices on the device. ``has_pieces``: rows and logit rows by pieces; else each has one price, at whatever number."""
+def device_fit(steps: Seq[MeasuredStep], has_pieces: bool = True, core: float = CORE) -> Coefficients:
+    """The prices on the device. ``has_pieces``: rows and logit rows by pieces; else each has one price, at whatever number. ``core``: as of
+    ``nonnegative``."""
     shapes, seconds, wakes = [s.shape for s in steps], [s.device_s for s in steps], [float(s.follows_idleness) for s in steps]
     row_ends = logit_ends = [math.inf]
-    weights = nonnegative(_rows(shapes, wakes, row_ends, logit_ends), seconds)
+    weights = nonnegative(_rows(shapes, wakes, row_ends, logit_ends), seconds, core=core)
     if has_pieces:
         row_ends = _ends(_ROW_KNOTS, max(shape.num_rows for shape in shapes))
         logit_ends = _ends(_LOGIT_KNOTS, max(shape.num_logit_rows for shape in shapes), first=0.0)
         wake_s, f, a, c, b, e, d = weights
         start = [wake_s, f, *[a] * len(row_ends), c, b, *[e] * len(logit_ends), d]
-        weights = nonnegative(_rows(shapes, wakes, row_ends, logit_ends), seconds, start)
+        weights = nonnegative(_rows(shapes, wakes, row_ends, logit_ends), seconds, start, core)
     wake_s, f, *prices = weights
     rows, (c, b), logits, d = prices[: len(row_ends)], prices[len(row_ends) :][:2], prices[len(row_ends) + 2 : -1], prices[-1]
     row_ramp = Ramp(((1.0, 0.0), *zip(row_ends, rows, strict=True)))

@@ -3,7 +3,7 @@
 - **Relative errors**: each observation is divided by its seconds, so that a step of 3 ms counts as much as one of 300.
 - **Their absolute values**, not their squares: the price at which half of the steps are dearer and half are cheaper, so that a step which
   the operating system held up counts as one that is dearer, however much it is. By iteratively reweighted least squares (Schlossmacher,
-  JASA 1973); below a share ``_CORE`` squares count, since nothing smaller is known of a clock and a machine.
+  JASA 1973); below a share ``core`` squares count, which make more of few steps whose errors are mere scatter.
 - **No weight below zero**: coordinate descent (Franc, Hlaváč & Navara, CAIP 2005) from a given start. What the observations do not tell
   apart goes to the first feature that explains it, as far as the start leaves it anything.
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from operator import mul
 
-_CORE = 0.01
+CORE = 0.01  # nothing smaller is known of a clock and a machine
 _NUM_REWEIGHTINGS = 12
 _NUM_SWEEPS = 300
 _CONVERGED = 1e-6  # of a weight, relative, in a sweep
@@ -21,7 +21,7 @@ _CONVERGED = 1e-6  # of a weight, relative, in a sweep
 Row = list[float]
 
 
-def nonnegative(rows: Seq[Row], seconds: Seq[float], start: Row | None = None) -> Row:
+def nonnegative(rows: Seq[Row], seconds: Seq[float], start: Row | None = None, core: float = CORE) -> Row:
     """Weights [features], none below 0: ``rows`` [observations][features] times weights should be ``seconds`` [observations], all above 0.
     ``start``: None: zeros."""
     scaled = [[value / took for value in row] for row, took in zip(rows, seconds, strict=True)]
@@ -31,7 +31,7 @@ def nonnegative(rows: Seq[Row], seconds: Seq[float], start: Row | None = None) -
     for _ in range(_NUM_REWEIGHTINGS):
         products, sums = _moments(scaled, trust)
         _descend(weights, products, sums)
-        trust = [1.0 / max(_CORE, abs(sum(map(mul, row, weights)) - 1.0)) for row in scaled]
+        trust = [1.0 / max(core, abs(sum(map(mul, row, weights)) - 1.0)) for row in scaled]
     return weights
 
 

@@ -22,6 +22,7 @@ MIN_STEPS = 8
 _BEATEN = 2.0  # the median error of a calibration over that of the window's own prices
 _LEAST_ERROR = 0.02  # below which errors are the machine's
 _SHOWN = 0.05  # of the steps' time
+_CORE = 0.1  # errors up to it count by their squares: steps are few, and of a machine that is busy
 
 Sample = Seq[float]
 """(rows, sequences, logit rows, positions read, pairs, seconds) of a step."""
@@ -33,7 +34,7 @@ def fit_window(samples: Seq[Sample], base: Coefficients | None = None, about: st
     steps = [_step(sample) for sample in samples if sample[0] > 0 and sample[-1] > 0.0]
     if len(steps) < MIN_STEPS:
         raise FitError(f"steps: {len(steps)} are not enough to fit a cost on; at least {MIN_STEPS}")
-    found = _finished(device_fit(steps, has_pieces=False), steps, about)
+    found = _finished(device_fit(steps, has_pieces=False, core=_CORE), steps, about)
     if base is None:
         return found
     based = _finished(_at_pace(base, steps), steps, about)

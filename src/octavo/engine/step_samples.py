@@ -16,8 +16,8 @@ _PER_SIZE = 96  # steps of a size class that are kept
 
 
 class SampledStep(NamedTuple):
-    """What a step held, and its seconds from the end of the step before (from its planning, if nobody waited) to its own end, moves of
-    blocks left out."""
+    """What a step held, and its seconds from the end of the step before (from its planning, if nobody waited) to its own end, swaps left
+    out: they have a price of their own."""
 
     num_rows: int
     num_sequences: int

@@ -316,7 +316,7 @@ class Timeline:
         self._steps_s[_OTHERS_DECODE] += device_s
         self._note_gaps(found.num_whole_gaps, found.other_gaps, step)
         self.last_shape = None
-        self.samples.decoding(plan, found.num_positions, now_s - since_s - kv_s)
+        self.samples.decoding(plan, found.num_positions, now_s - since_s - self._marks[_SWAPPED])
 
     def _end_mixed(self, plan: StepPlan, result: StepResult, device_s: float, now_s: float) -> None:
         sums = self._steps_s
@@ -335,7 +335,7 @@ class Timeline:
         charges.mixed(self._slices, self._prompts)
         self._note_gaps(charges.num_whole_gaps, charges.other_gaps, step)
         self.last_shape = StepShape.of(plan)
-        self.samples.mixed(self.last_shape, now_s - self._since_s - kv_s)
+        self.samples.mixed(self.last_shape, now_s - self._since_s - self._marks[_SWAPPED])
 
     def _note_gaps(self, num_whole: int, others: Gaps, step: StepParts) -> None:
         """The step, and the gaps between tokens that it has ended: most are the step itself."""
