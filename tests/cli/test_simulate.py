@@ -120,6 +120,12 @@ def test_traces_and_closed_loops(octavo: Octavo, fitted: Path, tmp_path: Path) -
     assert slow["duration_s"] - fast["duration_s"] == pytest.approx(3.0)
     resampled = last_record(octavo(*flags, "--trace", trace, "--rate", "5", "--num-requests", "40"))
     assert resampled["num_completed"] == 40 and resampled["prompt_tokens"] % 10 == 0
+    lines = tmp_path / "t.jsonl"
+    lines.write_text('{"arrival_s": 0, "num_prompt": 10, "num_output": 3}\n{"arrival_s": 4, "num_prompt": 20, "num_output": 5}\n')
+    same = last_record(octavo(*flags, "--trace", lines, "--rate", "5", "--num-requests", "40"))
+    assert same["output_tokens"] == resampled["output_tokens"]
+    lines.write_text("")
+    assert "there is no request in it" in octavo(*flags, "--trace", lines, "--rate", "5").err
     assert last_record(octavo(*flags, "--concurrency", "3", "--num-requests", "9", "--duration", "100"))["num_completed"] == 9
     assert last_record(octavo(*flags, "--rate", "5", "--num-requests", "0"))["num_arrived"] == 0
 
@@ -161,6 +167,7 @@ def test_drafts_and_prefixes(octavo: Octavo, fitted: Path) -> None:
         (("-m", "TINY", "--machine", "l4", "--rate", "1", "--link", "1G"), "--link"),
         (("-m", "TINY", "--machine", "l4", "--rate", "1", "--acceptance", "0.5"), "--acceptance"),
         (("--fitted", "FITTED", "--num-kv-blocks", "9", "--rate", "1", "--draft-ms", "1"), "--draft-ms"),
+        (("--fitted", "FITTED", "--num-kv-blocks", "9", "--rate", "1", "--spec", "2", "--draft-ms", "1e300"), "--draft-ms"),
         (("--fitted", "FITTED", "--num-kv-blocks", "9", "--rate", "1", "--devices", "2"), "--devices"),
         (("--fitted", "FITTED", "--num-kv-blocks", "9", "--trace", "FITTED", "--prompt-len", "5"), "--prompt-len"),
     ],

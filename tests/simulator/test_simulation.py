@@ -165,6 +165,8 @@ def test_bad_specs_and_loads_are_refused() -> None:
         engine(role="x")
     with pytest.raises(ValueError, match="num_blocks: 0"):
         EngineSpec(LinearCost(), 0)
+    with pytest.raises(ValueError, match="num_blocks: 1000000000000 is not allowed; from 1 to 67108864"):
+        EngineSpec(LinearCost(), 10**12)
     with pytest.raises(ValueError, match="busy_w: nan"):
         PowerModel(busy_w=math.nan)
     with pytest.raises(ValueError, match="slo ttft_s: -1"):

@@ -44,7 +44,7 @@ _OPTIONS: list[Callable] = [
     click.option("--no-enable-kv-groups", is_flag=True, help="Keep the KV of window layers for all positions."),
     click.option("--spec", type=SpecLength(), default="off", show_default=True, help="Drafts: off, auto, or a number."),
     click.option("--acceptance", type=Finite(0, 1), default=0.7, show_default=True, help="Chance that a draft comes true."),
-    click.option("--draft-ms", type=Finite(0), default=0.0, show_default=True, help="What making a draft takes."),
+    click.option("--draft-ms", type=Finite(0, 1e6), default=0.0, show_default=True, help="What making a draft takes."),
     click.option("--rate", type=POSITIVE, help="Requests per second on average."),
     click.option("--burstiness", type=BURSTINESS, default=1.0, show_default=True, help="Of --rate: 1 Poisson, below 1 bursts, inf none."),
     click.option("--concurrency", type=click.IntRange(1), help="Closed loop: so many requests at once, in place of --rate."),
@@ -215,6 +215,7 @@ def _load(options: dict[str, Any], source: Source) -> Iterable[WorkloadRequest]:
 
 def _lengths(options: dict[str, Any]) -> Any:
     """Of --trace, drawn from it where --rate or --concurrency sets the pace; else of the distributions."""
+    from octavo.workload.jsonl_traces import JsonlTrace, lengths_of
     from octavo.workload.lengths import parse_lengths
     from octavo.workload.requests import Independent
     from octavo.workload.traces import Resampled, read_trace
@@ -223,7 +224,8 @@ def _lengths(options: dict[str, Any]) -> Any:
         prompt = checked("prompt-len", lambda: parse_lengths(options["prompt_len"]))
         pairs: LengthPairs = Independent(prompt, checked("output-len", lambda: parse_lengths(options["output_len"])))
         return pairs
-    trace = read_trace(options["trace"], strict=True)
+    path = options["trace"]
+    trace = lengths_of(JsonlTrace(path, seed=options["seed"])) if path.endswith(".jsonl") else read_trace(path, strict=True)
     if options["rate"] is not None or options["concurrency"] is not None:
         return Resampled(trace)
     return checked("trace-speed", lambda: trace.faster(options["trace_speed"]))

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from octavo.core.scheduler import Scheduler
     from octavo.engine.outputs import OutputEvent
 
+_NO_STEP = -2  # no record has taken part in it, not even one that has in none
 _IN_STEP, _ENDED = RecordState.IN_STEP, RecordState.ENDED
 _DECODE, _OTHERS_DECODE, _OTHERS_PREFILL = int(Cause.DECODE), int(Cause.OTHERS_DECODE), int(Cause.OTHERS_PREFILL)
 _SCHEDULING, _BETWEEN_STEPS = int(Cause.SCHEDULING), int(Cause.BETWEEN_STEPS)
@@ -196,7 +197,7 @@ class Timeline:
                 self._see_slices(plan, sequences)
             running = self._scheduler.running_sequences
             if self._num_in_plan != len(self._in_step) or self._out or len(running) != len(sequences):
-                self._sort_out(-1 if plan is None else plan.step_index, running)
+                self._sort_out(_NO_STEP if plan is None else plan.step_index, running)
             has_preempted = self._scheduler.stats.num_preemptions > self._num_preemptions
             self._queue.blocked_by(why_queued(self._scheduler, plan, self._prompts, has_preempted))
             self._num_preemptions = self._scheduler.stats.num_preemptions
