@@ -152,6 +152,7 @@ def test_drafts_and_prefixes(octavo: Octavo, fitted: Path) -> None:
         (("--fitted", "FITTED", "--kv-cache-memory", "1K", "--kv-bytes", "1000", "--rate", "1"), "hold no block"),
         (("--fitted", "FITTED", "--num-kv-blocks", "9", "--rate", "0"), "--rate"),
         (("--fitted", "FITTED", "--num-kv-blocks", "9", "--rate", "1", "--slo", "ttft=0"), "--slo"),
+        (("--fitted", "FITTED", "--num-kv-blocks", "9", "--rate", "1", "--slo", "ttft=1,ttft=2"), "each once"),
         (("--fitted", "FITTED", "--num-kv-blocks", "9", "--rate", "1", "--roles", "prefill=1"), "--roles"),
         (("--fitted", "FITTED", "--num-kv-blocks", "9", "--rate", "1", "--duration", "-1"), "--duration"),
         (("--fitted", "FITTED", "--num-kv-blocks", "9", "--rate", "1", "--roles", "prefill=1,decode=1", "--engines", "2"), "--engines"),

@@ -44,7 +44,7 @@ def parse_slo(text: str) -> dict[str, float]:
             limit = float(value)
         except ValueError:
             limit = -1.0
-        if name not in ("ttft", "itl", "e2e", "gap") or not 0.0 < limit < float("inf"):
-            raise ValueError(f"slo: {part!r} is not allowed; ttft, itl, e2e or gap = seconds above 0, separated by commas")
+        if name not in ("ttft", "itl", "e2e", "gap") or f"{name}_s" in limits or not 0.0 < limit < float("inf"):
+            raise ValueError(f"slo: {part!r} is not allowed; ttft, itl, e2e or gap = seconds above 0, each once, separated by commas")
         limits[f"{name}_s"] = limit
     return limits
