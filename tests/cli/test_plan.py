@@ -169,6 +169,9 @@ def test_a_fitted_machine(octavo: Octavo, folder: Path, tiny: Path, tmp_path: Pa
     assert [kind["machine"] for kind in record["machines"]] == ["fitted"] and record["machines"][0]["step_error"] == 0.07
     ended = octavo(*flags)
     assert ended.code == 2 and "--memory" in ended.err
+    (tmp_path / "m.toml").write_text(MACHINES.replace("[large]", "[fitted]"))
+    ended = octavo(*flags, "--memory", "4M", "--machines", tmp_path / "m.toml")
+    assert ended.code == 2 and "--fitted" in ended.err and "a machine of --machines is named 'fitted' too" in ended.err
 
 
 def test_designs_of_a_machine_file(octavo: Octavo, folder: Path, tiny: Path, tmp_path: Path) -> None:
