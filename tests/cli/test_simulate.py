@@ -106,6 +106,9 @@ def test_a_recording_is_told_again_and_gives_costs_and_load(octavo: Octavo, tiny
     larger = last_record(octavo("simulate", "--replay", recording, "--block-size", "32", "--json"))
     assert larger["engines"][0]["pool_most"] == pytest.approx(record["engines"][0]["pool_most"], rel=0.5)
     lines = recording.read_text().splitlines(keepends=True)
+    recording.write_text(lines[0])
+    ended = octavo("simulate", "--fitted", recording, "--num-kv-blocks", "64", *LOAD)
+    assert ended.code == 2 and "it has no step to fit a cost on" in ended.err
     recording.write_text("".join(line.replace('"max_tokens":12', '"max_tokens":3') for line in lines))
     ended = octavo("simulate", "--replay", recording, "--json")
     assert ended.code == 1 and "line " in ended.err

@@ -48,7 +48,10 @@ def _coefficients(path: str) -> Any:
         return read_coefficients(path)
     from octavo.simulator.replay import replay_recording
 
-    return replay_recording(path).coefficients()
+    replay = replay_recording(path)
+    if not replay.fitted.num_observations:
+        refuse("fitted", f"{path}: it has no step to fit a cost on")
+    return replay.coefficients()
 
 
 def engine_spec(options: dict[str, Any], source: Source, cache: CacheConfig, scheduler: SchedulerConfig) -> EngineSpec:
