@@ -114,6 +114,18 @@ def test_a_recording_is_told_again_and_gives_costs_and_load(octavo: Octavo, tiny
     assert ended.code == 1 and "line " in ended.err
 
 
+def test_a_recording_that_is_there_is_not_lost(octavo: Octavo, tiny: Path, tmp_path: Path) -> None:
+    """As when a supervisor starts a server anew."""
+    recording = tmp_path / "run.jsonl"
+    flags = ("run", "-m", tiny, "--record", recording, "--threads", "1", "--max-tokens", "2", "hello there")
+    assert octavo(*flags).code == 0
+    assert recording.stat().st_mode & 0o777 == 0o600, "prompts are in it"
+    was = recording.read_bytes()
+    ended = octavo(*flags)
+    assert ended.code == 1 and f"--record: {str(recording)!r} is not allowed; it holds {len(was):,} bytes already" in ended.err
+    assert recording.read_bytes() == was
+
+
 def test_traces_and_closed_loops(octavo: Octavo, fitted: Path, tmp_path: Path) -> None:
     trace = tmp_path / "t.csv"
     trace.write_text("arrival_s,num_prompt,num_output\n0,10,3\n4,20,5\n")

@@ -61,7 +61,8 @@ def reproduce(figures: tuple[str, ...], out: Path | None, data: Path | None, mod
 
 
 def _report(out: Path) -> None:
-    from octavo.reproduce.files import read_outcomes, write_whole
+    from octavo.engine.user_files import write_whole
+    from octavo.reproduce.files import read_outcomes
     from octavo.reproduce.report import html_report
     from octavo.reproduce.runner import REPORT
 

@@ -7,12 +7,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from octavo.engine.user_files import write_whole
 from octavo.reproduce.figure import Figure, Line, Plot, Range, Row
 from octavo.reproduce.registry import ENTRIES, Entry
 
@@ -47,18 +47,11 @@ def stem_of(entry: Entry) -> str:
 
 
 def write_outcome(outcome: Outcome, folder: Path) -> None:
-    """Both files of an entry, each whole or as it was before. Raises OSError."""
+    """Both files of an entry, each whole or as it was before. Raises UserFileError."""
     data = {"format": FORMAT, **asdict(outcome)}
     stem = stem_of(outcome.entry)
     write_whole(folder / f"{stem}.txt", f"{outcome.to_text()}\n")
     write_whole(folder / f"{stem}.json", f"{json.dumps(data, indent=1)}\n")
-
-
-def write_whole(path: Path, text: str) -> None:
-    """A file is there with all of ``text`` or not changed at all. Raises OSError."""
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
 
 
 def read_outcomes(folder: Path) -> list[Outcome]:
