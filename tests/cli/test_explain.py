@@ -143,7 +143,7 @@ def test_a_terminal_of_a_few_characters_breaks_nothing() -> None:
 def test_small_parts_are_left_out_of_an_account() -> None:
     parts = [("decode", 9.995), ("masks", 0.005), ("remainder", 0.0)]
     account = {
-        "id": "it", "wall_s": 10.0, "ttft_s": None, "state": "in_step", "main_cause": "decode", "bottleneck": "decode_memory", "advice": [],
+        "id": "it", "wall_s": 10.0, "ttft_s": None, "state": "running", "main_cause": "decode", "bottleneck": "decode_memory", "advice": [],
         "causes": [{"cause": cause, "seconds": seconds, "detail": "x"} for cause, seconds in parts],
     }  # fmt: skip
     lines = account_lines(account)

@@ -27,7 +27,7 @@ NAMES = {
 @click.command()
 @click.argument("request_id", required=False)
 @click.option("--last", is_flag=True, help="The last request.")
-@click.option("--slowest", type=click.IntRange(1, 100), help="So many requests, the slowest of those that the server remembers.")
+@click.option("--slowest", type=click.IntRange(1, 100), help="So many answers, the slowest of those that the server remembers.")
 @click.option("--advise", is_flag=True, help="What would help: the last --window seconds replayed with one switch changed at a time.")
 @click.option("--window", type=click.IntRange(1, 600), default=600, show_default=True, help="Seconds that --advise is about.")
 @click.option("--objective", type=click.Choice(OBJECTIVES), default=OBJECTIVES[0], show_default=True, help="What --advise ranks by.")

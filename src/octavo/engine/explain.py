@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from octavo.core.match_report import MatchEnd
+from octavo.core.request import FinishReason
 from octavo.engine.causes import BOTTLENECK_OF, MEANINGS, NAMES, NEEDED, Bottleneck, Cause
 from octavo.engine.request_record import MAX_CHUNKS, RecordState, RequestRecord
 from octavo.engine.step_window import Held, held_by
@@ -63,6 +64,7 @@ class Explanation:
             "wall_s": _rounded(self.wall_s),
             "ttft_s": None if self.ttft_s is None else _rounded(self.ttft_s),
             "state": self.state,
+            "finish_reason": None if self.record.finish_reason is None else self.record.finish_reason.value,
             "main_cause": NAMES[self.main],
             "bottleneck": self.bottleneck.value,
             "causes": causes,
@@ -93,8 +95,17 @@ def explain(timeline: Timeline, record: RequestRecord, now_s: float, shows_misse
     causes = [CauseTime(cause, seconds[cause], detail_of(cause, record)) for cause in Cause if seconds[cause] > _SHOWN_S]
     causes.sort(key=lambda part: -part.seconds)
     ttft_s = None if record.first_token_s is None else record.first_token_s - record.received_s
-    state = "finished" if record.state is RecordState.ENDED else record.state.name.lower()
-    return Explanation(record.request_id, wall_s, ttft_s, state, tuple(causes), remainder_s, main_cause(seconds, wall_s), record)
+    return Explanation(record.request_id, wall_s, ttft_s, state_of(record), tuple(causes), remainder_s, main_cause(seconds, wall_s), record)
+
+
+def state_of(record: RequestRecord) -> str:
+    """Where a request stands, in a word: one of ``STATES``."""
+    if record.state is RecordState.ENDED:
+        return {FinishReason.ABORT: "aborted", FinishReason.ERROR: "failed"}.get(record.finish_reason or FinishReason.STOP, "finished")
+    return {RecordState.IN_STEP: "running", RecordState.OUT: "waiting"}.get(record.state, "queued")
+
+
+STATES = ("queued", "running", "waiting", "finished", "aborted", "failed")
 
 
 def hide_misses(seconds: list[float], own_s: float) -> None:

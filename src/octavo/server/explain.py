@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -77,19 +77,29 @@ class Explainer:
         self._shows_misses = shows_misses
         self.advisor: Advisor = RuleAdvisor(engine.config, shows_misses)
         self.replays = None if replayer is None else ReplayAdvisor(engine, replayer, self.advisor, shows_misses)
-        self._calls: OrderedDict[str, tuple[str, ...]] = OrderedDict()  # an answer's id -> the engine's requests, one a prompt
-        self._answers: dict[str, str] = {}  # the other way round
+        self._running: dict[str, tuple[str, ...]] = {}  # an answer's id -> the engine's requests, one a prompt
+        self._ended: OrderedDict[str, tuple[str, ...]] = OrderedDict()  # likewise, of answers that have ended, the oldest first
+        self._num_ended = 0  # requests of those
 
-    def opened(self, response_id: str, requests: Sequence[Request]) -> None:
-        """An answer is about to be made. A client may use one id again: then it is the last one's."""
+    @contextlib.contextmanager
+    def answering(self, response_id: str, requests: Sequence[Request]) -> Iterator[None]:
+        """While an answer is made; it is known from then on, as long as the engine remembers its requests. A client may use one id again:
+        then it is the last one's."""
         ids = tuple(request.request_id for request in requests)
-        for request_id in self._calls.pop(response_id, ()):
-            self._answers.pop(request_id, None)
-        self._calls[response_id] = ids
-        self._answers.update(dict.fromkeys(ids, response_id))
-        while len(self._answers) > self._engine.timeline.ended_records.capacity + len(ids):
-            for request_id in self._calls.popitem(last=False)[1]:
-                self._answers.pop(request_id, None)
+        self._num_ended -= len(self._ended.pop(response_id, ()))
+        self._running[response_id] = ids
+        try:
+            yield
+        finally:
+            if self._running.get(response_id) is ids:
+                self._ended[response_id] = self._running.pop(response_id)
+                self._num_ended += len(ids)
+                self._forget()
+
+    def _forget(self) -> None:
+        """Answers so old that the engine has forgotten their requests: as many ended after them as it remembers."""
+        while self._num_ended - len(next(iter(self._ended.values()))) >= self._engine.timeline.ended_records.capacity:
+            self._num_ended -= len(self._ended.popitem(last=False)[1])
 
     def delivery(self, requests: Sequence[Request], send: Send) -> Delivery:
         return Delivery(self._engine, requests, send)
@@ -105,13 +115,13 @@ class Explainer:
         return {"id": given, "object": "request.explanation"} | found
 
     def of_call(self, response_id: str) -> dict[str, Any] | None:
-        """The account of an answer: that of the prompt which ended last, for the others were ready before; None when nothing is known."""
-        timeline = self._engine.timeline
-        records = [record for record in map(timeline.find, self._calls.get(response_id, ())) if record is not None]
-        if not records:
-            return None
-        last = max(records, key=lambda record: (record.ended_s is None, record.ended_s or 0.0))
-        return self._explained(last).shown() | ({"prompts": len(records)} if len(records) > 1 else {})
+        """The account of an answer: that of the prompt which ended last; None when nothing is known."""
+        records = self._records(self._running.get(response_id) or self._ended.get(response_id, ()))
+        return self._explained(_last(records)).shown() | _num_prompts(records) if records else None
+
+    def _records(self, request_ids: Sequence[str]) -> list[RequestRecord]:
+        """Those of them that the engine remembers."""
+        return [record for record in map(self._engine.timeline.find, request_ids) if record is not None]
 
     def _explained(self, record: RequestRecord) -> Explanation:
         timeline, now_s = self._engine.timeline, self._engine.clock.now()
@@ -125,19 +135,20 @@ class Explainer:
         limit = _whole_number("limit", fields["limit"], 1, MAX_LISTED)
         _one_of("sort", fields["sort"], ("recent", "slowest"))
         _one_of("state", fields["state"], ("all", "running", "finished"))
-        now_s = self._engine.clock.now()
-        state, records = fields["state"], self._engine.timeline.records()
-        if state != "all":
-            records = [record for record in records if (record.ended_s is None) == (state == "running")]
-        if fields["sort"] == "slowest":
-            records.sort(key=lambda r: (now_s if r.end_s is None else r.end_s) - r.received_s)
-        return {"object": "list", "data": [self._entry(record, now_s) for record in records[: -limit - 1 : -1]]}
+        now_s, answers = self._engine.clock.now(), [*self._ended.items(), *self._running.items()]
+        told = [(given, records) for given, ids in answers if (records := self._records(ids))]
+        if fields["state"] != "all":
+            told = [one for one in told if (_last(one[1]).ended_s is None) == (fields["state"] == "running")]
+        order = _wall_s if fields["sort"] == "slowest" else _recent
+        told.sort(key=lambda one: order(_last(one[1]), now_s))
+        return {"object": "list", "data": [self._entry(given, records, now_s) for given, records in told[: -limit - 1 : -1]]}
 
-    def _entry(self, record: RequestRecord, now_s: float) -> dict[str, Any]:
-        found = explain(self._engine.timeline, record, now_s, self._shows_misses).shown()
-        counts = {"prompt_tokens": record.num_prompt_tokens, "completion_tokens": record.num_output_tokens}
-        shown = {name: found[name] for name in ("state", "wall_s", "ttft_s", "main_cause", "bottleneck")}
-        return {"id": self._answers.get(record.request_id, record.request_id)} | counts | shown
+    def _entry(self, given: str, records: Sequence[RequestRecord], now_s: float) -> dict[str, Any]:
+        found = explain(self._engine.timeline, _last(records), now_s, self._shows_misses).shown()
+        counts = {"prompt_tokens": sum(one.num_prompt_tokens for one in records)}
+        counts["completion_tokens"] = sum(one.num_output_tokens for one in records)
+        names = ("state", "finish_reason", "wall_s", "ttft_s", "main_cause", "bottleneck")
+        return {"id": given} | counts | {name: found[name] for name in names} | _num_prompts(records)
 
     # --- a window -----------------------------------------------------------------------------------------------------------------------
 
@@ -220,6 +231,24 @@ async def _in_daemon_thread(function: Callable[..., object], *args: object) -> N
 
     threading.Thread(target=run, name="octavo-replay", daemon=True).start()
     await done
+
+
+def _last(records: Sequence[RequestRecord]) -> RequestRecord:
+    """What a call waits for, or waited for: the other prompts were ready before."""
+    return max(records, key=lambda record: (record.ended_s is None, record.ended_s or 0.0))
+
+
+def _num_prompts(records: Sequence[RequestRecord]) -> dict[str, int]:
+    return {"prompts": len(records)} if len(records) > 1 else {}
+
+
+def _wall_s(record: RequestRecord, now_s: float) -> tuple[float, ...]:
+    return ((now_s if record.end_s is None else record.end_s) - record.received_s,)
+
+
+def _recent(record: RequestRecord, now_s: float) -> tuple[float, ...]:
+    """Those that go on come after those that have ended."""
+    return (record.ended_s is None, record.arrival_s if record.ended_s is None else record.ended_s)
 
 
 def _query(query: bytes, defaults: dict[str, str]) -> dict[str, str]:
