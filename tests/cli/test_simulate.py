@@ -108,7 +108,17 @@ def test_a_recording_is_told_again_and_gives_costs_and_load(octavo: Octavo, tiny
     lines = recording.read_text().splitlines(keepends=True)
     recording.write_text(lines[0])
     ended = octavo("simulate", "--fitted", recording, "--num-kv-blocks", "64", *LOAD)
-    assert ended.code == 2 and "it has no step to fit a cost on" in ended.err
+    assert ended.code == 2 and "steps: 0 are not enough to fit a cost on" in ended.err
+    ended = octavo("simulate", "--replay", recording)
+    assert ended.code == 2 and "'--replay': " in ended.err and "no request is in it" in ended.err
+    adds = [line for line in lines if line.startswith('["add"')]
+    recording.write_text("".join([lines[0], *adds]))
+    ended = octavo("simulate", "--replay", recording, "--machine", "l4")
+    assert ended.code == 2 and "no request is in it: 1 have made no token, or had not ended when it did" in ended.err
+    recording.write_text("".join([*lines, *(line.replace('"request_id":"', '"request_id":"another-') for line in adds)]))
+    ended = octavo("simulate", "--replay", recording)
+    assert "1 more are in the recording that made no token, or had not ended when it did: left out" in ended.out
+    assert last_record(ended)["num_left_out"] == 1
     recording.write_text("".join(line.replace('"max_tokens":12', '"max_tokens":3') for line in lines))
     ended = octavo("simulate", "--replay", recording, "--json")
     assert ended.code == 1 and "line " in ended.err

@@ -91,11 +91,14 @@ def simulate(**options: Any) -> None:
 
     report = Simulation(specs, create_router(options["router"], cache.block_size), run_options).run(load)
     error = None if source.coefficients is None else source.coefficients.median_error
+    num_left_out = None if source.replay is None else source.replay.num_left_out
     if not options["as_json"]:
         click.echo(_shown(report))
+        if num_left_out:
+            click.echo(f"\n{num_left_out} more are in the recording that made no token, or had not ended when it did: left out")
         if error is not None:
             click.echo(f"\nthe cost of a step is off by {100 * error:.1f} % (median)")
-    click.echo(json.dumps(report.to_dict() | {"step_cost_error": error}))
+    click.echo(json.dumps(report.to_dict() | {"step_cost_error": error, "num_left_out": num_left_out}))
 
 
 def _check_together(options: dict[str, Any]) -> None:
