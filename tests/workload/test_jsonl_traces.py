@@ -62,7 +62,7 @@ def test_equal_block_ids_are_equal_tokens(tmp_path: Path) -> None:
         ({"arrival_s": 2.0, "num_prompt": 1, "input_length": 1, "num_output": 1}, "it has num_prompt and input_length"),
         ({"arrival_s": 2.0, "num_prompt": 1, "num_output": 1, "session": {"a": 1}}, 'line 2: session: {"a": 1} is not allowed'),
         ({"arrival_s": 2.0, "num_prompt": 1, "num_output": 1, "session": False}, "line 2: session: false is not allowed"),
-        ('{"arrival_s": 2, "num_prompt": 1, "num_prompt": 2, "num_output": 1}', "line 2: it is no JSON: 'num_prompt' is there more than once"),
+        ('{"arrival_s": 2, "num_prompt": 1, "num_prompt": 2, "num_output": 1}', "line 2: .* 'num_prompt' is there more than once"),
         ({"arrival_s": 0.5, "num_prompt": 1, "num_output": 1}, "line 2: it comes 0.5 s before the line above it"),
         ({"arrival_s": 2.0, "num_prompt": 9, "num_output": 1, "hash_ids": [1]}, "line 2: hash_ids: 1 of 4 tokens"),
         ({"arrival_s": 2.0, "num_prompt": 4, "num_output": 1, "hash_ids": [1, 2]}, "line 2: hash_ids: 2 of 4 tokens"),

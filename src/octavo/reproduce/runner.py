@@ -18,7 +18,7 @@ from octavo.reproduce.figure import MEASURED, Figure
 from octavo.reproduce.files import Outcome, write_outcome
 from octavo.reproduce.registry import Entry
 from octavo.reproduce.report import html_report
-from octavo.reproduce.setup import DataMissing, Setup
+from octavo.reproduce.setup import DATA_AT_FAULT, Setup
 
 REPORT = "report.html"
 
@@ -48,7 +48,7 @@ def run_entry(entry: Entry, setup: Setup) -> Outcome:
     try:
         figures = tuple(entry.run(setup))
         failure = _what_is_wrong(entry, figures)
-    except DataMissing as error:
+    except DATA_AT_FAULT as error:
         failure = str(error)
     except Exception as error:
         failure = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -36,8 +36,8 @@ StepObserver = Callable[[StepPlan, StepResult], None]
 
 @dataclass(slots=True)
 class Replay:
-    """What a recorded run held. ``requests``: by arrival, with as many output tokens as they made; ``num_left_out`` others made none, or had
-    not ended when the recording did.
+    """What a recorded run held. ``requests``: by arrival, with as many output tokens as they made; ``num_left_out`` others made none, or
+    had not ended when the recording did.
 
     ``device_s``: what the steps took, ``first_s`` and ``last_s``: when the first and the last were planned. ``samples``: of each step, its
     seconds up to the plan of the next one where that followed at once, so that what was done beside the device is in them.

@@ -144,7 +144,7 @@ def read_trace(path: str | Path, strict: bool = False) -> Trace:
 
 
 def _trace_of(name: str, rows: list[TraceRow], strict: bool) -> Trace:
-    whole = [row for row in rows if row.num_prompt and (row.num_output or strict)]
+    whole = sorted(row for row in rows if row.num_prompt and (row.num_output or strict))  # those that come at once by their lengths
     if not whole:
         raise TraceError(f"{name}: there is no request in it")
     first_s = whole[0].arrival_s
