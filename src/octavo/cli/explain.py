@@ -14,6 +14,11 @@ from octavo.engine.explain import in_words
 
 BAR = 30  # characters of the whole wall time
 REPLAY_S = 300.0  # that a replay may take, its waiting for another one included
+UNTOLD = {
+    "kv_capacity": "what more KV blocks would gain, the time stamps cannot tell: a replay can",
+    "queue": "what more places or workers would gain, the time stamps cannot tell: a replay can",
+}
+"""By the bottleneck, where the rules have no advice: those before it in the queue would have had to be computed all the same."""
 NAMES = {
     "wall": "mean time from arrival to the last token",
     "ttft_p50": "median time to the first token",
@@ -76,7 +81,7 @@ def replay_lines(replay: dict[str, Any]) -> list[str]:
         f"the replay is {100 * replay['error']:.1f} % off",
     ]
     for one in replay["advice"]:
-        gain = f"{in_words(one['gain_s'])} less" if one["gain_s"] > 0 else "nothing"
+        gain = f"{in_words(one['gain_s'])} less" if one["gain_s"] > 0 else "nothing" if one["told"] else "not told"
         lines.append(f"  {one['change']:<48} {gain:>16}   {one['why']}")
     lines += [f"  not tried, for want of time: {change}" for change in replay["skipped"]]
     return lines + [f"  ({note})" for note in replay["notes"]]
@@ -92,8 +97,8 @@ def account_lines(account: dict[str, Any]) -> list[str]:
         if share >= 0.001 or part["cause"] == "remainder":
             bar = "#" * round(BAR * max(share, 0.0))
             lines.append(f"  {part['cause']:<16} {part['seconds']:>10.4f} s {100 * share:>5.1f} %  {bar:<{BAR}}  {part['detail']}".rstrip())
-    lines += advice_lines(account["advice"])
-    return lines
+    untold = UNTOLD.get(account["bottleneck"]) if not account["advice"] else None
+    return [*lines, *advice_lines(account["advice"]), *([f"  {untold}; octavo explain --advise replays it"] if untold else [])]
 
 
 def advice_lines(advice: list[dict[str, Any]]) -> list[str]:

@@ -9,12 +9,13 @@ from typing import Any
 import click
 
 from octavo.cli.api_client import get_json, server_options
+from octavo.cli.explain import UNTOLD
 from octavo.cli.options import Finite
 from octavo.engine.explain import in_words
 
 _CLEAR, _HOME, _REST = "\x1b[2J\x1b[H", "\x1b[H", "\x1b[J"
 _HIDE, _SHOW = "\x1b[?25l", "\x1b[?25h"
-_NOTHING = "  nothing would help more than 2 %, by the time stamps of the window"
+_NOTHING = "  the time stamps of the window tell of nothing that would help by more than 2 %"
 _LEVELS = " ▁▂▃▄▅▆▇█"
 _COLOURS = {"prefill": "34", "decode": "32", "kv": "35", "rest": "90"}
 
@@ -131,10 +132,13 @@ def _advice(summary: dict[str, Any]) -> list[str]:
     lines += [_gain(one) for one in summary["advice"][:4]]
     replay = summary.get("replay")
     if replay is None:
-        return [*lines, "  octavo explain --advise replays the last minutes with one switch changed at a time"]
+        held = {percentiles[name]["bottleneck"] for percentiles in (summary["ttft"], summary["itl"]) for name in percentiles}
+        untold = [] if summary["advice"] else [f"  {UNTOLD[one]}" for one in UNTOLD if one in held]
+        return [*lines, *untold, "  octavo explain --advise replays the last minutes with one switch changed at a time"]
     best = [one for one in replay["advice"] if one["gain_s"] > 0][:4]
     error = "" if replay["error"] is None else f", {100 * replay['error']:.1f} % off"
-    nothing = "" if best else " nothing would help"
+    is_told = all(one["told"] for one in replay["advice"])
+    nothing = "" if best else " nothing would help" if is_told else " no gain is above its error; octavo explain --advise tells them all"
     lines.append(f"  by a replay of {replay['num_requests']} requests, {replay['age_s']:.0f} s ago{error}:{nothing}")
     return lines + [_gain(one) for one in best]
 
