@@ -22,7 +22,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_cost_is_written_where_engines_look_and_simulations_take_it(octavo: Octavo, tiny: Path, home: Path) -> None:
     ended = octavo("calibrate", "-m", tiny, "--seconds", "0.1", *SMALL)
     assert ended.code == 0, ended.err
-    assert "calibrating: " in ended.err and "scenes" in ended.err
+    assert "calibrating: " in ended.err and " of 0.1 s: 1 scene, " in ended.err
     record = json.loads(ended.out.splitlines()[-1])
     (file,) = (home / "costs").iterdir()
     assert record["calibrate"] == str(file) and f"written to {file}" in ended.out

@@ -79,6 +79,14 @@ def test_lines_of_a_replay() -> None:
 def test_exactly_one_way_to_name_requests(server: RunningServer, args: tuple[str, ...]) -> None:
     shown = run(explain_command, server, *args)
     assert shown.exit_code == 2 and "one of REQUEST_ID, --last, --slowest and --advise is needed" in shown.output
+    assert ("go not together" in shown.output) == bool(args)
+
+
+@pytest.mark.parametrize("flag", [("--window", "60"), ("--objective", "wall")])
+@pytest.mark.parametrize("way", [("--last",), ("--slowest", "3"), ("x",)])
+def test_what_is_for_advice_alone_is_refused_elsewhere(server: RunningServer, way: tuple[str, ...], flag: tuple[str, ...]) -> None:
+    shown = run(explain_command, server, *way, *flag)
+    assert shown.exit_code == 2 and f"'{flag[0]}': it has no meaning without --advise" in shown.output
 
 
 def test_errors_are_one_sentence(server: RunningServer) -> None:
@@ -143,7 +151,8 @@ def test_what_the_rules_cannot_tell_a_replay_can(bottleneck: str, what: str) -> 
     held = {"seconds": 0.5, "bottleneck": bottleneck, "shares": {bottleneck: 0.99}}
     summary = {"engine": ENGINE, "window_s": 60.0, "num_requests": 7, "num_gaps": 9, "ttft": {"p99": held}, "itl": {}, "advice": []}
     account = {
-        "id": "it", "wall_s": 1.0, "ttft_s": 0.9, "state": "finished", "main_cause": "x", "bottleneck": bottleneck, "causes": [], "advice": [],
+        "id": "it", "wall_s": 1.0, "ttft_s": 0.9, "state": "finished", "main_cause": "x", "bottleneck": bottleneck, "causes": [],
+        "advice": [],
     }  # fmt: skip
     advice = [{"change": "c", "gain_s": 0.4, "why": "w", "basis": "time stamps"}]
     for quiet, told in (
@@ -171,4 +180,5 @@ def test_small_parts_are_left_out_of_an_account() -> None:
         "causes": [{"cause": cause, "seconds": seconds, "detail": "x"} for cause, seconds in parts],
     }  # fmt: skip
     lines = account_lines(account)
-    assert "no token yet" in lines[0] and [line.split()[0] for line in lines[1:]] == ["decode", "remainder"]
+    assert "no token yet" in lines[0] and [line.split()[0] for line in lines[1:3]] == ["decode", "remainder"]
+    assert lines[3:] == ["  and 1 cause below 0.1 %, 5 ms together; --json has all"]

@@ -13,6 +13,7 @@ import click
 
 from octavo.cli.options import Finite, checked, engine_config, engine_options, model_options
 from octavo.cli.progress import fetched
+from octavo.core.words import counted
 
 if TYPE_CHECKING:
     from octavo.costs.coefficients import Coefficients
@@ -112,7 +113,7 @@ def shown(cost: Coefficients) -> str:
         rows.append([kind, str(errors.num_steps), *(f"{100 * value:.1f} %" for value in (errors.median, errors.p90, errors.bias))])
     key = cost.fitted_for
     parts = [table(batches, " >>"), table(prompts, " >>"), table(rows, " >>>>")]
-    head = "" if key is None else f"{key.model}, {key.isa}, {key.threads} threads, {key.machine}\n"
+    head = "" if key is None else f"{key.model}, {key.isa}, {counted(key.threads, 'thread')}, {key.machine}\n"
     beside = f"beside the device {1e6 * cost.host_s:.0f} µs per step and {1e6 * cost.host_s_per_sequence:.1f} µs per sequence"
     wake = f"{1000 * cost.wake_s:.2f} ms after idleness"
     return f"{head}{cost.num_steps} steps fitted, {cost.about}; {beside}, {wake}\n\n" + "\n\n".join(parts)

@@ -10,8 +10,10 @@ import click
 
 from octavo.cli.api_client import get_json, server_options
 from octavo.core.recorded_window import OBJECTIVES
+from octavo.core.words import counted
 from octavo.engine.explain import in_words
 
+_SHOWN_SHARE = 0.001  # of the wall time
 BAR = 30  # characters of the whole wall time
 REPLAY_S = 300.0  # that a replay may take, its waiting for another one included
 UNTOLD = {
@@ -42,8 +44,7 @@ def explain(**options: Any) -> None:
     """Say where the time of a request went: by the id of its answer, the last one, or the slowest. With --advise, what would have helped
     the requests of the last minutes: they are run again in a simulator."""
     request_id, slowest, url, api_key = (options[name] for name in ("request_id", "slowest", "url", "api_key"))
-    if (request_id is not None) + options["last"] + (slowest is not None) + options["advise"] != 1:
-        raise click.UsageError("one of REQUEST_ID, --last, --slowest and --advise is needed")
+    _check_together(options)
     if options["advise"]:
         _advise(options)
         return
@@ -54,6 +55,19 @@ def explain(**options: Any) -> None:
             click.echo(json.dumps(account))
         else:
             click.echo(("\n" if place else "") + "\n".join(account_lines(account)))
+
+
+def _check_together(options: dict[str, Any]) -> None:
+    """One way to say which requests, and no flag without a meaning."""
+    ways = {"REQUEST_ID": "request_id", "--last": "last", "--slowest": "slowest", "--advise": "advise"}
+    given = [way for way, name in ways.items() if options[name] not in (None, False)]
+    if len(given) != 1:
+        told = f"{' and '.join(given)} go not together; " if given else ""
+        raise click.UsageError(f"{told}one of REQUEST_ID, --last, --slowest and --advise is needed")
+    context = click.get_current_context()
+    for name in ("window", "objective"):
+        if not options["advise"] and context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
+            raise click.BadParameter("it has no meaning without --advise", param_hint=f"'--{name}'")
 
 
 def _ids(url: str, api_key: str | None, slowest: int | None) -> list[str]:
@@ -72,7 +86,8 @@ def _advise(options: dict[str, Any]) -> None:
 
 def replay_lines(replay: dict[str, Any]) -> list[str]:
     """What a replay of a window says, as lines of text."""
-    told = f"{replay['num_requests']} requests of the last {replay['window_s']:.0f} s replayed, {replay['num_compared']} of them compared"
+    num_requests = counted(replay["num_requests"], "request")
+    told = f"{num_requests} of the last {replay['window_s']:.0f} s replayed, {replay['num_compared']} of them compared"
     if replay["error"] is None:
         return [f"{told}; they tell nothing of {NAMES[replay['objective']]}"]
     lines = [
@@ -92,11 +107,16 @@ def account_lines(account: dict[str, Any]) -> list[str]:
     wall_s, ttft_s = account["wall_s"], account["ttft_s"]
     first = "no token yet" if ttft_s is None else f"first token after {ttft_s:.3f} s"
     lines = [f"{account['id']}: {wall_s:.3f} s ({account['state']}, {first}); mainly {account['main_cause']} [{account['bottleneck']}]"]
+    small_s = list[float]()
     for part in account["causes"]:
         share = part["seconds"] / wall_s if wall_s else 0.0
-        if share >= 0.001 or part["cause"] == "remainder":
-            bar = "#" * round(BAR * max(share, 0.0))
-            lines.append(f"  {part['cause']:<16} {part['seconds']:>10.4f} s {100 * share:>5.1f} %  {bar:<{BAR}}  {part['detail']}".rstrip())
+        if share < _SHOWN_SHARE and part["cause"] != "remainder":
+            small_s.append(part["seconds"])
+            continue
+        bar = "#" * round(BAR * max(share, 0.0))
+        lines.append(f"  {part['cause']:<16} {part['seconds']:>10.4f} s {100 * share:>5.1f} %  {bar:<{BAR}}  {part['detail']}".rstrip())
+    if small_s:
+        lines.append(f"  and {counted(len(small_s), 'cause')} below 0.1 %, {in_words(sum(small_s))} together; --json has all")
     untold = UNTOLD.get(account["bottleneck"]) if not account["advice"] else None
     return [*lines, *advice_lines(account["advice"]), *([f"  {untold}; octavo explain --advise replays it"] if untold else [])]
 

@@ -11,6 +11,7 @@ import click
 from octavo.cli.api_client import get_json, server_options
 from octavo.cli.explain import UNTOLD
 from octavo.cli.options import Finite
+from octavo.core.words import counted
 from octavo.engine.explain import in_words
 
 _CLEAR, _HOME, _REST = "\x1b[2J\x1b[H", "\x1b[H", "\x1b[J"
@@ -95,7 +96,7 @@ def _steps(steps: list[dict[str, Any]], width: int, colours: bool) -> list[str]:
         bars = [f"\x1b[{_COLOURS[kind]}m{bar}\x1b[0m" for kind, bar in zip(kinds, bars, strict=True)]
     letters = "".join({"prefill": "p", "decode": "d", "kv": "k", "rest": "."}[kind] for kind in kinds)
     mean_ms = 1000 * sum(step["seconds"] for step in steps) / len(steps)
-    said = f"          {len(steps)} steps, mean {mean_ms:.1f} ms, longest {1000 * longest:.1f} ms"
+    said = f"          {counted(len(steps), 'step')}, mean {mean_ms:.1f} ms, longest {1000 * longest:.1f} ms"
     said += " (p: prompts, d: tokens, k: KV moves, .: host)"
     return [f"  steps   {''.join(bars)}", f"          {letters}", said[:width]]
 
@@ -107,7 +108,8 @@ def _kind(step: dict[str, Any]) -> str:
 
 
 def _bottlenecks(summary: dict[str, Any]) -> list[str]:
-    lines = [f"  last {summary['window_s']:.0f} s: {summary['num_requests']} requests ended, {summary['num_gaps']} gaps between tokens"]
+    num_requests, num_gaps = counted(summary["num_requests"], "request"), counted(summary["num_gaps"], "gap")
+    lines = [f"  last {summary['window_s']:.0f} s: {num_requests} ended, {num_gaps} between tokens"]
     for name, percentiles in (("first token", summary["ttft"]), ("token gap", summary["itl"])):
         for quantile, held in percentiles.items():
             shares = ", ".join(f"{bottleneck} {100 * share:.0f} %" for bottleneck, share in list(held["shares"].items())[:3])
@@ -139,7 +141,7 @@ def _advice(summary: dict[str, Any]) -> list[str]:
     error = "" if replay["error"] is None else f", {100 * replay['error']:.1f} % off"
     is_told = all(one["told"] for one in replay["advice"])
     nothing = "" if best else " nothing would help" if is_told else " no gain is above its error; octavo explain --advise tells them all"
-    lines.append(f"  by a replay of {replay['num_requests']} requests, {replay['age_s']:.0f} s ago{error}:{nothing}")
+    lines.append(f"  by a replay of {counted(replay['num_requests'], 'request')}, {replay['age_s']:.0f} s ago{error}:{nothing}")
     return lines + [_gain(one) for one in best]
 
 

@@ -95,7 +95,7 @@ class RuleAdvisor:
         return [
             Advice(f"--max-num-seqs above {config.max_num_seqs}", shared * seconds[Cause.QUEUED_BATCH], "all places were taken"),
             Advice("--scheduling-policy fcfs", seconds[Cause.QUEUED_POLICY], "it waited for a whole batch to finish"),
-            Advice("a second worker (--workers 2)", seconds[Cause.QUEUED_TOKENS] / 2, "prompts before it kept the engine busy; two halve that queue"),
+            Advice("a second worker (--workers 2)", seconds[Cause.QUEUED_TOKENS] / 2, "prompts before it kept the engine busy"),
         ]
 
     def _cache(self, record: RequestRecord, seconds: Seq[float]) -> list[Advice]:

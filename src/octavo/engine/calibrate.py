@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from octavo.core.cost import StepShape
 from octavo.core.request import SamplingParams
 from octavo.core.speculative_params import SpeculativeParams
+from octavo.core.words import counted
 from octavo.costs.coefficients import Coefficients
 from octavo.costs.fitting import MIN_STEPS, MeasuredStep, errors_of, fit, waking_s
 from octavo.engine.async_engine import AsyncEngine
@@ -167,7 +168,7 @@ class Calibration:
 
     def cost(self, engine: Engine) -> Coefficients:
         """The cost of ``engine``'s steps, with its errors on the steps that were held out. Raises FitError when too few were measured."""
-        fitted = fit(self.train, f"{self.num_scenes} scenes in {self.seconds:.0f} s")
+        fitted = fit(self.train, f"{counted(self.num_scenes, 'scene')} in {self.seconds:.3g} s")
         errors = errors_of(fitted, self.held_out)
         key = fitted_for(engine.backend, engine.model.name, _today())
         median_error = errors["all"].median if errors else None
@@ -198,7 +199,8 @@ class Calibrator:
             calibration.seconds = before_s + passed_s
             if progress is not None:
                 num_steps = len(calibration.train) + len(calibration.held_out)
-                progress(f"{min(passed_s, budget_s):.0f} of {budget_s:.0f} s: {calibration.num_scenes} scenes, {num_steps} steps")
+                scenes = counted(calibration.num_scenes, "scene")
+                progress(f"{min(passed_s, budget_s):.3g} of {budget_s:.3g} s: {scenes}, {counted(num_steps, 'step')}")
             if passed_s >= budget_s and len(calibration.train) >= 2 * MIN_STEPS and calibration.held_out:
                 return calibration
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from octavo.core.recorded_window import OBJECTIVES, RecordedWindow, SwitchOutcome, WindowReplay
+from octavo.core.words import counted
 from octavo.engine.advice import Advice, Advisor
 from octavo.engine.request_record import RequestRecord
 from octavo.engine.window_snapshot import snapshot
@@ -44,7 +45,8 @@ class ReplayedAdvice:
     def ranked(self, objective: str, shows_misses: bool = True) -> list[Advice]:
         """Of each kind of switch the best way, by what it saves of the objective; those that save nothing come last, with a gain of 0.
 
-        A gain that is not above the replay's own error cannot be told, and one below MIN_GAIN is nothing. Empty when the objective cannot be told.
+        A gain that is not above the replay's own error cannot be told, and one below MIN_GAIN is nothing. Empty when the objective cannot
+        be told.
         """
         replay, error = self.replay, self.replay.error(objective)
         measured = replay.measured.of(objective)
@@ -60,7 +62,7 @@ class ReplayedAdvice:
 
 
 def _advice(gain: float, outcome: SwitchOutcome, measured: float, least: float, error: float, replay: WindowReplay) -> Advice:
-    basis = f"replay of {replay.num_requests} requests"
+    basis = f"replay of {counted(replay.num_requests, 'request')}"
     if gain > least:
         return Advice(outcome.change, gain * measured, f"{outcome.why}: {100 * gain:.0f} % less", basis, error)
     if gain < -least:

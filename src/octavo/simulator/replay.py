@@ -20,6 +20,7 @@ from octavo.core.recording import RecordingError
 from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler
 from octavo.core.step import StepPlan, StepResult
+from octavo.core.words import as_written
 from octavo.costs.coefficients import Coefficients, coefficients_of
 from octavo.costs.fitted import FittedCost
 from octavo.costs.window_fit import Sample, fit_window
@@ -148,7 +149,7 @@ class Replayer:
         elif kind == "result":
             self._apply(step, data)
         else:
-            raise RecordingError(f"{kind!r} is no kind of line")
+            raise RecordingError(f"{as_written(kind)} is no kind of line")
         if not self.scheduler.has_work:
             self._sample(None)  # idleness follows: when the next plan was made tells nothing
 
@@ -218,7 +219,7 @@ class Replayer:
 def _seconds(name: str, value: object, most: float = MAX_SECONDS) -> None:
     """Raise RecordingError for what is no number of seconds from 0 to ``most``."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value <= most:
-        raise RecordingError(f"{name}: {value!r} is not allowed; a number from 0 to {most:g}")
+        raise RecordingError(f"{name}: {as_written(value)} is not allowed; a number from 0 to {most:g}")
 
 
 def replay_recording(path: str | Path, on_step: StepObserver | None = None) -> Replay:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from octavo.core.words import as_written
 from octavo.workload.lengths import MAX_TOKENS
 from octavo.workload.requests import TokenRange, WorkloadRequest
 from octavo.workload.traces import MAX_SECONDS, Trace, TraceError, TraceRow, check_order, decoded
@@ -96,7 +97,7 @@ def _arrival_s(where: str, line: dict[str, Any]) -> float:
     name = _the_one(where, line, "arrival_s", "timestamp")
     value, unit = line.get(name), 1.0 if name == "arrival_s" else 1e-3
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value <= MAX_SECONDS:
-        raise TraceError(f"{where}: {name}: {_shown(value)} is not allowed; a number from 0 to {MAX_SECONDS:g}")
+        raise TraceError(f"{where}: {name}: {as_written(value)} is not allowed; a number from 0 to {MAX_SECONDS:g}")
     return value * unit
 
 
@@ -104,14 +105,14 @@ def _tokens(where: str, line: dict[str, Any], least: int, *names: str) -> int:
     name = _the_one(where, line, *names)
     value = line.get(name)
     if type(value) is not int or not least <= value <= MAX_TOKENS:
-        raise TraceError(f"{where}: {name}: {_shown(value)} is not allowed; an integer from {least} to {MAX_TOKENS}")
+        raise TraceError(f"{where}: {name}: {as_written(value)} is not allowed; an integer from {least} to {MAX_TOKENS}")
     return value
 
 
 def _session(where: str, line: dict[str, Any]) -> str | None:
     session = line.get("session")
     if session is not None and type(session) not in (str, int):
-        raise TraceError(f"{where}: session: {_shown(session)} is not allowed; a text or an integer")
+        raise TraceError(f"{where}: session: {as_written(session)} is not allowed; a text or an integer")
     return None if session is None else str(session)
 
 
@@ -121,8 +122,3 @@ def _the_one(where: str, line: dict[str, Any], *names: str) -> str:
     if len(found) != 1:
         raise TraceError(f"{where}: exactly one of {' and '.join(names)} is needed; it has {' and '.join(found) or 'neither'}")
     return found[0]
-
-
-def _shown(value: object) -> str:
-    """As JSON has it."""
-    return json.dumps(value)[:80]
