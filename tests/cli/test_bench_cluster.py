@@ -42,7 +42,7 @@ def test_goodput_of_a_small_cluster(octavo: Octavo, tmp_path: Path) -> None:
     (tmp_path / "splitwise_perf_model.csv").write_text("".join(rows))
     trace = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:00:00.0,600,8\n2023-11-16 18:00:01.0,900,5\n"
     (tmp_path / "AzureLLMInferenceTrace_code.csv").write_text(trace)
-    small = ("--scale", "0.03", "--seconds", "3", "--precision", "0.5", "--workload", "code", "--design", "HA", "--splits", "1")
+    small = ("--scale", "0.05", "--seconds", "3", "--precision", "0.5", "--workload", "code", "--design", "HA", "--splits", "1")
     ended = octavo("bench", "goodput", "--data", tmp_path, *small)
     assert ended.code == 0, ended.err
     record = json.loads(ended.out.splitlines()[-1])

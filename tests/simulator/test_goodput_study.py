@@ -64,8 +64,14 @@ def test_the_best_split_is_that_of_trying_all(best: int) -> None:
 def test_the_power_bounds_what_is_tried() -> None:
     study = known(lambda design: float(design.num_prompt))
     found = study.best_split(DESIGNS["HA"], "x", DESIGNS["Baseline-H100"].power)
-    assert found.arm.design.num_prompt == 39 and found.arm.design.num_token == 1
+    (bracket,) = found.brackets
+    assert bracket.holds_at <= found.arm.design.num_prompt <= 39 < bracket.fails_at * 1.05  # 39 + 1 is no better by a step of the grid
     assert all(design.power <= DESIGNS["Baseline-H100"].power for design, _ in found.tried)
+
+
+def test_a_power_that_leaves_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="power: 44.0 is not allowed; it leaves HA 1P\\+1T no machine"):
+        known(lambda design: 1.0).best_split(Design("HA", A100, 1, H100, 1), "x", 44.0)
 
 
 def test_a_smaller_cluster_has_something_of_everything() -> None:

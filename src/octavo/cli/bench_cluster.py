@@ -12,6 +12,7 @@ from octavo.cli.options import POSITIVE, SHARE
 from octavo.distributed.router import ROUTERS
 
 if TYPE_CHECKING:
+    from octavo.simulator.engine_spec import EngineSpec
     from octavo.simulator.goodput_study import Arm, BestArm, GoodputOptions, GoodputStudy
     from octavo.simulator.routing_study import Routed
 
@@ -19,6 +20,7 @@ _MODEL_HELP = "What runs: as for `octavo simulate`."
 _WORKLOADS = {"conversation": "AzureLLMInferenceTrace_conv.csv", "code": "AzureLLMInferenceTrace_code.csv"}
 _TABLE = "splitwise_perf_model.csv"
 _DESIGNS = ("AA", "HH", "HA", "HHcap")
+_LONGEST = 1 << 14  # tokens: conversations are longer than the context of small models, which costs do not depend on
 _LOOKUPS = ("two-variable", "context", "published")
 
 
@@ -26,6 +28,7 @@ _LOOKUPS = ("two-variable", "context", "published")
 @click.option("--model", "-m", default="smollm2", show_default=True, help=_MODEL_HELP)
 @click.option("--machine", default="l4", show_default=True, help="On what: as for `octavo simulate`.")
 @click.option("--machines", type=click.Path(exists=True, dir_okay=False), help="TOML file of machines.")
+@click.option("--fitted", type=click.Path(exists=True, dir_okay=False), help="In place of --machine: what `octavo calibrate` wrote.")
 @click.option("--engines", "num_engines", type=click.IntRange(1), default=4, show_default=True, help="Engines, all alike.")
 @click.option("--num-kv-blocks", type=click.IntRange(1), help="KV blocks of each (default: what fits).")
 @click.option("--rate", type=POSITIVE, default=1.0, show_default=True, help="Conversations that begin in a second.")
@@ -35,35 +38,46 @@ _LOOKUPS = ("two-variable", "context", "published")
 @click.option("--seed", "seeds", type=click.IntRange(0), multiple=True, default=(0, 1, 2), show_default=True, help="A load for each.")
 @click.option("--json", "as_json", is_flag=True, help="Print only the JSON record.")
 def routing(
-    model: str, machine: str, machines: str | None, num_kv_blocks: int | None, routers: tuple[str, ...], seeds: tuple[int, ...],
-    as_json: bool, **case_options: Any,
+    model: str, machine: str, machines: str | None, fitted: str | None, num_kv_blocks: int | None, routers: tuple[str, ...],
+    seeds: tuple[int, ...], as_json: bool, **case_options: Any,
 ) -> None:  # fmt: skip
     """Ways of routing conversations, simulated: the same turns over the same engines, each with its own prefix cache.
 
     How much of the prompts each router lets the engines find in their caches, how much they compute, and the time to the first token. The
     last line printed is a JSON record.
     """
-    from octavo.cli.simulate import work_of
-    from octavo.config import CacheConfig, SchedulerConfig
-    from octavo.costs.machines import MachineError, find_machine
     from octavo.simulator.routing_study import BASELINE, COMPARED, RoutingCase, route_once
-    from octavo.simulator.scenario import machine_engine
 
     try:
-        found = find_machine(machine, machines)
         case = RoutingCase(**case_options)
         case.conversations(0)
-    except MachineError as error:
-        raise click.BadParameter(str(error).removeprefix("machine: "), param_hint="'--machine'") from None
     except ValueError as error:
         raise click.BadParameter(str(error).partition(": ")[2], param_hint="'--turns'") from None
-    work, context = work_of(model, 2.0)
-    spec = machine_engine(work, found, context, SchedulerConfig(max_num_seqs=256, max_num_batched_tokens=512), CacheConfig(), num_kv_blocks)
+    spec = _routed_engine(model, machine, machines, fitted, num_kv_blocks)
     names = (BASELINE, *(name for name in (routers or COMPARED) if name != BASELINE))
     runs = [route_once(spec, case, name, seed) for seed in dict.fromkeys(seeds) for name in names]
     if not as_json:
         click.echo(_routing_table(runs, names))
-    click.echo(json.dumps({"bench": "routing", "model": model, "machine": machine, "runs": [run.to_dict() for run in runs]}))
+    click.echo(json.dumps({"bench": "routing", "model": model, "machine": spec.name, "runs": [run.to_dict() for run in runs]}))
+
+
+def _routed_engine(model: str, machine: str, machines: str | None, fitted: str | None, num_kv_blocks: int | None) -> EngineSpec:
+    from octavo.cli.simulate import work_of
+    from octavo.config import CacheConfig, SchedulerConfig
+    from octavo.costs.coefficients import read_coefficients
+    from octavo.costs.machines import MachineError, find_machine
+    from octavo.simulator.scenario import fitted_engine, machine_engine
+
+    scheduler, cache = SchedulerConfig(max_num_seqs=256, max_num_batched_tokens=512), CacheConfig()
+    if fitted is not None:
+        if num_kv_blocks is None:
+            raise click.BadParameter("it is needed with --fitted, which tells of no memory", param_hint="'--num-kv-blocks'")
+        return fitted_engine(read_coefficients(fitted), num_kv_blocks, _LONGEST, scheduler, cache)
+    try:
+        found = find_machine(machine, machines)
+    except MachineError as error:
+        raise click.BadParameter(str(error).removeprefix("machine: "), param_hint="'--machine'") from None
+    return machine_engine(work_of(model, 2.0)[0], found, _LONGEST, scheduler, cache, num_kv_blocks)
 
 
 def _routing_table(runs: list[Routed], names: tuple[str, ...]) -> str:

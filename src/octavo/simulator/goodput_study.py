@@ -226,6 +226,8 @@ class GoodputStudy:
             distance = (distance + 1) // 2
             for num_prompt in (search.best.num_prompt - distance, search.best.num_prompt + distance):
                 search.try_split(num_prompt)
+        if not search.tried:
+            raise ValueError(f"power: {power!r} is not allowed; it leaves {design} no machine for prompts or none for tokens")
         arm = Arm(search.best, way)
         return BestArm(arm, self.goodput(arm, workload, search.holds_at), tuple(search.tried.items()))
 
