@@ -31,6 +31,8 @@ def test_what_is_not_there_is_named(octavo: Octavo, tmp_path: Path) -> None:
     assert ended.code == 1 and "splitwise_perf_model.csv" in ended.err
     ended = octavo("bench", "goodput", "--data", tmp_path, "--slo", "ttft=1")
     assert ended.code == 2 and "'--slo'" in ended.err and "goodput needs both limits" in ended.err
+    ended = octavo("bench", "goodput", "--data", tmp_path, "--slowdown", "ttft=3,e2e=2")
+    assert ended.code == 2 and "'--slowdown': 'ttft=3,e2e=2' is not allowed; ttft=TIMES,itl=TIMES" in ended.err
 
 
 def test_goodput_of_a_small_cluster(octavo: Octavo, tmp_path: Path) -> None:
@@ -52,4 +54,4 @@ def test_goodput_of_a_small_cluster(octavo: Octavo, tmp_path: Path) -> None:
     for arm in record["arms"]:
         (holds_at, fails_at), points = arm["brackets"][0], dict(arm["attained"]["0"])
         assert 0 < holds_at < fails_at and points[holds_at] >= 0.9 > points[fails_at]
-    assert record["arms"][-1]["tried"] and "90 % of the requests within TTFT 1.2 s and 0.075 s between tokens" in ended.out
+    assert record["arms"][-1]["tried"] and "90 % of the requests within 3 times the TTFT and 1.5 times the mean" in ended.out

@@ -13,7 +13,7 @@ from octavo.distributed.router import ROUTERS
 
 if TYPE_CHECKING:
     from octavo.simulator.engine_spec import EngineSpec
-    from octavo.simulator.goodput_study import Arm, BestArm, GoodputOptions, GoodputStudy
+    from octavo.simulator.goodput_study import Arm, BestArm, GoodputOptions, GoodputStudy, Slowdowns
     from octavo.simulator.routing_study import Routed
 
 _MODEL_HELP = "What runs: as for `octavo simulate`."
@@ -110,7 +110,8 @@ def _span(values: list[float], form: str = ".4g") -> str:
 @click.option("--data", required=True, type=click.Path(exists=True, file_okay=False), help="Folder of the published data files.")
 @click.option("--workload", type=click.Choice(list(_WORKLOADS)), default="conversation", show_default=True, help="Whose lengths.")
 @click.option("--design", "designs", type=click.Choice(_DESIGNS), multiple=True, help="These alone, beside the baselines.")
-@click.option("--slo", default="ttft=1.2,itl=0.075", show_default=True, help="Both limits, in seconds.")
+@click.option("--slowdown", default="ttft=3,itl=1.5", show_default=True, help="Both limits, times what an idle A100 machine takes.")
+@click.option("--slo", help="Both limits in seconds, in place of --slowdown, such as ttft=2,itl=0.1.")
 @click.option("--attainment", "share", type=SHARE, default=0.9, show_default=True, help="Share of requests that are to keep them.")
 @click.option("--seconds", "duration_s", type=POSITIVE, default=60.0, show_default=True, help="Of arrivals.")
 @click.option("--scale", type=POSITIVE, default=1.0, show_default=True, help="Machines, times this: 40 H100 and 70 A100 at 1.")
@@ -122,8 +123,8 @@ def _span(values: list[float], form: str = ".4g") -> str:
 @click.option("--seed", "seeds", type=click.IntRange(0), multiple=True, default=(0,), show_default=True, help="A load for each.")
 @click.option("--json", "as_json", is_flag=True, help="Print only the JSON record.")
 def goodput(
-    data: str, workload: str, designs: tuple[str, ...], slo: str, precision: float, mixed: bool, seeds: tuple[int, ...], as_json: bool,
-    **options: Any,
+    data: str, workload: str, designs: tuple[str, ...], slowdown: str, slo: str | None, precision: float, mixed: bool,
+    seeds: tuple[int, ...], as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Prefill apart, together or in chunks, on clusters of Splitwise's machines at equal power.
 
@@ -137,9 +138,8 @@ def goodput(
     from octavo.workload.traces import read_trace
 
     try:
-        study_options = GoodputOptions(
-            Slo(**parse_slo(slo)), seeds=tuple(dict.fromkeys(seeds)), ratio=1.0 + precision, **options
-        )
+        limits: Slo | Slowdowns = Slo(**parse_slo(slo)) if slo is not None else _slowdowns(slowdown)
+        study_options = GoodputOptions(limits, seeds=tuple(dict.fromkeys(seeds)), ratio=1.0 + precision, **options)
     except ValueError as error:
         field, _, problem = str(error).partition(": ")
         flag = {"share": "attainment", "duration_s": "seconds"}.get(field, field)
@@ -151,6 +151,17 @@ def goodput(
     if not as_json:
         click.echo(_goodput_text(study, workload, found))
     click.echo(json.dumps(_goodput_record(study, workload, found)))
+
+
+def _slowdowns(text: str) -> Slowdowns:
+    from octavo.simulator.goodput_study import Slowdowns
+    from octavo.simulator.scenario import parse_slo
+
+    try:
+        limits = {name.removesuffix("_s"): limit for name, limit in parse_slo(text).items()}
+        return Slowdowns(**limits)
+    except (TypeError, ValueError):
+        raise ValueError(f"slowdown: {text!r} is not allowed; ttft=TIMES,itl=TIMES, each at least 1") from None
 
 
 def _goodputs(study: GoodputStudy, workload: str, designs: tuple[str, ...], mixed: bool) -> list[BestArm]:
@@ -167,7 +178,7 @@ def _goodputs(study: GoodputStudy, workload: str, designs: tuple[str, ...], mixe
     for name in designs:
         design = options.scaled(DESIGNS[name])
         for way in (APART, MIXED) if mixed else (APART,):
-            found.append(study.best_split(design, workload, None if name in ("AA", "HH") else power, way))
+            found.append(study.best_split(design, workload, power, way))
             _say(study, found[-1])
     return found
 
@@ -197,19 +208,18 @@ def _goodput_text(study: GoodputStudy, workload: str, found: list[BestArm]) -> s
     from octavo.bench.tables import table
 
     options = study.options
-    rows = [["design", "goodput, requests/s (holds / fails)", "for each kW-unit", "for each $/h"]]
+    rows = [["design", "goodput, requests/s (holds / fails)", "per unit of power", "per $/h"]]
     for best in found:
         holds = min(bracket.holds_at for bracket in best.brackets)
         design = best.arm.design
-        rows.append([str(best.arm), ", ".join(map(str, best.brackets)), f"{1000 * holds / design.power:.3g}", f"{holds / design.cost:.3g}"])
+        rows.append([str(best.arm), ", ".join(map(str, best.brackets)), f"{holds / design.power:.3g}", f"{holds / design.cost:.3g}"])
     ratio_rows = [["ratio", "middle (least to most)", "published"]]
     for above, below, (least, middle, most), published in _ratios(found):
         shown = "" if published is None or workload != "conversation" else f"{published:g}x"
         ratio_rows.append([f"{above} over {below}", f"{middle:.2f}x ({least:.2f} to {most:.2f})", shown])
     head = (
         f"{workload} lengths, Poisson for {options.duration_s:g} s, seeds {', '.join(map(str, options.seeds))}: {100 * options.share:g} % "
-        f"of the requests within TTFT {options.slo.ttft_s:g} s and {options.slo.itl_s:g} s between tokens on average; {options.lookup} "
-        f"look-up; chunks of {options.chunk}; simulated"
+        f"of the requests within {options.in_words}; {options.lookup} look-up; chunks of {options.chunk}; simulated"
     )
     return f"{head}\n\n{table(rows)}\n\n{table(ratio_rows)}\n"
 
@@ -227,7 +237,7 @@ def _goodput_record(study: GoodputStudy, workload: str, found: list[BestArm]) ->
             "tried": [{"num_prompt": design.num_prompt, "num_token": design.num_token, "fails_at": rate} for design, rate in best.tried],
         })  # fmt: skip
     return {
-        "bench": "goodput", "workload": workload, "slo": {"ttft_s": options.slo.ttft_s, "itl_s": options.slo.itl_s},
+        "bench": "goodput", "workload": workload, "limits": options.in_words,
         "attainment": options.share, "seconds": options.duration_s, "seeds": list(options.seeds), "scale": options.scale,
         "lookup": options.lookup, "chunk": options.chunk, "num_runs": study.num_runs, "num_requests": study.num_requests, "arms": arms,
     }  # fmt: skip
