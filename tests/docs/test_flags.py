@@ -57,6 +57,8 @@ SECTIONS = {
     "bench advice": (bench.commands["advice"], set(options_of(bench.commands["advice"])) - SHARED),
     "bench waste": (bench.commands["waste"], set(options_of(bench.commands["waste"]))),
     "bench simulator": (bench.commands["simulator"], set(options_of(bench.commands["simulator"])) - SHARED),
+    "bench routing": (bench.commands["routing"], set(options_of(bench.commands["routing"]))),
+    "bench goodput": (bench.commands["goodput"], set(options_of(bench.commands["goodput"]))),
     "calibrate": (calibrate, set(options_of(calibrate)) - SHARED),
     "quantize": (quantize, set(options_of(quantize))),
     "plan": (plan, set(options_of(plan))),

@@ -194,12 +194,13 @@ def _ratios(found: list[BestArm]) -> list[tuple[Arm, Arm, tuple[float, float, fl
     from octavo.simulator.rate_curve import ratio_of
 
     ratios = []
-    for below in found:
-        if below.arm.design.num_prompt or not all(bracket.holds_at for bracket in below.brackets):
+    for name in dict.fromkeys(best.arm.design.name for best in found if not best.arm.design.num_prompt):
+        below = max((best for best in found if best.arm.design.name == name), key=lambda best: min(one.holds_at for one in best.brackets))
+        if not all(bracket.holds_at for bracket in below.brackets):
             continue
         for above in found:
             if above.arm.design.num_prompt:
-                published = PUBLISHED.get((above.arm.design.name, below.arm.design.name))
+                published = PUBLISHED.get((above.arm.design.name, name))
                 ratios.append((above.arm, below.arm, ratio_of(above.brackets, below.brackets), published))
     return ratios
 
