@@ -165,12 +165,12 @@ def _slowdowns(text: str) -> Slowdowns:
 
 
 def _goodputs(study: GoodputStudy, workload: str, designs: tuple[str, ...], mixed: bool) -> list[BestArm]:
-    """Both baselines, whole and in chunks; then the best split of each design."""
-    from octavo.simulator.goodput_study import APART, CHUNKED, DESIGNS, MIXED, PROMPTS_WHOLE, Arm, BestArm
+    """Both baselines, prompts first, whole and in chunks; then the best split of each design."""
+    from octavo.simulator.goodput_study import APART, CHUNKED, DESIGNS, MIXED, PROMPTS_FIRST, PROMPTS_WHOLE, Arm, BestArm
 
     options, found = study.options, list[BestArm]()
     for name in ("Baseline-A100", "Baseline-H100"):
-        for way in (PROMPTS_WHOLE, CHUNKED):
+        for way in (PROMPTS_FIRST, PROMPTS_WHOLE, CHUNKED):
             arm = Arm(options.scaled(DESIGNS[name]), way)
             found.append(BestArm(arm, study.goodput(arm, workload)))
             _say(study, found[-1])
