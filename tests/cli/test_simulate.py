@@ -84,6 +84,16 @@ def test_engines_lend_each_other_a_hand(octavo: Octavo, tiny: Path) -> None:
         assert mixed["num_handed_over"] <= 300
 
 
+def test_an_engine_may_be_killed(octavo: Octavo, fitted: Path) -> None:
+    flags = ("simulate", "--fitted", fitted, "--num-kv-blocks", "64", *LOAD, "--engines", "2")
+    ended = octavo(*flags, "--outage", "0@0.5-1.5", "--outage", "1@1.0")
+    record = last_record(ended)
+    assert record["num_completed"] == 30 and record["num_moved"] > 0 and "went on elsewhere" in ended.out
+    for outage, message in (("x", "ENGINE@AT"), ("2@1", "numbered from 0 to 1")):
+        refused = octavo(*flags, "--outage", outage)
+        assert refused.code == 2 and "'--outage'" in refused.err and message in refused.err
+
+
 def test_roles_hand_over(octavo: Octavo, fitted: Path) -> None:
     flags = ("simulate", "--fitted", fitted, "--num-kv-blocks", "64", *LOAD, "--json", "--roles", "prefill=1,decode=2")
     assert last_record(octavo(*flags, "--kv-bytes", "1000"))["num_handed_over"] == 30

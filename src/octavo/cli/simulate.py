@@ -66,6 +66,7 @@ _OPTIONS: list[Callable] = [
     click.option("--link", type=ByteSize(), default=str(25 * 10**9), show_default=True, help="Bytes per second between engines."),
     click.option("--links", help="SENDER-RECEIVER=BYTES_PER_S[:LATENCY_S],... of engines, by number, with a link of their own."),
     click.option("--mixed", is_flag=True, help="Let prefill and decode engines lend each other a hand under pressure."),
+    click.option("--outage", "outages", multiple=True, help="ENGINE@AT[-BACK]: kill an engine, by number, and bring it back; in seconds."),
     click.option("--slo", help="Limits in seconds, such as ttft=0.5,itl=0.05 (also e2e, gap): the share of requests within them."),
     click.option("--json", "as_json", is_flag=True, help="Print only the JSON record."),
 ]
@@ -265,6 +266,7 @@ def _run_options(options: dict[str, Any], num_engines: int) -> SimulationOptions
     from octavo.distributed.roles import MixedLimits
     from octavo.simulator.handing_over import HandoffOptions
     from octavo.simulator.links import parse_links
+    from octavo.simulator.outages import moments, parse_outage
     from octavo.simulator.records import Slo
     from octavo.simulator.scenario import parse_slo
     from octavo.simulator.simulation import SimulationOptions
@@ -275,9 +277,11 @@ def _run_options(options: dict[str, Any], num_engines: int) -> SimulationOptions
     beyond = [max(pair) for pair in links if max(pair) >= num_engines]
     if beyond:
         _refuse("links", f"there is no engine {beyond[0]}; they are numbered from 0 to {num_engines - 1}")
+    outages = [_checked("outage", lambda text=text: parse_outage(text)) for text in options["outages"]]  # type: ignore[misc]
+    _checked("outage", lambda: moments(outages, num_engines))
     return SimulationOptions(
         slo, options["seed"], options["concurrency"], options["duration"], handoff=HandoffOptions(link, links=links),
-        mixed=MixedLimits() if options["mixed"] else None,
+        mixed=MixedLimits() if options["mixed"] else None, outages=outages,
     )  # fmt: skip
 
 
@@ -352,6 +356,7 @@ def _shown(report: SimulationReport) -> str:
         f"{report.num_completed} of {report.num_arrived} requests in {report.duration_s:.4g} s (simulated): "
         f"{number(report.requests_per_s)} requests/s, {number(report.output_tokens_per_s)} output token/s",
         *([f"{report.num_refused} refused: {report.first_refusal}"] if report.num_refused else []),
+        *([f"{report.num_moved} went on elsewhere, their engine being gone"] if report.num_moved else []),
         *([f"{report.num_unfinished} on their way at the end"] if report.num_unfinished else []),
         f"within the limits: {number(report.slo_attainment, 100.0)} %; "
         f"energy {number(report.energy_j, 1 / 3.6e6)} kWh, cost {number(report.cost_usd)} USD",

@@ -64,6 +64,7 @@ class HandoffDesk:
         self._options = options
         self._engines = engines
         self._receivers = [engine for engine in engines if engine.spec.role == "decode"]
+        self._down = set[int]()  # engines that are gone
         self._links = Links(options.link, options.links)
         self._waiting: deque[_Moving] = deque()  # offered, in order
         self._due: list[tuple[float, int, _Moving]] = []  # (copied or deadline, number, hand-off)
@@ -93,6 +94,32 @@ class HandoffDesk:
 
     def room_may_be_there(self) -> None:
         """A sequence has ended on a decode engine."""
+        self._room_may_be_there = True
+
+    def gone(self, index: int, now: float) -> tuple[list[tuple[Request, list[int]]], set[int]]:
+        """Engine ``index`` is gone: (requests that were on their way from it, with their output tokens; engines with something new to do).
+
+        Those on their way to it are their senders' again.
+        """
+        self._down.add(index)
+        lost, touched = list[tuple[Request, list[int]]](), set[int]()
+        moving_ones = {id(moving): moving for moving in (*self._waiting, *(moving for _, _, moving in self._due))}
+        for moving in moving_ones.values():
+            handoff = moving.handoff
+            if handoff.is_over or index not in (handoff.sender, handoff.receiver):
+                continue
+            actions = handoff.fail(f"engine {index} is gone")
+            if handoff.sender == index:
+                lost.append((moving.request, moving.output_token_ids))
+                actions.remove(Action.RESUME)
+            else:
+                actions.remove(Action.CANCEL)
+            self._act(moving, actions, now, touched)
+        return lost, touched
+
+    def back(self, index: int) -> None:
+        """Engine ``index`` is there again, and empty."""
+        self._down.discard(index)
         self._room_may_be_there = True
 
     def advance(self, now: float) -> set[int]:
@@ -125,9 +152,10 @@ class HandoffDesk:
 
     def _receiver(self, moving: _Moving) -> SimEngine | None:
         """The engine that the router chooses among those with room, its blocks reserved."""
-        request, candidates = moving.request, [engine for engine in self._receivers if engine.index != moving.handoff.sender]
-        if moving.wanted is not None and self._engines[moving.wanted].reserve(request, moving.output_token_ids):
-            return self._engines[moving.wanted]
+        request, wanted, away = moving.request, moving.wanted, {moving.handoff.sender, *self._down}
+        candidates = [engine for engine in self._receivers if engine.index not in away]
+        if wanted is not None and wanted not in away and self._engines[wanted].reserve(request, moving.output_token_ids):
+            return self._engines[wanted]
         route = RouteRequest(request.request_id, len(request.prompt_token_ids), request.params.max_tokens)
         while candidates:
             engine = candidates.pop(self._options.router.choose(route, candidates))
