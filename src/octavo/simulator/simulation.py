@@ -95,7 +95,7 @@ class Simulation:
     def run(self, requests: Iterable[WorkloadRequest]) -> SimulationReport:
         """Run all ``requests``, which come by arrival and are taken one by one, to their end (or to ``until_s``)."""
         source = iter(requests)
-        upcoming = None if self.options.concurrency else next(source, None)
+        upcoming = None if self.options.concurrency else self._next(source, -float("inf"))
         if self.options.concurrency:
             self._refill(source, self.options.concurrency)
             self._begin_steps(0.0)
@@ -119,16 +119,18 @@ class Simulation:
             else:
                 while upcoming is not None and upcoming.arrival_s <= now:
                     self._submit(upcoming, upcoming.arrival_s)
-                    upcoming = self._next(source, upcoming)
+                    upcoming = self._next(source, upcoming.arrival_s)
             if self.options.most_misses is not None and self.log.num_missed > self.options.most_misses:
                 break
             self._begin_steps(now)
+        for engine in self.engines:
+            engine.interrupt()  # where the run was stopped: what has ended by then counts, jumped or not
         return report_of(self.log, self.engines, self.handoffs.stats, self.clock.now())
 
-    def _next(self, source: Iterator[WorkloadRequest], last: WorkloadRequest) -> WorkloadRequest | None:
+    def _next(self, source: Iterator[WorkloadRequest], last_s: float) -> WorkloadRequest | None:
         upcoming = next(source, None)
-        if upcoming is not None and not upcoming.arrival_s >= last.arrival_s:
-            raise ValueError(f"arrival_s: {upcoming.arrival_s!r} is not allowed; requests come by arrival, the last at {last.arrival_s!r}")
+        if upcoming is not None and not last_s <= upcoming.arrival_s < float("inf"):
+            raise ValueError(f"arrival_s: {upcoming.arrival_s!r} is not allowed; requests come by arrival, the last at {last_s!r}")
         return upcoming
 
     def _refill(self, source: Iterator[WorkloadRequest], num_ended: int) -> None:
