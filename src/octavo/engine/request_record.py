@@ -100,6 +100,12 @@ class RequestRecord:
     def charge(self, cause: Cause, seconds: float) -> None:
         self.seconds[cause] += seconds
 
+    def hold_up(self, begin_s: float, end_s: float) -> None:
+        """A write for it was held up by its client."""
+        self.blocked_s += end_s - begin_s
+        if self.ended_s is not None:
+            self.tail_blocked_s += max(0.0, end_s - max(begin_s, self.ended_s))
+
     def note_away(self, bottleneck: Bottleneck, seconds: float) -> None:
         """Of the gap to its next token, so much is this one's."""
         if self.away is None:
