@@ -3,21 +3,15 @@
     front end  │ preparation │ queued_worker │        leg: sent ──────────────▶ last event         │ delivery │
     worker     │             │               │ network │ its own causes, by its own clock │ network │          │
 
-A worker's clock is compared with nobody's: of a leg that took ``t`` here and ``w`` there, ``t - w`` was on the way. The rest is the worker's
-to tell, its remainder too. What is charged by the front end:
-
-* between legs, and before the first: ``queued_worker``; after a lost leg: ``worker_lost``.
-* a leg that was handed over: the worker's account up to its first token, then ``hand_off`` until the next one was told to go on.
-* a leg that was lost: its account went with the worker. What tokens came of is charged as they were seen to come, up to the first to
-  ``prefill``, from there to ``decode``; the silence after the last one to ``worker_lost``, and so is all of a leg that gave none.
-* the leg after it, when tokens had been sent before: up to its first token it makes good what was lost, which is ``worker_lost`` too.
-
-A worker that cannot be asked any more is treated like a lost one, but for what it gave.
+A worker's clock is compared with nobody's: of a leg that took ``t`` here and ``w`` there, ``t - w`` was on the way. The rest is the
+worker's to tell, its remainder too. A leg that was handed over counts up to its first token; what the journey has charged by itself
+(``journeys``) is charged once. Of a leg whose worker cannot be asked any more, what tokens came of is charged as they were seen to come: up
+to the first to ``prefill``, from there on to ``decode``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,16 +19,13 @@ import msgspec
 
 from octavo.distributed.journeys import Journey, Leg, LegEnd
 from octavo.engine.advice import Advice
-from octavo.engine.causes import MEANINGS, NAMES, NUM_CAUSES, Cause
+from octavo.engine.causes import MEANINGS, NAMES, Cause
 from octavo.engine.explain import CauseTime, Explanation, detail_of, explain, main_cause
 from octavo.engine.request_record import RecordState, RequestRecord
 from octavo.engine.timeline import Timeline
 
 _CAUSES = {name: cause for name, cause in zip(NAMES, Cause, strict=True)}
 _SHOWN_S = 1e-9
-Told = Mapping[tuple[str, int], WorkerAccount]
-"""By worker and key: an attempt that was handed over has one key on both."""
-
 _UNTOLD = "as its events came: the worker that had it cannot be asked any more"
 
 
@@ -42,7 +33,7 @@ class WorkerAccount(msgspec.Struct, omit_defaults=True):
     """What a worker says of an attempt: seconds from its arrival there, by the names of causes. ``ttft_seconds``: up to its first token;
     ``in_flight_s``: of one that runs, since then, not charged to anything yet."""
 
-    key: int
+    name: str
     wall_s: float
     state: str
     ttft_s: float | None = None
@@ -55,7 +46,7 @@ class WorkerAccount(msgspec.Struct, omit_defaults=True):
     num_output_tokens: int = 0
 
     @classmethod
-    def of(cls, key: int, timeline: Timeline, record: RequestRecord, now: float, shows_misses: bool) -> WorkerAccount:
+    def of(cls, timeline: Timeline, record: RequestRecord, now: float, shows_misses: bool) -> WorkerAccount:
         """By the worker's timeline, ``now`` on its clock."""
         end_s = now if record.ended_s is None else record.ended_s
         found = explain(timeline, record, end_s, shows_misses)
@@ -67,7 +58,7 @@ class WorkerAccount(msgspec.Struct, omit_defaults=True):
         details = {NAMES[part.cause]: part.detail for part in found.causes}
         in_flight_s = max(0.0, end_s - record.arrival_s - found.wall_s)
         return cls(
-            key, found.wall_s, found.state, first, in_flight_s, seconds, {name: s for name, s in ttft.items() if s}, details,
+            record.request_id, found.wall_s, found.state, first, in_flight_s, seconds, {name: s for name, s in ttft.items() if s}, details,
             num_cached=record.num_cached, num_output_tokens=record.num_output_tokens,
         )  # fmt: skip
 
@@ -87,6 +78,10 @@ def _without_misses(record: RequestRecord) -> dict[str, float]:
     return dict(zip(NAMES, seconds, strict=True))
 
 
+Told = Mapping[tuple[str, str], WorkerAccount]
+"""By worker and the attempt's name there: one that was handed over may have the same on both."""
+
+
 @dataclass(slots=True)
 class Merged:
     """Of one request. ``seconds`` and ``ttft_seconds`` [NUM_CAUSES]; ``ttft_seconds`` None: no token has come."""
@@ -102,6 +97,28 @@ class Merged:
     def record(self) -> RequestRecord:
         """As a record of its own, for sums over many."""
         return replace(self.journey, seconds=self.seconds, ttft_seconds=self.ttft_seconds)
+
+    def add_part(
+        self, part: _Part | None, begin_s: float, end_s: float, untold: Cause, is_running: bool = False, is_first: bool = False
+    ) -> None:
+        """A piece of a leg, from and to these moments: what its worker charges, and the rest as time on the way; all of it to ``untold``
+        when the worker does not tell. ``is_first``: it ended with the request's first token."""
+        for seconds in (self.seconds, self.ttft_seconds if is_first else None):
+            if seconds is None:
+                continue
+            if part is None:
+                seconds[untold] += end_s - begin_s
+                continue
+            for name, part_s in part.seconds.items():
+                if name in _CAUSES:  # one that only a newer worker knows stays in the remainder
+                    seconds[_CAUSES[name]] += part_s
+            in_flight_s = part.in_flight_s if is_running else 0.0
+            seconds[Cause.NETWORK] += max(0.0, end_s - begin_s - part.wall_s - in_flight_s)
+        if part is None:
+            self.details[untold] = _UNTOLD
+            return
+        self.details.update({_CAUSES[name]: text for name, text in part.details.items() if name in _CAUSES})
+        self.in_flight_s += part.in_flight_s if is_running else 0.0
 
     def explanation(self, now: float) -> Explanation:
         """See ``engine.explain.explain``."""
@@ -142,90 +159,59 @@ def _advice(shown: Mapping[str, Any]) -> Advice:
 
 
 def merge(journey: Journey, told: Told, now: float) -> Merged:
-    """``told``: what workers say of the legs, of those that could be asked; ``now`` on the front end's clock."""
-    merging = _Merging(journey, told, now)
+    """``told``: what workers say of the legs, of those that could be asked; ``now`` on the front end's clock, after they were asked."""
+    merged = Merged(journey, journey.seconds[:], None if journey.ttft_seconds is None else journey.ttft_seconds[:])
     for leg in journey.legs:
-        merging.wait_until(leg.sent_s)
-        merging.add(leg)
-    merging.wait_until(now if journey.ended_s is None else journey.ended_s)
-    last = next((account for leg in reversed(journey.legs) if (account := told.get((leg.worker, leg.key))) is not None), None)
-    advice = [] if last is None else last.advice
-    return Merged(journey, merging.seconds, merging.ttft_seconds, merging.details, advice, merging.in_flight_s)
+        account = None if leg.end is LegEnd.LOST else told.get((leg.worker, leg.name))
+        if account is not None:
+            merged.advice = account.advice
+        _add_leg(merged, leg, account, now)
+    if journey.ended_s is None and not journey.is_placed:
+        merged.seconds[journey.waits_for] += max(0.0, now - journey.since_s)
+    return merged
 
 
-class _Merging:
-    """One pass over the legs. Everything up to ``_until_s`` has been charged."""
+def _add_leg(merged: Merged, leg: Leg, account: WorkerAccount | None, now: float) -> None:
+    """What of a leg the journey has not charged itself."""
+    end_s = now if leg.end_s is None else leg.end_s
+    if leg.first_s is None:
+        if leg.makes_good:
+            merged.seconds[Cause.WORKER_LOST] += end_s - leg.sent_s if leg.end is LegEnd.RUNNING else 0.0
+        elif leg.end is not LegEnd.LOST:
+            merged.add_part(_whole(account), leg.sent_s, end_s, Cause.PREFILL, leg.end is LegEnd.RUNNING)
+        return
+    if not leg.makes_good:
+        first = _up_to_first(account)
+        is_first = merged.ttft_seconds is not None and merged.journey.first_token_s == leg.first_s
+        merged.add_part(first, leg.sent_s, leg.first_s, Cause.PREFILL, is_first=is_first)
+    if leg.end is LegEnd.LOST:
+        merged.add_part(None, leg.first_s, leg.last_s or leg.first_s, Cause.DECODE)
+    elif leg.end is not LegEnd.HANDED_OVER:
+        merged.add_part(_after_first(account), leg.first_s, end_s, Cause.DECODE, leg.end is LegEnd.RUNNING)
 
-    def __init__(self, journey: Journey, told: Told, now: float) -> None:
-        self.seconds = journey.seconds[:]
-        self.ttft_seconds: list[float] | None = None
-        self.details: dict[Cause, str] = {}
-        self.in_flight_s = 0.0
-        self._told, self._now = told, now
-        self._until_s = journey.arrival_s
-        self._has_lost = False  # the leg before was lost
-        self._has_tokens = False  # tokens had come before
 
-    def wait_until(self, moment_s: float) -> None:
-        """Nobody had it."""
-        self._charge(Cause.WORKER_LOST if self._has_lost else Cause.QUEUED_WORKER, moment_s)
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What a worker charges of a piece of a leg, and how long that piece took by its clock."""
 
-    def add(self, leg: Leg) -> None:
-        account = None if leg.end is LegEnd.LOST else self._told.get((leg.worker, leg.key))
-        makes_good = self._has_lost and self._has_tokens
-        if leg.first_s is None:
-            self._without_tokens(leg, account, makes_good)
-        else:
-            self._up_to_first(leg, leg.first_s, account, makes_good)
-            self._after_first(leg, leg.first_s, account, makes_good)
-        self._has_lost = leg.end is LegEnd.LOST
-        self._has_tokens = self._has_tokens or leg.first_s is not None
+    seconds: Mapping[str, float]
+    wall_s: float
+    in_flight_s: float
+    details: Mapping[str, str]
 
-    def _without_tokens(self, leg: Leg, account: WorkerAccount | None, makes_good: bool) -> None:
-        end_s = self._now if leg.end_s is None else leg.end_s
-        if leg.end is LegEnd.LOST or makes_good:
-            self._charge(Cause.WORKER_LOST, end_s)
-        elif account is None:
-            self._charge(Cause.PREFILL, end_s, _UNTOLD)
-        else:
-            self._told_part(account.seconds, account.wall_s, end_s, account)
 
-    def _up_to_first(self, leg: Leg, first_s: float, account: WorkerAccount | None, makes_good: bool) -> None:
-        if makes_good:
-            self._charge(Cause.WORKER_LOST, first_s)
-        elif account is None or account.ttft_s is None:
-            self._charge(Cause.PREFILL, first_s, _UNTOLD)
-        else:
-            self._told_part(account.ttft_seconds, account.ttft_s, first_s, account)
-        if self.ttft_seconds is None:
-            self.ttft_seconds = self.seconds[:]
+def _whole(account: WorkerAccount | None) -> _Part | None:
+    return None if account is None else _Part(account.seconds, account.wall_s, account.in_flight_s, account.details)
 
-    def _after_first(self, leg: Leg, first_s: float, account: WorkerAccount | None, makes_good: bool) -> None:
-        end_s = self._now if leg.end_s is None else leg.end_s
-        if leg.end is LegEnd.HANDED_OVER:
-            self._charge(Cause.HAND_OFF, end_s)
-        elif account is None or account.ttft_s is None:
-            self._charge(Cause.DECODE, leg.last_s or first_s, _UNTOLD)
-            self._charge(Cause.WORKER_LOST if leg.end is LegEnd.LOST else Cause.DECODE, end_s, _UNTOLD)
-        else:
-            after = {name: s - account.ttft_seconds.get(name, 0.0) for name, s in account.seconds.items()}
-            self._told_part(after, account.wall_s - account.ttft_s, end_s, account)
 
-    def _told_part(self, seconds: Mapping[str, float], wall_s: float, until_s: float, account: WorkerAccount) -> None:
-        """What the worker charges within this time, and the rest of it, which was on the way."""
-        for name, part_s in seconds.items():
-            cause = _CAUSES.get(name)  # one that only a newer worker knows stays in the remainder
-            if cause is not None:
-                self.seconds[cause] += part_s
-                self.details[cause] = account.details.get(name, "")
-        in_flight_s = 0.0 if until_s < self._now else account.in_flight_s
-        self.in_flight_s += in_flight_s
-        self.seconds[Cause.NETWORK] += max(0.0, until_s - self._until_s - wall_s - in_flight_s)
-        self._until_s = max(self._until_s, until_s)
+def _up_to_first(account: WorkerAccount | None) -> _Part | None:
+    if account is None or account.ttft_s is None:
+        return None
+    return _Part(account.ttft_seconds, account.ttft_s, 0.0, account.details)
 
-    def _charge(self, cause: Cause, until_s: float, detail: str = "") -> None:
-        if until_s > self._until_s:
-            self.seconds[cause] += until_s - self._until_s
-            self._until_s = until_s
-            if detail:
-                self.details[cause] = detail
+
+def _after_first(account: WorkerAccount | None) -> _Part | None:
+    if account is None or account.ttft_s is None:
+        return None
+    after = {name: seconds - account.ttft_seconds.get(name, 0.0) for name, seconds in account.seconds.items()}
+    return _Part(after, account.wall_s - account.ttft_s, account.in_flight_s, account.details)
