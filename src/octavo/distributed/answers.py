@@ -42,7 +42,7 @@ class AboutAttempts(msgspec.Struct):
 
 
 class AboutWindow(msgspec.Struct):
-    """``window``: sums over the last ``window_s`` seconds, the accounts of attempts that ended in it or run, the last ``num_steps`` steps."""
+    """``window``: sums over the last ``window_s`` seconds, accounts of attempts that ended in it or run, the last ``num_steps`` steps."""
 
     window_s: float
     num_steps: int = 0
@@ -60,7 +60,7 @@ class Accounts(msgspec.Struct):
 
 
 class Window(msgspec.Struct):
-    """``gaps``: classes of gaps between tokens, each its place and its numbers (``StepWindow``). ``advice``: of ``num_advised`` requests."""
+    """``gaps``: classes of gaps between tokens, each its place and numbers (``StepWindow``). ``advice``: of ``num_advised`` requests."""
 
     accounts: list[WorkerAccount]
     gaps: list[tuple[int, list[float]]]
