@@ -31,6 +31,7 @@ from octavo.distributed.messages import (
     FromWorker,
     Goodbye,
     Hello,
+    Keys,
     Load,
     MessageError,
     Ready,
@@ -106,6 +107,10 @@ class ControlHandler(Protocol):
         """Its load has changed."""
         ...
 
+    def told_keys(self, link: Link, message: Keys) -> None:
+        """Its prefix cache has changed."""
+        ...
+
     def said(self, link: Link, message: FromWorker) -> None:
         """Anything else, from a worker that is trusted."""
         ...
@@ -166,10 +171,6 @@ class Control:
         """Have a worker end now."""
         link.is_leaving = True
         link.channel.send(Shutdown())
-
-    def drain(self, link: Link) -> None:
-        """Give it nothing more."""
-        self.fleet.drain(link.worker)
 
     # --- joining ------------------------------------------------------------------------------------------------------------------------
 
@@ -245,6 +246,8 @@ class Control:
                 self._load(link, message)
             case Answer():
                 self._answered(link, message)
+            case Keys() if link.ready is not None:
+                self._handler.told_keys(link, message)
             case Goodbye():
                 link.worker.reason = self.last_words[link.name] = message.reason
                 self.fleet.drain(link.worker)
