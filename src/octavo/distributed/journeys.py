@@ -126,14 +126,14 @@ class Journeys:
             return
         journey.charge(journey.waits_for, max(0.0, now - journey.since_s))
         lost_before = journey.waits_for is Cause.WORKER_LOST and journey.first_token_s is not None
-        journey.legs.append(Leg(worker, engine_id(key, request_id), now, lost_before))
+        journey.legs.append(Leg(worker, engine_id(key), now, lost_before))
 
     def handed_over(self, request_id: str, worker: str, key: int, now: float) -> None:
         """``worker`` has its KV and is told to go on with it."""
         journey = self._live.get(request_id)
         if journey is not None:
             journey.end_leg(LegEnd.HANDED_OVER, now)
-            journey.legs.append(Leg(worker, engine_id(key, request_id), now))
+            journey.legs.append(Leg(worker, engine_id(key), now))
             self.num_handed_over += 1
 
     def lost(self, request_id: str, now: float) -> None:
