@@ -299,7 +299,7 @@ def test_reading_while_it_runs_changes_nothing_and_adds_up() -> None:
     assert max(map(unexplained, timeline.records())) < 1e-6
 
 
-# --- requests that another engine goes on with -----------------------------------------------------------------------------------------------
+# --- requests that another engine goes on with -----------------------------------------------------------------------------------------
 
 
 def test_a_request_that_is_held_back_and_given_away_ends_here() -> None:
