@@ -42,7 +42,7 @@ class ToldCluster:
         self.clock, self.journeys = VirtualClock(), Journeys()
         self.workers = {worker.name: worker for worker in workers}
         self.silent: set[str] = set()  # workers that do not answer
-        self.reports = ClusterReports(self.journeys, self, self.clock, "m", True, self.journeys.families)
+        self.reports = ClusterReports(self.journeys, self, self.clock, "m", True)
         self._num_keys = 0
         self._requests: dict[str, Request] = {}
         self._keys: dict[str, int] = {}
