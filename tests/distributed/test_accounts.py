@@ -200,7 +200,7 @@ class Way:
         rng, worker = self.rng, f"w{self.rng.randrange(3)}"
         if place:
             self.key += 1
-            self.journeys.placed("r", worker, self.key, self.now)
+            self.journeys.placed("r", worker, engine_id(self.key), self.now)
         sent_s, first_s = self.now, None
         for _ in range(rng.choice((0, 1, 4))):
             self.wait()
@@ -244,7 +244,7 @@ def test_whatever_becomes_of_a_request_its_causes_add_up(seed: int) -> None:
             way.wait()
         else:
             way.key += 1
-            way.journeys.handed_over("r", "w9", way.key, way.now)
+            way.journeys.handed_over("r", "w9", engine_id(way.key), way.now)
             place = False
         check(way)
     way.journeys.ended("r", FinishReason.LENGTH if end == "finished" else FinishReason.ERROR, way.now)

@@ -69,7 +69,7 @@ class ToldCluster:
         self._num_keys += 1
         self._keys[name] = self._num_keys
         tell = self.journeys.handed_over if handed_over else self.journeys.placed
-        tell(name, worker_name, self._num_keys, self.clock.now())
+        tell(name, worker_name, engine_id(self._num_keys), self.clock.now())
         arrival_s = self.clock.now() + LINK_S + worker.offset_s
         if worker.run.clock.now() < arrival_s:
             worker.run.clock.advance_to(arrival_s)

@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from octavo.core.request import FinishReason, Request
-from octavo.distributed.worker_engine import engine_id
 from octavo.engine.causes import NAMES, Bottleneck, Cause
 from octavo.engine.ended_records import CAPACITY, EndedRecords
 from octavo.engine.request_record import RecordState, RequestRecord
@@ -119,21 +118,21 @@ class Journeys:
         journey = self._live[request.request_id] = Journey.of(request)
         journey.since_s = journey.arrival_s
 
-    def placed(self, request_id: str, worker: str, key: int, now: float) -> None:
-        """``worker`` is told to answer it, or what is left of it, as attempt ``key``."""
+    def placed(self, request_id: str, worker: str, name: str, now: float) -> None:
+        """``worker`` is told to answer it, or what is left of it, and knows it as ``name``."""
         journey = self._live.get(request_id)
         if journey is None:
             return
         journey.charge(journey.waits_for, max(0.0, now - journey.since_s))
         lost_before = journey.waits_for is Cause.WORKER_LOST and journey.first_token_s is not None
-        journey.legs.append(Leg(worker, engine_id(key), now, lost_before))
+        journey.legs.append(Leg(worker, name, now, lost_before))
 
-    def handed_over(self, request_id: str, worker: str, key: int, now: float) -> None:
+    def handed_over(self, request_id: str, worker: str, name: str, now: float) -> None:
         """``worker`` has its KV and is told to go on with it."""
         journey = self._live.get(request_id)
         if journey is not None:
             journey.end_leg(LegEnd.HANDED_OVER, now)
-            journey.legs.append(Leg(worker, engine_id(key), now))
+            journey.legs.append(Leg(worker, name, now))
             self.num_handed_over += 1
 
     def lost(self, request_id: str, now: float) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from octavo.engine.replay_advice import Replayer
     from octavo.models.loaded import LoadedModel
 
+NO_WORKER = "no_worker"  # an error code of events: nobody was there to answer
 
 @dataclass(frozen=True, slots=True)
 class Health:
