@@ -217,9 +217,9 @@ class Way:
         return end
 
     def account(self, name: str, sent_s: float, first_s: float | None, last_s: float) -> WorkerAccount:
-        """Of a worker that got it after a while and whose last event took a while to come."""
-        there_s, back_s = (self.rng.random() * 0.4 * ((first_s or last_s) - sent_s) for _ in range(2))
-        ttft_s = None if first_s is None else first_s - sent_s - there_s - back_s
+        """Of a worker that got it after a while and whose events took a while to come, the first and the last one another while."""
+        there_s, back_s, late_s = (self.rng.random() * 0.3 * ((first_s or last_s) - sent_s) for _ in range(3))
+        ttft_s = None if first_s is None else first_s - sent_s - there_s - back_s - late_s
         wall_s = max(0.0, last_s - sent_s - there_s - back_s)
         causes = self.rng.sample(NAMES[1:26], 3)
         ttft = {} if ttft_s is None else {causes[0]: 0.7 * ttft_s, causes[1]: 0.3 * ttft_s}
@@ -265,4 +265,5 @@ def check(way: Way) -> None:
     if journey.first_token_s is not None:
         assert merged.ttft_seconds is not None
         assert sum(merged.ttft_seconds) == pytest.approx(journey.first_token_s - journey.received_s, abs=1e-6)
-        assert all(up_to <= all_of + 1e-9 for up_to, all_of in zip(merged.ttft_seconds, merged.seconds, strict=True))
+        pairs = [(a, b) for c, a, b in zip(Cause, merged.ttft_seconds, merged.seconds, strict=True) if c is not Cause.NETWORK]
+        assert all(up_to <= all_of + 1e-9 for up_to, all_of in pairs)  # a first token may have been longer on its way than the last

@@ -7,8 +7,6 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
-
 from octavo.core.clock import VirtualClock
 from octavo.core.request import FinishReason, Request, SamplingParams
 from octavo.distributed.answers import answer_now
@@ -50,10 +48,10 @@ class ToldCluster:
     def roles(self) -> Mapping[str, str]:
         return {name: worker.role for name, worker in self.workers.items()}
 
-    async def ask(self, worker: str, what: str, args: Any) -> bytes:
+    async def ask(self, worker: str, what: str, args: bytes) -> bytes:
         if worker in self.silent:
             await asyncio.Event().wait()
-        return answer_now(self.workers[worker].run.engine, what, msgspec.json.encode(args))
+        return answer_now(self.workers[worker].run.engine, what, args)
 
     # --- what happens -------------------------------------------------------------------------------------------------------------------
 

@@ -39,8 +39,8 @@ class Workers(Protocol):
         """Names and roles of the workers that are there."""
         ...
 
-    async def ask(self, worker: str, what: str, args: Any) -> bytes:
-        """A worker's answer, as JSON; ``args``: what JSON can say. Raises RuntimeError when there is none."""
+    async def ask(self, worker: str, what: str, args: bytes) -> bytes:
+        """A worker's answer; both are JSON. Raises RuntimeError when there is none."""
         ...
 
 
@@ -94,7 +94,7 @@ class ClusterReports:
     async def _one_answer(self, worker: str, what: str, about: msgspec.Struct, kind: type[T]) -> T | None:
         try:
             async with asyncio.timeout(ANSWER_S):
-                return msgspec.json.decode(await self._workers.ask(worker, what, about), type=kind)
+                return msgspec.json.decode(await self._workers.ask(worker, what, msgspec.json.encode(about)), type=kind)
         except (TimeoutError, OSError, RuntimeError, msgspec.MsgspecError) as error:
             logger.warning("%s has not answered a question for %s: %s", worker, what, str(error) or type(error).__name__)
             return None
