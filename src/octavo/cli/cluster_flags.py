@@ -34,7 +34,7 @@ def cluster_options(function: Callable) -> Callable:
             click.option("--router", type=click.Choice(ROUTERS), default="soonest", show_default=True, help=_ROUTER_HELP),
             click.option("--worker-wait-s", type=Finite(0), default=30.0, show_default=True, help=_WAIT_HELP),
             click.option("--worker-suspect-s", type=POSITIVE, default=1.0, show_default=True, help=_SUSPECT_HELP),
-            click.option("--worker-stall-s", type=POSITIVE, default=10.0, show_default=True, help=_STALL_HELP),
+            click.option("--worker-stall-s", type=POSITIVE, default=60.0, show_default=True, help=_STALL_HELP),
         ]
     )(function)
 

@@ -161,16 +161,18 @@ class ClusterEngine:
             await self._ended.wait()
             return
         self._stopped = True
-        self.flights.fail_all("the server is shutting down")
-        await self.cluster.stop()
-        for task in self._tasks:
-            task.cancel()
-        self.control.close()
-        if self.launcher is not None:
-            await self.launcher.stop()
-        if self._clean_up is not None:
-            self._clean_up()
-        self._ended.set()
+        try:
+            self.flights.fail_all("the server is shutting down")
+            await self.cluster.stop()
+            for task in self._tasks:
+                task.cancel()
+            self.control.close()
+            if self.launcher is not None:
+                await self.launcher.stop()
+            if self._clean_up is not None:
+                self._clean_up()
+        finally:
+            self._ended.set()
 
     async def _watch(self) -> None:
         """End requests that wait while no worker comes."""
@@ -205,7 +207,8 @@ class ClusterEngine:
             return Health(True, False, "the server is shutting down")
         if not self.open_links():
             states = ", ".join(f"{worker.name} is {worker.state.value}" for worker in self.control.fleet) or "none is there"
-            return Health(True, False, f"no worker takes requests: {states}")
+            is_hopeless = self.launcher is not None and self.launcher.trouble is not None and not len(self.control.fleet)
+            return Health(not is_hopeless, False, f"no worker takes requests: {states}")
         return Health(True, True, "ok")
 
     # --- requests -----------------------------------------------------------------------------------------------------------------------

@@ -306,16 +306,21 @@ class Control:
                 for link in self:
                     link.channel.send(Beat())
             for worker, change in self.fleet.look(now):
-                link = self._links[worker.name]
-                logger.warning("worker %s is %s: %s", worker.name, change.value, worker.reason or "it speaks again")
-                if change is Change.SUSPECTED:
-                    self._handler.worker_lost(link, Loss.HUNG)
-                elif change is Change.RECOVERED:
-                    link.channel.send(Reset())
-                    self._handler.worker_ready(link)
-                else:
-                    self._closed(link, worker.reason)
+                try:
+                    self._changed(self._links[worker.name], change)
+                except Exception as error:  # a fault of ours must not end the watch over all the others
+                    logger.critical("worker %s: what became of it could not be dealt with", worker.name, exc_info=error)
             await asyncio.sleep(LOOK_S)
+
+    def _changed(self, link: Link, change: Change) -> None:
+        logger.warning("worker %s is %s: %s", link.name, change.value, link.worker.reason or "it speaks again")
+        if change is Change.SUSPECTED:
+            self._handler.worker_lost(link, Loss.HUNG)
+        elif change is Change.RECOVERED:
+            link.channel.send(Reset())
+            self._handler.worker_ready(link)
+        else:
+            self._closed(link, link.worker.reason)
 
     # --- questions ----------------------------------------------------------------------------------------------------------------------
 
