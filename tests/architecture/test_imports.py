@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "engine": {"core", "models", "sampling", "costs", "backends", "speculative"},
     "workload": {"core"},
     "server": {"engine", "core", "models", "sampling", "distributed"},
-    "bench": {"core", "engine", "workload", "models", "backends"},
+    "bench": {"core", "engine", "workload", "models", "backends", "distributed"},
     "distributed": {"core", "engine", "models", "costs"},
     "simulator": {
         "core", "models.program", "costs", "backends.base", "backends.sim", "speculative", "engine.loop", "engine.timeline",
