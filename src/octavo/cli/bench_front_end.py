@@ -21,7 +21,5 @@ def cluster(model: str, num_streams: int, num_workers: int, rate: float, duratio
     counts every event. The last line printed is a JSON record; exit code 1 when an event was lost.
     """
     from octavo.bench.cluster import ClusterCase, run_cluster
-    from octavo.models.catalog import ensure_model
 
-    ensure_model(model)
     run_cluster(model, ClusterCase(num_streams, num_workers, rate, duration_s), click.echo, as_json)
