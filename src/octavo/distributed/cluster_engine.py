@@ -102,7 +102,9 @@ class ClusterEngine:
         self.clock = WallClock()
         self.draining = False
         self.max_model_len = resolve_max_model_len(config, model.program.context)
-        self.control = Control(config, model.fingerprint, secret, self, self.options.liveness, self.clock.now)
+        self.control = Control(
+            config, model.fingerprint, model.program.vocab_size, secret, self, self.options.liveness, self.clock.now
+        )  # fmt: skip
         router = create_router(self.options.router, config.cache.block_size)
         self.journeys = Journeys()
         self.flights = Flights(Dispatcher(router, Backpressure()), self.options, self.open_links, self.clock.now, self.journeys)
@@ -299,8 +301,9 @@ class ClusterEngine:
         if known is not None and known.limits.num_kv_blocks <= ready.limits.num_kv_blocks:
             return
         limits, config = ready.limits, self.config
+        enough = 2 << (limits.max_model_len // limits.block_size).bit_length()  # for one sequence, however it reserves: no more is laid out
         scheduler = Scheduler(
-            replace(config.scheduler, max_itl_ms=None), config.cache, limits.num_kv_blocks, limits.max_model_len,
+            replace(config.scheduler, max_itl_ms=None), config.cache, min(limits.num_kv_blocks, enough), limits.max_model_len,
             layout=layout_of(limits.kv_layout),
         )  # fmt: skip
         max_n, eos = config.scheduler.max_num_seqs, self.model.eos_token_ids
