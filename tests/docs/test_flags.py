@@ -64,6 +64,8 @@ SECTIONS = {
     "cluster restart": (cluster.commands["restart"], set(options_of(cluster.commands["restart"]))),
     "bench waste": (bench.commands["waste"], set(options_of(bench.commands["waste"]))),
     "bench simulator": (bench.commands["simulator"], set(options_of(bench.commands["simulator"])) - SHARED),
+    "bench routing": (bench.commands["routing"], set(options_of(bench.commands["routing"]))),
+    "bench goodput": (bench.commands["goodput"], set(options_of(bench.commands["goodput"]))),
     "calibrate": (calibrate, set(options_of(calibrate)) - SHARED),
     "quantize": (quantize, set(options_of(quantize))),
     "plan": (plan, set(options_of(plan))),
