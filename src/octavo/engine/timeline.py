@@ -102,6 +102,14 @@ class Timeline:
                 if record is not None and event.finish_reason is not None:
                     self._end_choice(record, event.finish_reason, now_s)
 
+    def handed_over(self, request_id: str) -> None:
+        """It goes on elsewhere, or was given up while it waited for that: nothing more is to be told of it here."""
+        with self.lock:
+            record = self._live.get(request_id)
+            if record is not None:
+                record.num_open = 1
+                self._end_choice(record, FinishReason.ABORT, self._clock.now())
+
     def blocked(self, request_ids: Iterable[str], begin_s: float, end_s: float) -> None:
         """A write for these requests was held up by their client from ``begin_s`` to ``end_s``."""
         with self.lock:

@@ -20,7 +20,7 @@ from octavo.core.request import ParameterError, Request, SamplingParams, derive_
 from octavo.distributed.router import Router, RouteRequest, ShortestQueue
 from octavo.engine.outputs import OutputEvent
 from octavo.simulator.engine_spec import EngineSpec
-from octavo.simulator.handing_over import HandoffDesk, HandoffOptions
+from octavo.simulator.handing_over import HandoffOptions, Handovers
 from octavo.simulator.records import RequestLog, Slo
 from octavo.simulator.report import SimulationReport, report_of
 from octavo.simulator.sim_engine import SimEngine
@@ -61,7 +61,7 @@ class Simulation:
         roles = {engine.spec.role for engine in self.engines}
         if ("prefill" in roles) != ("decode" in roles):
             raise ValueError("engines: prefill engines need decode engines to hand over to, and decode engines prefill engines")
-        self.handoffs = HandoffDesk(self.engines, self.options.handoff)
+        self.handoffs = Handovers(self.engines, self.options.handoff)
         self._router = router or ShortestQueue()
         self._numbers = count()
         self._requests: dict[str, Request] = {}  # on prefill engines, to be handed over
