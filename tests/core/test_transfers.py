@@ -118,9 +118,9 @@ def test_what_cannot_be_handed_over_is_refused() -> None:
         (request("a", n=2), 6, "n"),
         (request("a", temperature=0.0, beam=BeamParams(2)), 6, "n"),
         (request("a", 80), 80, "prompt"),
-        (request("a", max_tokens=1), 6, "num_tokens"),
-        (request("a"), 5, "num_tokens"),
-        (request("a"), 13, "num_tokens"),
+        (request("a", max_tokens=1), 6, "output_token_ids"),
+        (request("a"), 5, "output_token_ids"),
+        (request("a"), 13, "output_token_ids"),
     ):
         with pytest.raises(ParameterError) as error:
             transfers.reserve(job, num_tokens)

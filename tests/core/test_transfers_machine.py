@@ -124,7 +124,7 @@ class HandoverMachine(RuleBasedStateMachine):
             try:
                 move.blocks = self.transfers(1 - move.sender).reserve(move.request, move.num_tokens)
             except ParameterError as error:
-                assert error.param == "num_tokens" and move.request.params.max_tokens == 1
+                assert error.param == "output_token_ids" and move.request.params.max_tokens == 1
 
     @precondition(lambda self: any(move.blocks is not None for move in self.moves))
     @rule(data=st.data(), most=st.integers(1, 6))

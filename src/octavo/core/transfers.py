@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
 from octavo.core import admission
-from octavo.core.limits import StopRule
+from octavo.core.limits import StopRule, check_outputs
 from octavo.core.prefix_match import PrefixMatch
 from octavo.core.request import ParameterError, Request, Sequence, SequenceStatus
 from octavo.core.state import Draft, RequestState, SchedulerState
@@ -96,8 +96,6 @@ class Transfers:
         state = self._state
         if request.request_id in state.requests or request.request_id in self._reserved:
             raise ParameterError("request_id", request.request_id, "a request with this id is not finished yet")
-        if request.params.n != 1 or request.params.beam is not None:
-            raise ParameterError("n", request.params.n, "one choice, and no beams, can be handed over")
         state.limits.check_prompt(request)
         owner = self._owner(request, num_tokens)
         seq = owner.sequences[0]
@@ -119,9 +117,7 @@ class Transfers:
         """Of tokens that are not known yet, those behind the prompt, there are as many as there will be."""
         state, num_prompt = self._state, len(request.prompt_token_ids)
         rule = StopRule.of(request, state.limits.max_output_tokens(request))
-        if not 0 < num_tokens + 1 - num_prompt < rule.max_tokens:
-            limit = f"from {num_prompt}, the prompt, to less than {num_prompt - 1 + rule.max_tokens}, where max_tokens is reached"
-            raise ParameterError("num_tokens", num_tokens, limit)
+        check_outputs(request, num_tokens + 1 - num_prompt, rule)
         token_ids = [*request.prompt_token_ids, *[UNKNOWN_TOKEN] * (num_tokens + 1 - num_prompt)]
         seq = Sequence(state.next_seq_id(), request, token_ids=token_ids, num_prompt_tokens=num_prompt)
         return RequestState(request, state.stats.num_requests, rule, [seq], started=True)

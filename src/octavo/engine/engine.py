@@ -10,7 +10,7 @@ import functools
 import itertools
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TextIO, Unpack
 
 from octavo.backends.base import Backend
@@ -191,8 +191,9 @@ class Engine:
         """Output tokens that a prompt of this length leaves room for; 0 or less: none."""
         return self.scheduler.limits.max_total_tokens - num_prompt_tokens
 
-    def add(self, prepared: PreparedRequest) -> None:
-        self.loop.add(prepared.request)
+    def add(self, prepared: PreparedRequest, output_token_ids: Sequence[int] = ()) -> None:
+        """Queue it. ``output_token_ids``: see ``EngineLoop.add``."""
+        self.loop.add(prepared.request, output_token_ids)
         self.metrics.request_added(prepared.request)
 
     def abort(self, request_id: str) -> list[OutputEvent]:

@@ -74,10 +74,13 @@ class EngineLoop:
     def has_work(self) -> bool:
         return self.scheduler.has_work
 
-    def add(self, request: Request) -> None:
-        """Queue a request whose parameters are resolved (``max_tokens`` a number, limits checked)."""
-        running = self._open(request)
-        self.scheduler.add(request)
+    def add(self, request: Request, output_token_ids: Seq[int] = ()) -> None:
+        """Queue a request whose parameters are resolved (``max_tokens`` a number, limits checked).
+
+        ``output_token_ids`` were made elsewhere, and their text has been sent: see ``Scheduler.add``. What comes is what comes after them.
+        """
+        running = self._open(request, output_token_ids)
+        self.scheduler.add(request, output_token_ids)
         if self.timeline is not None:
             self.timeline.added(request)
         self._keep(request.request_id, running)
