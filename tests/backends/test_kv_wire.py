@@ -15,7 +15,7 @@ from octavo.backends.kv_wire import MovesKV, moves_kv
 from octavo.config import BackendConfig, CacheConfig, EngineConfig
 from octavo.core.step import SequenceSlice, StepPlan
 from tests.backends.exactness import fixture_model
-from tests.engine.scripted import ScriptedBackend
+from tests.engine.scripted import Bigram
 
 KINDS = [("reference", "auto"), ("cpu", "bf16"), ("cpu", "f16"), ("cpu", "int8"), ("cpu", "f32")]
 PROMPT = [3 + i * 7 % 40 for i in range(40)]  # two and a half blocks
@@ -108,7 +108,7 @@ def test_what_cannot_be_is_refused(kind: tuple[str, str]) -> None:
 
 
 def test_a_backend_without_kv_says_so() -> None:
-    assert moves_kv(ScriptedBackend.__new__(ScriptedBackend)) is None
+    assert moves_kv(Bigram.__new__(Bigram)) is None
 
 
 def test_layers_of_the_running_step_can_be_waited_for(kind: tuple[str, str]) -> None:

@@ -109,7 +109,7 @@ class HandoverDesk(Generic[Load]):
         self._num_asked = 0
         self._due: list[tuple[float, int, Moving[Load]]] = []
         self._numbers = count()
-        self._room_may_be_there = False
+        self._room_may_be_there = self._is_new = False
 
     # --- what is known ------------------------------------------------------------------------------------------------------------------
 
@@ -144,7 +144,7 @@ class HandoverDesk(Generic[Load]):
         self._waiting.append(moving)
         self._time(moving)
         self.stats.num_offered += 1
-        self._room_may_be_there = True
+        self._is_new = True
 
     def drew(self, key: int, output_token_ids: list[int], now: float) -> list[Order[Load]]:
         """Its first token is drawn, and its sender holds it."""
@@ -224,9 +224,10 @@ class HandoverDesk(Generic[Load]):
             moving = heapq.heappop(self._due)[2]
             orders += self._act(moving, moving.handoff.expire(now), now)
         if self._room_may_be_there:
-            self._room_may_be_there = False
             for moving in self._waiting:
                 moving.full.clear()
+        if self._room_may_be_there or self._is_new:
+            self._room_may_be_there = self._is_new = False
             orders += self._ask(now)
         return orders
 
