@@ -22,6 +22,7 @@ from octavo.core.kv_pages import PageLayout
 from octavo.core.kv_tiers import KVTiers
 from octavo.core.limits import StopEnd, StopRule, check_outputs
 from octavo.core.planner import Planner
+from octavo.core.prefix_index import PrefixIndex
 from octavo.core.request import FinishReason, ParameterError, Request, Sequence, SequenceStatus, num_places
 from octavo.core.result_checks import StepProtocolError, TextStops, check_result
 from octavo.core.state import NO_GUESSES, Draft, Guesses, RequestState, SchedulerState
@@ -71,6 +72,11 @@ class Scheduler(SchedulerGauges):
         self.transfers = Transfers(self._state)
         self._in_flight: Draft | None = None
         self._num_plans = 0
+
+    @property
+    def prefix_index(self) -> PrefixIndex | None:
+        """Of the KV pool; None without a prefix cache."""
+        return self._state.kv.index
 
     # --- requests -----------------------------------------------------------------------------------------------------------------------
 

@@ -84,6 +84,21 @@ class WorkerOptions:
     boot_id: str = field(default_factory=lambda: secrets.token_hex(8))
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerPost:
+    """What a worker that somebody starts has to know; plain data, to be sent to wherever it runs."""
+
+    address: Address
+    secret: bytes
+    options: WorkerOptions
+
+
+def run_worker(post: WorkerPost) -> str:
+    """Work until the front end says that it is enough; why it ended. Raises what ``WorkerServer.run`` does."""
+    asyncio.run(WorkerServer(post.address, post.secret, post.options).run())
+    return "the front end said that it is enough"
+
+
 def own_config(config: EngineConfig, options: WorkerOptions) -> EngineConfig:
     """What this worker runs of the cluster's configuration: files that one engine alone may write get its name."""
     cache, scheduler, backend = config.cache, config.scheduler, config.backend

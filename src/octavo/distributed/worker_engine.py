@@ -79,9 +79,18 @@ class KVSide(Protocol):
     def close(self) -> None: ...
 
 
-def engine_id(key: int, request_id: str) -> str:
-    """The name of an attempt in the worker's engine, and so in what it tells of its requests."""
-    return f"{request_id}/{key}"
+_PREFIX = "attempt-"
+
+
+def engine_id(key: int) -> str:
+    """The name of an attempt in the worker's engine, and so in what that tells of its requests."""
+    return f"{_PREFIX}{key}"
+
+
+def key_of(name: str) -> int | None:
+    """The attempt that ``engine_id`` named so; None: it is none."""
+    number = name.removeprefix(_PREFIX)
+    return int(number) if name != number and number.isascii() and number.isdigit() else None
 
 
 @dataclass(slots=True)
@@ -137,9 +146,9 @@ class WorkerEngine:
 
     def submit(self, message: Submit) -> None:
         """Begin an attempt; what cannot be queued ends with error events."""
-        wire, name = message.request, engine_id(message.key, message.request.request_id)
-        attempt = self._remember(message.key, name, wire.params.n)
-        request = wire.request(name, self.engine.clock.now())
+        wire = message.request
+        attempt = self._remember(message.key, wire.params.n)
+        request = wire.request(attempt.engine_id, self.engine.clock.now())
         if message.ticket is not None and self.kv is not None:
             self.kv.submitted(message, request)
 
@@ -190,9 +199,9 @@ class WorkerEngine:
         elif isinstance(message, Send):
             self._send(CopyFailed(message.key, "this worker sends no KV to others"))
 
-    def adopt(self, key: int, name: str) -> None:
-        """An attempt that comes from another worker runs here from now on, under ``name``."""
-        self._remember(key, name, 1)
+    def adopt(self, key: int) -> None:
+        """An attempt that comes from another worker runs here from now on."""
+        self._remember(key, 1)
 
     def leave(self, key: int) -> None:
         """An attempt has gone to another worker: nothing more of it is sent from here."""
@@ -200,7 +209,8 @@ class WorkerEngine:
         if attempt is not None:
             self._forget(attempt)
 
-    def _remember(self, key: int, name: str, num_choices: int) -> _Attempt:
+    def _remember(self, key: int, num_choices: int) -> _Attempt:
+        name = engine_id(key)
         attempt = self._attempts[name] = self._by_key[key] = _Attempt(key, name, num_choices)
         return attempt
 

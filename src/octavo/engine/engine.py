@@ -196,6 +196,16 @@ class Engine:
         self.loop.add(prepared.request, output_token_ids)
         self.metrics.request_added(prepared.request)
 
+    def begin(self, request: Request, output_token_ids: list[int]) -> None:
+        """Go on with a request that another engine began: see ``EngineLoop.begin``."""
+        self.loop.begin(request, output_token_ids)
+        self.metrics.request_begun(request)
+
+    def release(self, request_id: str) -> None:
+        """Another engine goes on with a request that was offered: see ``EngineLoop.release``."""
+        self.loop.release(request_id)
+        self.metrics.request_left(request_id)
+
     def abort(self, request_id: str) -> list[OutputEvent]:
         """End a request; no further token of it is computed. Unknown and finished ids do nothing."""
         return self._made(self.loop.abort(request_id))

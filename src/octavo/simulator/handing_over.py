@@ -8,24 +8,29 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count
 
 from octavo.core.request import Request
 from octavo.distributed.handoff import HandoffLimits, Link
 from octavo.distributed.handover import HandoverDesk, Moving, Order, OrderKind
+from octavo.distributed.roles import RolePools
 from octavo.distributed.router import Router, RouteRequest, ShortestQueue
+from octavo.simulator.links import Links
 from octavo.simulator.sim_engine import SimEngine
 
 
 @dataclass(frozen=True, slots=True)
 class HandoffOptions:
-    """``link``: each prefill engine has one like it, to send over. ``router`` chooses among the decode engines that have room."""
+    """``link``: each engine that sends has one like it, to all others. ``links``: those of (sender, receiver) pairs that differ, each of
+    which is shared by that pair alone. ``router`` chooses among the decode engines that have room, where nobody was chosen before."""
 
     link: Link = field(default_factory=lambda: Link(25e9, 1e-4))
     limits: HandoffLimits = HandoffLimits()
     router: Router = field(default_factory=ShortestQueue)
+    links: Mapping[tuple[int, int], Link] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -45,17 +50,18 @@ class _Load:
 
     request: Request
     overlap_s: float
-    copied_s: float = float("inf")
+    wanted: int | None = None  # the receiver that was chosen when the request came
 
 
 class Handovers:
-    """All hand-offs of a simulation. ``engines``: all engines, by index."""
+    """All hand-offs of a simulation. ``engines``: all engines, by index. ``pools``: hears where a request came to be."""
 
-    def __init__(self, engines: Seq[SimEngine], options: HandoffOptions) -> None:
+    def __init__(self, engines: Seq[SimEngine], options: HandoffOptions, pools: RolePools | None = None) -> None:
+        self._pools = pools
         self._options = options
         self._engines = engines
         self._receivers = [engine for engine in engines if engine.spec.role == "decode"]
-        self._links = {engine.index: replace(options.link, free_s=0.0) for engine in engines if engine.spec.role == "prefill"}
+        self._links = Links(options.link, options.links)
         self._desk: HandoverDesk[_Load] = HandoverDesk(options.limits, self._choose, most_asked=1)  # answers come at once
         self._copies: list[tuple[float, int]] = []  # (copied, key)
         self._copy_s = 0.0
@@ -75,12 +81,12 @@ class Handovers:
         copied_s = self._copies[0][0] if self._copies else float("inf")
         return min(copied_s, self._desk.next_s)
 
-    def offer(self, sender: SimEngine, request: Request, now: float, overlap_s: float) -> None:
-        """``request`` has drawn its first token on ``sender`` and goes on elsewhere."""
+    def offer(self, sender: SimEngine, request: Request, now: float, overlap_s: float, wanted: int | None = None) -> None:
+        """``request`` has drawn its first token on ``sender`` and goes on elsewhere: on engine ``wanted`` if it has room."""
         output_token_ids = sender.offer(request.request_id)
         num_tokens = len(request.prompt_token_ids) + len(output_token_ids) - 1
         num_bytes = num_tokens * sender.spec.kv_bytes_per_token
-        load = _Load(request, overlap_s)
+        load = _Load(request, overlap_s, wanted)
         self._desk.offered(next(self._keys), load, sender.index, num_tokens, num_bytes, now, output_token_ids)
 
     def room_may_be_there(self) -> None:
@@ -99,10 +105,12 @@ class Handovers:
         return touched
 
     def _choose(self, moving: Moving[_Load]) -> int | None:
-        """The engine that the router chooses among those that have not said that they have no room."""
-        request = moving.load.request
+        """The engine that was chosen before, else the one that the router chooses, of those that have not said that they have no room."""
+        request, wanted = moving.load.request, moving.load.wanted
+        if wanted is not None and wanted not in moving.refused_by:
+            return wanted
         route = RouteRequest(request.request_id, len(request.prompt_token_ids), request.params.max_tokens)
-        candidates = [engine for engine in self._receivers if engine.index not in moving.refused_by]
+        candidates = [engine for engine in self._receivers if engine.index != moving.sender and engine.index not in moving.refused_by]
         return candidates[self._options.router.choose(route, candidates)].index if candidates else None
 
     def _follow(self, orders: list[Order[_Load]], now: float, touched: set[int]) -> None:
@@ -125,15 +133,19 @@ class Handovers:
         request, tokens = order.moving.load.request, order.moving.output_token_ids
         if order.kind is OrderKind.BEGIN:
             engine.take_over(request, tokens)
+            if self._pools is not None:
+                self._pools.arrived(request.request_id)
         elif order.kind is OrderKind.RELEASE:
             engine.release_offered(request.request_id)
         elif order.kind is OrderKind.CANCEL:
             engine.cancel_reserved(request.request_id)
         else:
             engine.resume(request, tokens)
+            if self._pools is not None:
+                self._pools.stayed(request.request_id)
 
     def _copy(self, moving: Moving[_Load], now: float) -> None:
-        load = moving.load
-        load.copied_s = self._links[moving.sender].copy(moving.handoff.num_bytes, now, load.overlap_s)
-        self._copy_s += load.copied_s - now
-        heapq.heappush(self._copies, (load.copied_s, moving.key))
+        link = self._links.between(moving.sender, moving.handoff.receiver)
+        copied_s = link.copy(moving.handoff.num_bytes, now, moving.load.overlap_s)
+        self._copy_s += copied_s - now
+        heapq.heappush(self._copies, (copied_s, moving.key))
