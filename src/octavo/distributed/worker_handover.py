@@ -1,19 +1,19 @@
-"""A worker's part in hand-offs: carries out what the desk orders, and says what comes of it.
+"""A worker's part in hand-offs: carries out what the desk orders, and says what comes of it. The ``KVSide`` of a worker.
 
-    sender      submitted ─▶ PromptStarted ─▶ (Send: a thread sends) ─▶ first token: held, Offered ─▶ Release | Resume
+    sender      Submit ─▶ PromptStarted ─▶ (Send: a thread sends) ─▶ first token: held, Offered ─▶ Release | Resume
     receiver    Reserve ─▶ Reserved | NoRoom ─▶ (KV arrives) ─▶ Copied ─▶ Begin | Cancel
 
-Everything but what transports call happens on the thread that steps, between two steps, so that the scheduler is never touched by two. An
-order for a key that is not known (any more) does nothing: the desk may have sent it before it heard.
+Messages come on the event loop's thread; all that touches the engine is done on its own, between two steps, in the order of the messages.
+An order for a key that is not known (any more) does nothing: the desk may have sent it before it heard. Only a Begin whose KV has been
+lost meanwhile is answered, by CopyFailed, since nobody else would go on.
 
-Owns the tracks of what goes out and the port of what comes in; blocks and places are ``core.transfers``'. A backend whose KV cannot be moved
-has no part in this, and says so: ``can_hand_over``.
+Owns the tracks of what goes out and the port of what comes in; blocks and places are ``core.transfers``'.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from octavo.backends.kv_wire import moves_kv
@@ -21,13 +21,28 @@ from octavo.core.request import FinishReason, ParameterError, Request
 from octavo.core.step import StepPlan
 from octavo.distributed.kv_port import KVPort, KVShape
 from octavo.distributed.layer_sender import LayerSender, Track
-from octavo.distributed.messages import Copied, CopyFailed, Message, NoRoom, Offered, PromptStarted, Reserved
+from octavo.distributed.messages import (
+    Begin,
+    Cancel,
+    Copied,
+    CopyFailed,
+    FromWorker,
+    NoRoom,
+    Offered,
+    PromptStarted,
+    Release,
+    Reserve,
+    Reserved,
+    Resume,
+    Send,
+    Submit,
+)
 from octavo.distributed.transport import Transport, TransportListener
+from octavo.distributed.worker_engine import KVMessage, WorkerEngine, engine_id
 from octavo.engine.engine import Engine
 from octavo.engine.outputs import OutputEvent
 
-Post = Callable[[Callable[[], list[OutputEvent]]], None]
-"""Have something done by the thread that steps, before the next step."""
+logger = logging.getLogger("octavo.worker")
 
 
 @dataclass(slots=True)
@@ -43,185 +58,129 @@ class _Going:
     output_token_ids: list[int] | None = None  # once it is offered
 
 
+@dataclass(slots=True)
+class _Coming:
+    """A request that room is reserved for. ``exact``: once its KV is there, whether to the bit."""
+
+    request: Request
+    exact: bool | None = None
+
+
 class WorkerHandover:
-    """``say`` sends a message to the desk, from any thread; ``post`` is the engine thread's. ``transports`` by name.
+    """``transports`` by name; ``host`` is what other workers reach this one by. Raises BackendError for a backend whose KV stays where it is,
+    OSError when the port cannot be opened."""
 
-    Messages that follow an event, an ``Offered`` its first token, wait in ``said_after_events`` for whoever sends that step's events.
-    """
-
-    def __init__(
-        self, engine: Engine, transports: Mapping[str, Transport], say: Callable[[Message], None], post: Post, checksum: str = "none"
-    ) -> None:
-        self.said_after_events: deque[Message] = deque()
-        self._engine, self._transports, self._say, self._post, self._checksum = engine, transports, say, post, checksum
-        self._going: dict[str, _Going] = {}  # by request id
-        self._coming: dict[int, Request] = {}  # by key, while there is room reserved
-        self._exact: dict[int, bool] = {}  # of those that have come
+    def __init__(self, worker: WorkerEngine, send: Callable[[FromWorker], None], transports: Mapping[str, Transport], host: str,
+                 checksum: str = "none") -> None:  # fmt: skip
+        engine, backend = worker.engine, moves_kv(worker.engine.backend)
+        assert backend is not None, f"the {engine.backend.name} backend moves no KV: ask can_hand_over first"
+        self._worker, self._engine, self._send_message = worker, engine, send
+        self._transports, self._checksum = transports, checksum
+        self._backend = backend
+        self._shape = KVShape.of(engine.backend.kv_capacity(0).layout, backend.num_kv_layers, engine.config.cache.block_size)
+        self._port = KVPort(backend, self._shape, self._copied, lambda key, reason: self._say(CopyFailed(key, reason)))
+        self._sender = LayerSender(backend, self._shape)
+        # On the engine's thread:
+        self._going: dict[int, _Going] = {}  # by key
+        self._coming: dict[int, _Coming] = {}
         self._listeners: dict[str, TransportListener] = {}
-        backend = moves_kv(engine.backend)
-        self.can_hand_over = backend is not None
-        if backend is not None:
-            shape = KVShape.of(engine.backend.kv_capacity(0).layout, backend.num_kv_layers, engine.config.cache.block_size)
-            self._shape = shape
-            self._port = KVPort(backend, shape, self._copied, lambda key, reason: say(CopyFailed(key, reason)))
-            self._sender = LayerSender(backend, shape)
-            self._backend = backend
-            engine.step_hooks = self
-
-    def listen(self, host: str) -> dict[str, str]:
-        """Open this worker's port at ``host``, for every transport; addresses by transport. OSError when that cannot be."""
-        if self.can_hand_over:
-            for name, transport in self._transports.items():
+        try:
+            for name, transport in transports.items():
                 self._listeners[name] = transport.listen(host, self._port)
-        return {name: listener.address for name, listener in self._listeners.items()}
+        except BaseException:
+            self.close()
+            raise
+        engine.step_hooks = self
+
+    @property
+    def address(self) -> str | None:
+        """See ``addresses_of``."""
+        return " ".join(f"{name}={listener.address}" for name, listener in self._listeners.items())
+
+    @property
+    def transports(self) -> list[str]:
+        return list(self._listeners)
+
+    # --- KVSide, on the event loop's thread -----------------------------------------------------------------------------------------------
+
+    def submitted(self, message: Submit, request: Request) -> None:
+        ticket = message.ticket
+        if ticket is not None and request.params.n == 1 and request.params.beam is None:
+            track = Track(len(request.prompt_token_ids) + len(message.output_token_ids))
+            going = _Going(message.key, request, ticket.layerwise, len(message.output_token_ids), track)
+            self._do(lambda: self._going.update({message.key: going}))
+
+    def take(self, message: KVMessage) -> None:
+        key = message.key
+        match message:
+            case Reserve():
+                self._do(lambda: self._reserve(message))
+            case Send():
+                self._do(lambda: self._send(message))
+            case Begin():
+                self._begin(message)
+            case Release():
+                self._worker.leave(key)
+                self._do(lambda: self._release(key))
+            case Cancel():
+                self._do(lambda: self._cancel(key))
+            case Resume():
+                self._do(lambda: self._resume(key))
+
+    def dropped(self, keys: Sequence[int]) -> None:
+        self._do(lambda: [self._drop(key) for key in keys])
+
+    def dropped_all(self) -> None:
+        self._do(lambda: [self._drop(key) for key in (*self._going, *self._coming)])
 
     def close(self) -> None:
-        """End all transfers. The engine's requests are its own business."""
         for listener in self._listeners.values():
             listener.close()
-        for going in self._going.values():
+        for going in list(self._going.values()):
             going.track.drop("the worker is shutting down")
 
-    @property
-    def num_offered(self) -> int:
-        return sum(going.output_token_ids is not None for going in self._going.values())
+    def _do(self, action: Callable[[], object]) -> None:
+        """On the engine's thread, before the next step."""
 
-    @property
-    def num_reserved(self) -> int:
-        return len(self._coming)
+        def act() -> list[OutputEvent]:
+            action()
+            return []
 
-    # --- sender, on the engine's thread ---------------------------------------------------------------------------------------------------
+        self._worker.thread.post(act)
 
-    def ticketed(self, key: int, request: Request, layerwise: bool, num_made: int = 0) -> None:
-        """``request``, just queued, is to be handed over when it has drawn its first token, or, with ``num_made`` tokens from elsewhere, its
-        next. One of several choices, or of beams, runs on here."""
-        if self.can_hand_over and request.params.n == 1 and request.params.beam is None:
-            track = Track(len(request.prompt_token_ids) + num_made)
-            self._going[request.request_id] = _Going(key, request, layerwise, num_made, track)
+    def _say(self, message: FromWorker) -> None:
+        """From any thread."""
+        self._worker.thread.tell(self._send_message, message)
 
-    def send(self, key: int, address: str, transport: str, wire_dtype: str) -> None:
-        """Bring its KV to ``address``."""
-        going = self._find(key)
+    # --- sender ---------------------------------------------------------------------------------------------------------------------------
+
+    def _send(self, message: Send) -> None:
+        going, way = self._going.get(message.key), self._transports.get(message.transport)
         if going is None:
             return
-        way = self._transports.get(transport)
         if way is None:
-            self._say(CopyFailed(key, f"transport: {transport!r} is not allowed; one of {', '.join(self._transports)}"))
+            self._say(CopyFailed(message.key, f"transport: {message.transport!r} is not allowed; one of {', '.join(self._transports)}"))
             return
         self._sender.start(
-            key,
-            going.track,
-            lambda head: way.connect(address, head),
-            going.layerwise,
-            wire_dtype,
-            self._checksum,
-            lambda reason: self._say(CopyFailed(key, reason)),
-        )
+            message.key, going.track, lambda head: way.connect(message.kv_address, head), going.layerwise, message.wire_dtype, self._checksum,
+            lambda reason: self._say(CopyFailed(message.key, reason)),
+        )  # fmt: skip
 
-    def release(self, key: int) -> None:
-        """Somebody else runs it: its blocks are free."""
-        going = self._find(key)
-        if going is None or going.output_token_ids is None:
-            return
-        self._forget(going, "it has been handed over")
-        self._engine.scheduler.transfers.release(going.request.request_id)
-        self._engine.timeline.handed_over(going.request.request_id)
+    def _release(self, key: int) -> None:
+        going = self._going.get(key)
+        if going is not None and going.output_token_ids is not None:
+            self._forget(going, "it has been handed over")
+            self._engine.loop.release(going.request.request_id)
 
-    def resume(self, key: int) -> None:
+    def _resume(self, key: int) -> None:
         """It runs on here, or, before its first token, is not to be held."""
-        going = self._find(key)
-        if going is None:
-            return
-        self._forget(going, "it is not handed over")
-        if going.output_token_ids is not None:
-            self._engine.loop.resume(going.request, going.output_token_ids)
-
-    # --- receiver, on the engine's thread -------------------------------------------------------------------------------------------------
-
-    def reserve(self, key: int, request: Request, num_tokens: int) -> None:
-        """Room for its KV, if there is."""
-        transfers = self._engine.scheduler.transfers
-        if not self.can_hand_over:
-            self._say(NoRoom(key, f"the {self._engine.backend.name} backend cannot take KV from elsewhere"))
-            return
-        try:
-            blocks = transfers.reserve(request, num_tokens)
-        except ParameterError as error:
-            self._say(NoRoom(key, str(error)))
-            return
-        if blocks is None:
-            self._say(NoRoom(key))
-            return
-        self._coming[key] = request
-        self._port.expect(key, num_tokens, transfers.pages_of(blocks, self._shape.num_columns))
-        self._say(Reserved(key))
-
-    def begin(self, key: int, output_token_ids: list[int]) -> list[OutputEvent]:
-        """Its KV is there: it runs. An error event when it is not."""
-        request, exact = self._coming.get(key), self._exact.get(key)
-        if request is None or exact is None:
-            return []
-        self._end_coming(key)
-        try:
-            self._engine.loop.begin(request, output_token_ids, exact)
-        except ParameterError as error:
-            self._engine.scheduler.transfers.cancel(request.request_id)
-            return [_ended(request, f"the hand-off could not be taken over: {error}")]
-        self._engine.metrics.request_added(request)
-        return []
-
-    def cancel(self, key: int) -> None:
-        """It does not come. When this returns nothing is written to its blocks any more."""
-        request = self._end_coming(key)
-        if request is not None:
-            self._engine.scheduler.transfers.cancel(request.request_id)
-
-    def _end_coming(self, key: int) -> Request | None:
-        if key in self._coming:
-            self._port.cancel(key)
-        self._exact.pop(key, None)
-        return self._coming.pop(key, None)
-
-    def _copied(self, key: int, exact: bool) -> None:
-        """On a transport's thread."""
-
-        def arrived() -> list[OutputEvent]:
-            if key in self._coming:
-                self._exact[key] = exact
-                self._say(Copied(key))
-            return []
-
-        self._post(arrived)
-
-    # --- both -----------------------------------------------------------------------------------------------------------------------------
-
-    def abort(self, key: int) -> None:
-        """Nobody wants it any more: what is offered or reserved of it is given back. Running requests are aborted elsewhere."""
-        self.cancel(key)
-        going = self._find(key)
+        going = self._going.get(key)
         if going is not None:
-            self._forget(going, "the request was aborted")
+            self._forget(going, "it is not handed over")
             if going.output_token_ids is not None:
-                self._engine.scheduler.transfers.release(going.request.request_id)
-                self._engine.timeline.handed_over(going.request.request_id)
+                self._engine.loop.resume(going.request, going.output_token_ids)
 
-    def _find(self, key: int) -> _Going | None:
-        return next((going for going in self._going.values() if going.key == key), None)
-
-    def _forget(self, going: _Going, reason: str) -> None:
-        del self._going[going.request.request_id]
-        going.track.drop(reason)
-
-    # --- StepHooks ------------------------------------------------------------------------------------------------------------------------
-
-    def before_execute(self, plan: StepPlan) -> None:
-        step = self._backend.next_kv_step() if self._going and plan.slices else 0
-        for going in self._going.values():
-            if self._tell(going, step) and not going.started:
-                going.started = True
-                self._say(PromptStarted(going.key))
-
-    def after_step(self) -> None:
+    def after_step(self, events: list[OutputEvent]) -> None:
         for going in list(self._going.values()):
             if going.output_token_ids is not None:
                 continue
@@ -231,7 +190,16 @@ class WorkerHandover:
                 self._forget(going, "the request has ended")
             elif seq.num_output_tokens > going.num_made:
                 going.output_token_ids = self._engine.loop.offer(going.request.request_id)
-                self.said_after_events.append(Offered(going.key, going.output_token_ids))
+                offered = Offered(going.key, going.output_token_ids)
+                self._do(lambda said=offered: self._say(said))  # type: ignore[misc]  # behind the events of this step, its token's among them
+
+    def before_execute(self, plan: StepPlan) -> None:
+        """See ``StepHooks``."""
+        step = self._backend.next_kv_step() if self._going and plan.slices else 0
+        for going in self._going.values():
+            if going.output_token_ids is None and self._tell(going, step) and not going.started:
+                going.started = True
+                self._say(PromptStarted(going.key))
 
     def _tell(self, going: _Going, step: int) -> bool:
         """Tell the track where its sequence is; whether the plan in flight has a part of it."""
@@ -241,22 +209,101 @@ class WorkerHandover:
             going.track.drop("the request has ended")
             return False
         pages = transfers.pages_of(seq.block_table, self._shape.num_columns)
-        in_flight = step if seq.num_scheduled else 0
-        going.track.moved(pages, seq.num_computed, in_flight, seq.num_computed + seq.num_scheduled if in_flight else 0)
+        num_coming = seq.num_computed + seq.num_scheduled if step else 0
+        going.track.moved(pages, seq.num_computed, step if seq.num_scheduled else 0, num_coming)
         return seq.num_scheduled > 0
 
+    def _forget(self, going: _Going, reason: str) -> None:
+        del self._going[going.key]
+        going.track.drop(reason)
+
+    # --- receiver -------------------------------------------------------------------------------------------------------------------------
+
+    def _reserve(self, message: Reserve) -> None:
+        transfers, key, wire = self._engine.scheduler.transfers, message.key, message.request
+        request = wire.request(engine_id(key), self._engine.clock.now())
+        try:
+            wire.check(self._engine.backend.vocab_size)
+            blocks = transfers.reserve(request, message.num_tokens)
+        except ParameterError as error:
+            self._say(NoRoom(key, str(error)))
+            return
+        if blocks is None:
+            self._say(NoRoom(key))
+            return
+        self._coming[key] = _Coming(request)
+        self._port.expect(key, message.num_tokens, transfers.pages_of(blocks, self._shape.num_columns))
+        self._say(Reserved(key))
+
+    def _copied(self, key: int, exact: bool) -> None:
+        """On a transport's thread."""
+
+        def arrived() -> None:
+            coming = self._coming.get(key)
+            if coming is not None:
+                coming.exact = exact
+                self._say(Copied(key))
+
+        self._do(arrived)
+
+    def _begin(self, message: Begin) -> None:
+        """On the event loop's thread: its events are to be this worker's from the first on."""
+        key = message.key
+
+        def begin() -> list[OutputEvent]:
+            coming = self._coming.get(key)
+            if coming is None or coming.exact is None:
+                self._say(CopyFailed(key, "its KV is not here any more"))
+                return []
+            self._end_coming(key)
+            self._engine.loop.begin(coming.request, message.output_token_ids, coming.exact)
+            self._engine.metrics.request_added(coming.request)
+            return []
+
+        self._worker.adopt(key)
+        self._worker.thread.post(begin)
+
+    def _cancel(self, key: int) -> None:
+        coming = self._end_coming(key)
+        if coming is not None:
+            self._engine.scheduler.transfers.cancel(coming.request.request_id)
+
+    def _end_coming(self, key: int) -> _Coming | None:
+        """When this returns nothing is written to its blocks any more."""
+        self._port.cancel(key)
+        return self._coming.pop(key, None)
+
+    # --- both -----------------------------------------------------------------------------------------------------------------------------
+
+    def _drop(self, key: int) -> None:
+        """What is offered or reserved of it is given back; what runs is the engine's to abort."""
+        self._cancel(key)
+        going = self._going.get(key)
+        if going is not None:
+            self._forget(going, "nobody wants it any more")
+            if going.output_token_ids is not None:
+                self._engine.loop.release(going.request.request_id)
+
     def failed(self, message: str) -> list[OutputEvent]:
+        """See ``StepHooks``."""
         events = []
         for going in list(self._going.values()):
             self._forget(going, message)
             if going.output_token_ids is not None:
-                self._engine.timeline.handed_over(going.request.request_id)
-                events.append(_ended(going.request, message))
+                self._engine.timeline.released(going.request.request_id)
+                name = going.request.request_id
+                events.append(OutputEvent(name, 0, "", [], finish_reason=FinishReason.ERROR, error=message))
         for key in list(self._coming):
             self._end_coming(key)
             self._say(CopyFailed(key, message))
         return events
 
 
-def _ended(request: Request, message: str) -> OutputEvent:
-    return OutputEvent(request.request_id, 0, "", [], finish_reason=FinishReason.ERROR, error=message)
+def can_hand_over(engine: Engine) -> bool:
+    """Whether the engine's backend can give its KV to others and take theirs."""
+    return moves_kv(engine.backend) is not None
+
+
+def addresses_of(kv_address: str) -> dict[str, str]:
+    """Where a worker takes KV, by transport, as it says: NAME=ADDRESS, separated by blanks."""
+    return {name: address for name, equals, address in (part.partition("=") for part in kv_address.split()) if equals}

@@ -253,8 +253,6 @@ class Engine:
         worst = self.metrics.events_made(events, ended_s)
         if worst.seconds > self._itl_warnings.bound_s:
             self._itl_warnings.broken(plan, result.seconds, worst.seconds, ended_s, self.timeline.find(worst.request_id))
-        if self.step_hooks is not None:
-            self.step_hooks.after_step()
         return events
 
     def idle(self) -> float | None:

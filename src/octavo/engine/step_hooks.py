@@ -1,4 +1,4 @@
-"""What may look on while an engine steps: it is told of every plan before it is executed, and of what came of it."""
+"""What may look on while an engine steps: it is told of every plan before it is executed, and when a step has failed."""
 
 from __future__ import annotations
 
@@ -13,10 +13,6 @@ class StepHooks(Protocol):
 
     def before_execute(self, plan: StepPlan) -> None:
         """``plan`` is about to be executed. Blocks that it takes from somebody still hold what they held."""
-        ...
-
-    def after_step(self) -> None:
-        """The plan's result has been applied, its events are made; nothing is in flight."""
         ...
 
     def failed(self, message: str) -> list[OutputEvent]:
