@@ -176,7 +176,8 @@ def test_books_balance_whatever_happens(seed: int) -> None:
                     offered.append((place, name, side.scheduler.transfers.offer(name)))
         elif move < 0.5 and offered:
             place, name, tokens = offered.pop(rng.randrange(len(offered)))
-            if rng.random() < 0.7 and sides[1 - place].scheduler.transfers.reserve(jobs[name], _num_with_kv(jobs[name], tokens)) is not None:
+            job, transfers = jobs[name], sides[1 - place].scheduler.transfers
+            if rng.random() < 0.7 and transfers.reserve(job, _num_with_kv(job, tokens)) is not None:
                 reserved.append((place, name, tokens))
             else:
                 sides[place].scheduler.transfers.resume(name)

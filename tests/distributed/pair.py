@@ -97,7 +97,9 @@ class Cluster:
     def _choose(self, moving: Moving[int]) -> int | None:
         return None if RECEIVER in moving.refused_by else RECEIVER
 
-    def submit(self, prompt: list[int], params: SamplingParams, layerwise: bool = True, ticket: bool = True, worker: int = SENDER) -> Answer:
+    def submit(
+        self, prompt: list[int], params: SamplingParams, layerwise: bool = True, ticket: bool = True, worker: int = SENDER
+    ) -> Answer:
         key = len(self.answers) + 1
         engine = self.workers[worker].engine
         prepared = engine.prepare(prompt, params, f"r{key}")

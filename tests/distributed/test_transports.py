@@ -20,7 +20,7 @@ from octavo.distributed.handshake import HELLO_BYTES
 from octavo.distributed.shm_transport import ShmTransport
 from octavo.distributed.tcp_transport import TcpTransport
 from octavo.distributed.throttle import Throttle
-from octavo.distributed.transport import MAX_PIECE_BYTES, Piece, Transport, TransferError, TransferHead, TransportListener
+from octavo.distributed.transport import MAX_PIECE_BYTES, Piece, TransferError, TransferHead, Transport, TransportListener
 
 SECRET = b"a secret of the tests"
 HEAD = TransferHead(7, "model", 100)

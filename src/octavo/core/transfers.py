@@ -90,8 +90,8 @@ class Transfers:
     def reserve(self, request: Request, num_tokens: int) -> list[int] | None:
         """Blocks for the KV of the first ``num_tokens`` tokens, which are to be all but the last when it begins, in order of position.
 
-        These are the prompt's, or more. None when there is no room or place now. Raises ParameterError when there can never be: too long, an
-        id in use, n above 1 or beams, which are not handed over.
+        These are the prompt's, or more. None when there is no room or place now. Raises ParameterError when there can never be: too long,
+        an id in use, n above 1 or beams, which are not handed over.
         """
         state = self._state
         if request.request_id in state.requests or request.request_id in self._reserved:

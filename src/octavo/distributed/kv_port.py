@@ -3,8 +3,8 @@
     expect ─▶ expected ──pieces, each exactly once──▶ complete ─▶ on_copied
                  └──cancel──▶ gone        └──anything wrong──▶ failed ─▶ on_failed
 
-``expect`` and ``cancel`` are called by the engine's loop thread, what a transport brings by its own. A lock for each transfer sees to it that
-after ``cancel`` has returned nothing is written to its blocks: they may be somebody else's at once. ``cancel`` waits for one piece at most.
+``expect`` and ``cancel`` are called by the engine's loop thread, what a transport brings by its own. A lock for each transfer sees to it
+that after ``cancel`` has returned nothing is written to its blocks: they may be somebody else's at once. It waits for one piece at most.
 Owns no block, and decides nothing: who gives blocks back, and when, is the desk's business.
 """
 
@@ -22,8 +22,8 @@ from octavo.distributed.transport import Piece, TransferError, TransferHead
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """What both ends of a transfer know of the model: ``layers[i]`` is the column of layer i, the last ``num_window`` of ``num_columns`` are
-    of the window part."""
+    """What both ends of a transfer know of the model: ``layers[i]`` is the column of layer i, the last ``num_window`` of ``num_columns``
+    are of the window part."""
 
     layers: tuple[int, ...]
     num_columns: int
@@ -101,8 +101,8 @@ class KVPort:
             if head.fingerprint != self._fingerprint:
                 raise TransferError(f"the KV is of {head.fingerprint!r}, this worker's of {self._fingerprint!r}")
             if head.num_tokens != expected.num_tokens or head.wire_dtype not in WIRE_DTYPES:
-                have = f"{head.num_tokens} tokens in {head.wire_dtype!r}"
-                raise TransferError(f"the transfer {head.key} has {have}; {expected.num_tokens} tokens in one of {WIRE_DTYPES} are expected")
+                limit = f"{expected.num_tokens} tokens in one of {WIRE_DTYPES} are expected"
+                raise TransferError(f"the transfer {head.key} has {head.num_tokens} tokens in {head.wire_dtype!r}; {limit}")
             expected.head = head
 
     def num_bytes(self, key: int, piece: Piece) -> int:

@@ -2,11 +2,11 @@
 
     chunk done ─▶ its full blocks, all layers, while the next chunk is computed ─▶ ... ─▶ last chunk: layer by layer, as they are written
 
-So beside the last chunk only what the link could not keep up with is left to be sent (Splitwise, Patel et al., ISCA 2024, section 4.3). A
-short prompt goes in one piece when it is done: nothing is gained by many.
+So beside the last chunk only what the link could not keep up with is left to be sent (Splitwise, Patel et al., ISCA 2024, section
+4.3). A short prompt goes in one piece when it is done: nothing is gained by many.
 
-The loop thread tells where a sequence's KV lies and how far it has come (``Track``), a thread for each transfer exports and sends. Blocks may
-be taken from a sequence at any plan: it is preempted, or shares somebody else's copy. What was read from them meanwhile may then be
+The loop thread tells where a sequence's KV lies and how far it has come (``Track``), a thread for each transfer exports and sends. Blocks
+may be taken from a sequence at any plan: it is preempted, or shares somebody else's copy. What was read from them meanwhile may then be
 anything. So every plan is looked at *before* it is executed, and a track whose blocks have changed gets a new number; a piece that was
 exported under an old one is thrown away, and exported again from where the blocks are now. What has been sent is right whatever happens
 afterwards: KV depends on the tokens alone.
@@ -75,18 +75,14 @@ class LayerSender:
         self._backend, self._shape, self._stall_s, self._clock = backend, shape, stall_s, clock
         self._fingerprint = backend.fingerprint()
 
+    def head(self, key: int, track: Track, wire_dtype: str = "auto", checksum: str = "none") -> TransferHead:
+        """What the receiver is told first of a transfer."""
+        return TransferHead(key, self._fingerprint, track.num_tokens, wire_dtype, checksum)
+
     def start(
-        self,
-        key: int,
-        track: Track,
-        connect: Callable[[TransferHead], Outgoing],
-        layerwise: bool,
-        wire_dtype: str,
-        checksum: str,
-        on_failed: Callable[[str], None],
+        self, track: Track, head: TransferHead, connect: Callable[[], Outgoing], layerwise: bool, on_failed: Callable[[str], None]
     ) -> threading.Thread:
-        """Send what ``track`` has and gets, to who ``connect`` connects to. That all has come is the receiver's to say."""
-        head = TransferHead(key, self._fingerprint, track.num_tokens, wire_dtype, checksum)
+        """As ``send``, on a thread of its own. That all has come is the receiver's to say."""
 
         def run() -> None:
             try:
@@ -94,18 +90,18 @@ class LayerSender:
             except TransferError as error:
                 on_failed(str(error))
             except Exception as error:
-                logger.error("KV of the transfer %d could not be sent", key, exc_info=error)
+                logger.error("KV of the transfer %d could not be sent", head.key, exc_info=error)
                 on_failed(f"{type(error).__name__}: {error}")
 
-        thread = threading.Thread(target=run, name=f"octavo-kv-out-{key}", daemon=True)
+        thread = threading.Thread(target=run, name=f"octavo-kv-out-{head.key}", daemon=True)
         thread.start()
         return thread
 
-    def send(self, track: Track, head: TransferHead, connect: Callable[[TransferHead], Outgoing], layerwise: bool) -> None:
-        """On the calling thread. Raises TransferError."""
-        out = connect(head)
+    def send(self, track: Track, head: TransferHead, connect: Callable[[], Outgoing], layerwise: bool) -> None:
+        """Send what ``track`` has and gets, to who ``connect`` connects to. Raises TransferError."""
+        out = connect()
         try:
-            _Transfer(self._backend, self._shape, track, head, out, self._stall_s, self._clock).run(layerwise)
+            _Transfer(self._backend, self._shape, track, head.packed, out, self._stall_s, self._clock).run(layerwise)
             out.finish()
         finally:
             out.close()
@@ -119,13 +115,13 @@ class _Transfer:
         backend: MovesKV,
         shape: KVShape,
         track: Track,
-        head: TransferHead,
+        packed: bool,
         out: Outgoing,
         stall_s: float,
         clock: Callable[[], float],
     ) -> None:
         self._backend, self._shape, self._track, self._out = backend, shape, track, out
-        self._packed, self._stall_s, self._clock = head.packed, stall_s, clock
+        self._packed, self._stall_s, self._clock = packed, stall_s, clock
         self._num_tokens = track.num_tokens
         self._last = shape.num_blocks(track.num_tokens)
         self._num_layers = len(shape.layers)

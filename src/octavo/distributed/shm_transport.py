@@ -58,9 +58,11 @@ class ShmTransport:
 
     def connect(self, address: str, head: TransferHead) -> Outgoing:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        return open_transfer(
-            sock, lambda: sock.connect(_bound_name(address)), self._secret, head, self._idle_s, lambda: _Outgoing(sock, head, self._throttle)
-        )
+
+        def connect() -> None:
+            sock.connect(_bound_name(address))
+
+        return open_transfer(sock, connect, self._secret, head, self._idle_s, lambda: _Outgoing(sock, head, self._throttle))
 
 
 def _bound_name(address: str) -> str:

@@ -120,6 +120,7 @@ class StreamOutgoing(ABC):
             self._drain()
             expect_taken(self._sock)
 
+    @abstractmethod
     def _drain(self) -> None:
         """Read answers that are due before the last."""
 
@@ -216,9 +217,11 @@ class StreamReader(ABC):
     def data_of(self, num_bytes: int, offset: int) -> memoryview:
         """The bytes of the piece whose frame has just been read."""
 
+    @abstractmethod
     def taken(self) -> None:
         """The piece has been taken over."""
 
+    @abstractmethod
     def close(self) -> None:
         """Give buffers back."""
 
@@ -233,7 +236,8 @@ class StreamReader(ABC):
     def _read_pieces(self) -> None:
         key = self._head.key
         while True:
-            kind, layer, num_layers, first_block, num_blocks, num_bytes, offset, checksum = FRAME.unpack(recv_bytes(self.connection, FRAME.size))
+            frame = FRAME.unpack(recv_bytes(self.connection, FRAME.size))
+            kind, layer, num_layers, first_block, num_blocks, num_bytes, offset, checksum = frame
             if kind == NOTHING:
                 continue
             if kind == END:

@@ -60,9 +60,14 @@ class _Outgoing(StreamOutgoing):
     def _sent(self, data: memoryview) -> None:
         self._sock.sendall(data)
 
+    def _drain(self) -> None:
+        return None  # pieces are not answered one by one
+
 
 class _Reader(StreamReader):
-    _memory = bytearray()
+    def __init__(self, connection: socket.socket, head: TransferHead, sink: Sink) -> None:
+        super().__init__(connection, head, sink)
+        self._memory = bytearray()
 
     def data_of(self, num_bytes: int, offset: int) -> memoryview:
         if num_bytes > len(self._memory):
@@ -70,3 +75,9 @@ class _Reader(StreamReader):
         data = memoryview(self._memory)[:num_bytes]
         recv_exactly(self.connection, data)
         return data
+
+    def taken(self) -> None:
+        return None
+
+    def close(self) -> None:
+        self._memory = bytearray()

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from octavo.backends.kv_wire import moves_kv
 from octavo.core.request import FinishReason, ParameterError, Request
 from octavo.core.step import StepPlan
+from octavo.distributed import shm_transport
 from octavo.distributed.kv_port import KVPort, KVShape
 from octavo.distributed.layer_sender import LayerSender, Track
 from octavo.distributed.messages import (
@@ -37,9 +38,11 @@ from octavo.distributed.messages import (
     Send,
     Submit,
 )
+from octavo.distributed.tcp_transport import TcpTransport
+from octavo.distributed.throttle import Throttle
 from octavo.distributed.transport import Transport, TransportListener
+from octavo.distributed.worker import MakeKV
 from octavo.distributed.worker_engine import KVMessage, WorkerEngine, engine_id
-from octavo.engine.engine import Engine
 from octavo.engine.outputs import OutputEvent
 
 logger = logging.getLogger("octavo.worker")
@@ -67,15 +70,15 @@ class _Coming:
 
 
 class WorkerHandover:
-    """``transports`` by name; ``host`` is what other workers reach this one by. Raises BackendError for a backend whose KV stays where it is,
-    OSError when the port cannot be opened."""
+    """``transports`` by name; ``host`` is what other workers reach this one by. OSError when its port cannot be opened."""
 
-    def __init__(self, worker: WorkerEngine, send: Callable[[FromWorker], None], transports: Mapping[str, Transport], host: str,
-                 checksum: str = "none") -> None:  # fmt: skip
+    def __init__(
+        self, worker: WorkerEngine, send: Callable[[FromWorker], None], transports: Mapping[str, Transport], host: str
+    ) -> None:
         engine, backend = worker.engine, moves_kv(worker.engine.backend)
-        assert backend is not None, f"the {engine.backend.name} backend moves no KV: ask can_hand_over first"
+        assert backend is not None, f"the {engine.backend.name} backend moves no KV"
         self._worker, self._engine, self._send_message = worker, engine, send
-        self._transports, self._checksum = transports, checksum
+        self._ways = transports
         self._backend = backend
         self._shape = KVShape.of(engine.backend.kv_capacity(0).layout, backend.num_kv_layers, engine.config.cache.block_size)
         self._port = KVPort(backend, self._shape, self._copied, lambda key, reason: self._say(CopyFailed(key, reason)))
@@ -90,16 +93,9 @@ class WorkerHandover:
         except BaseException:
             self.close()
             raise
+        self.address: str | None = " ".join(f"{name}={listener.address}" for name, listener in self._listeners.items())
+        self.transports = list(self._listeners)
         engine.step_hooks = self
-
-    @property
-    def address(self) -> str | None:
-        """See ``addresses_of``."""
-        return " ".join(f"{name}={listener.address}" for name, listener in self._listeners.items())
-
-    @property
-    def transports(self) -> list[str]:
-        return list(self._listeners)
 
     # --- KVSide, on the event loop's thread -----------------------------------------------------------------------------------------------
 
@@ -128,10 +124,10 @@ class WorkerHandover:
                 self._do(lambda: self._resume(key))
 
     def dropped(self, keys: Sequence[int]) -> None:
-        self._do(lambda: [self._drop(key) for key in keys])
+        self._do(lambda: self._drop(keys))
 
     def dropped_all(self) -> None:
-        self._do(lambda: [self._drop(key) for key in (*self._going, *self._coming)])
+        self._do(lambda: self._drop([*self._going, *self._coming]))
 
     def close(self) -> None:
         for listener in self._listeners.values():
@@ -155,14 +151,15 @@ class WorkerHandover:
     # --- sender ---------------------------------------------------------------------------------------------------------------------------
 
     def _send(self, message: Send) -> None:
-        going, way = self._going.get(message.key), self._transports.get(message.transport)
+        going, way = self._going.get(message.key), self._ways.get(message.transport)
         if going is None:
             return
         if way is None:
-            self._say(CopyFailed(message.key, f"transport: {message.transport!r} is not allowed; one of {', '.join(self._transports)}"))
+            self._say(CopyFailed(message.key, f"transport: {message.transport!r} is not allowed; one of {', '.join(self._ways)}"))
             return
+        head = self._sender.head(message.key, going.track, message.wire_dtype, message.checksum)
         self._sender.start(
-            message.key, going.track, lambda head: way.connect(message.kv_address, head), going.layerwise, message.wire_dtype, self._checksum,
+            going.track, head, lambda: way.connect(message.kv_address, head), going.layerwise,
             lambda reason: self._say(CopyFailed(message.key, reason)),
         )  # fmt: skip
 
@@ -275,14 +272,15 @@ class WorkerHandover:
 
     # --- both -----------------------------------------------------------------------------------------------------------------------------
 
-    def _drop(self, key: int) -> None:
-        """What is offered or reserved of it is given back; what runs is the engine's to abort."""
-        self._cancel(key)
-        going = self._going.get(key)
-        if going is not None:
-            self._forget(going, "nobody wants it any more")
-            if going.output_token_ids is not None:
-                self._engine.loop.release(going.request.request_id)
+    def _drop(self, keys: Sequence[int]) -> None:
+        """What is offered or reserved of them is given back; what runs is the engine's to abort."""
+        for key in keys:
+            self._cancel(key)
+            going = self._going.get(key)
+            if going is not None:
+                self._forget(going, "nobody wants it any more")
+                if going.output_token_ids is not None:
+                    self._engine.loop.release(going.request.request_id)
 
     def failed(self, message: str) -> list[OutputEvent]:
         """See ``StepHooks``."""
@@ -299,9 +297,20 @@ class WorkerHandover:
         return events
 
 
-def can_hand_over(engine: Engine) -> bool:
-    """Whether the engine's backend can give its KV to others and take theirs."""
-    return moves_kv(engine.backend) is not None
+def handing_over(secret: bytes, throttle: Throttle | None = None) -> MakeKV:
+    """What makes a worker's part in hand-offs, by shared memory and TCP, for workers that share ``secret``. Nothing is made for a backend
+    whose KV stays where it is: such a worker runs whole requests. ``throttle``: for measurements."""
+
+    def make(worker: WorkerEngine, send: Callable[[FromWorker], None], host: str) -> WorkerHandover | None:
+        if moves_kv(worker.engine.backend) is None:
+            logger.warning("the %s backend moves no KV to other workers", worker.engine.backend.name)
+            return None
+        transports: dict[str, Transport] = {"tcp": TcpTransport(secret, throttle)}
+        if shm_transport.is_available():
+            transports["shm"] = shm_transport.ShmTransport(secret, throttle)
+        return WorkerHandover(worker, send, transports, host)
+
+    return make
 
 
 def addresses_of(kv_address: str) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """KV of the reference backend on its way to another: copies between its pool and a caller's buffer, and which steps are through.
 
-Owns the count of steps; never a block. On the wire a layer of a block is its keys, then its values, float32 [block_size, kv_heads, head_dim];
-packed, of each the int8 codes, then the float32 scales.
+Owns the count of steps; never a block. On the wire a layer of a block is its keys, then its values, float32
+[block_size, kv_heads, head_dim]; packed, of each the int8 codes, then the float32 scales.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def export_kv(pool: Layers, layout: PageLayout, layers: range, pages: array[int]
     for layer in layers:
         for page in _pages_of(layout, layer, pages):
             for values in (pool[layer][0][page], pool[layer][1][page]):
-                for part in pack(values) if packed else (values,):
+                parts: tuple[np.ndarray, ...] = pack(values) if packed else (values,)
+                for part in parts:
                     out[at : at + part.nbytes] = np.ascontiguousarray(part).reshape(-1).view(np.uint8)
                     at += part.nbytes
 
@@ -59,7 +60,7 @@ def import_kv(pool: Layers, layout: PageLayout, layers: range, pages: array[int]
 
     def take(dtype: type, shape: tuple[int, ...]) -> np.ndarray:
         nonlocal at
-        part = np.frombuffer(given, dtype, int(np.prod(shape)), at).reshape(shape)
+        part: np.ndarray = np.frombuffer(given, dtype, int(np.prod(shape)), at).reshape(shape)
         at += part.nbytes
         return part
 
@@ -76,7 +77,8 @@ def import_kv(pool: Layers, layout: PageLayout, layers: range, pages: array[int]
 def _checked(pool: Layers, layout: PageLayout, layers: range, pages: array[int], buffer: Buffer, packed: bool) -> np.ndarray:
     """``buffer`` as bytes [size]; ValueError for layers or pages that there are not, or another size."""
     if layers.step != 1 or not 0 <= layers.start < layers.stop <= len(pool) or len(pages) % layout.num_pages:
-        raise ValueError(f"KV layers {layers} of {len(pages)} pages: some of the {len(pool)} layers, and {layout.num_pages} pages to a block")
+        limit = f"some of the {len(pool)} layers, and {layout.num_pages} pages to a block"
+        raise ValueError(f"KV layers {layers} of {len(pages)} pages: {limit}")
     for layer in layers:
         for page in _pages_of(layout, layer, pages):
             if not 0 <= page < len(pool[layer][0]):
