@@ -1,4 +1,4 @@
-"""A front end in this process with workers of a real tiny model in processes of their own, by role, as `octavo serve --workers` has them."""
+"""A front end in this process with workers of a real tiny model in processes of their own, by role: as `octavo serve --workers`."""
 
 from __future__ import annotations
 

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from octavo import LLM, SamplingParams
-from octavo.core.request import FinishReason
 from octavo.distributed.cluster_options import HandoverOptions
 from octavo.engine.outputs import OutputEvent, RequestOutput
-from tests.distributed.clusters import Cluster
 from tests.distributed.kv_clusters import SIZES, is_empty, kv_cluster
 from tests.models.tiny import write_tiny_gguf
 
