@@ -135,6 +135,12 @@ class Channel(asyncio.Protocol, Generic[Said]):
     def is_open(self) -> bool:
         return self.closed_for is None and self._handshake is None
 
+    @property
+    def local_host(self) -> str | None:
+        """The address that the peer reaches this end's host by; None where both are on one host, and for a channel that is not open."""
+        name = None if self._transport is None else self._transport.get_extra_info("sockname")
+        return name[0] if isinstance(name, tuple) else None
+
     async def proven(self) -> None:
         """Wait for the handshake. Raises AuthenticationError, or ChannelClosed with the reason."""
         await asyncio.shield(self._proven)

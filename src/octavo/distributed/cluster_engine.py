@@ -29,9 +29,12 @@ from octavo.distributed.cluster_reports import ClusterReports
 from octavo.distributed.control import AskError, Control, Link
 from octavo.distributed.dispatcher import Backpressure, Dispatcher, QueueFull
 from octavo.distributed.flights import Flights
+from octavo.distributed.handovers import Handovers
 from octavo.distributed.journeys import Journeys
 from octavo.distributed.messages import Events, FromWorker, Keys, Ready
 from octavo.distributed.operations import Operations
+from octavo.distributed.role_router import RoleRouter
+from octavo.distributed.roles import RolePools
 from octavo.distributed.router import create_router
 from octavo.engine.engine import resolve_max_model_len
 from octavo.engine.event_stream import EngineUnavailable, EventStream
@@ -105,9 +108,14 @@ class ClusterEngine:
         self.control = Control(
             config, model.fingerprint, model.program.vocab_size, secret, self, self.options.liveness, self.clock.now
         )  # fmt: skip
-        router = create_router(self.options.router, config.cache.block_size)
         self.journeys = Journeys()
+        prompts = create_router(self.options.router, config.cache.block_size)
+        pools = RolePools(prompts, block_size=config.cache.block_size)
+        router = RoleRouter(prompts, pools, lambda: [link.view for link in self.open_links()], self.clock.now)
         self.flights = Flights(Dispatcher(router, Backpressure()), self.options, self.open_links, self.clock.now, self.journeys)
+        links, handover = self.open_links, self.options.handover
+        self.handovers = Handovers(self.flights, router, links, lambda: self.control, handover, self.clock.now)
+        self.flights.handovers = self.handovers
         self.cluster = Operations(self.control, self.flights, launcher, self.clock.now)
         self._clean_up = clean_up
         self._address = address
@@ -181,6 +189,7 @@ class ClusterEngine:
         while True:
             await asyncio.sleep(WATCH_S)
             now = self.clock.now()
+            self.handovers.tick()
             if self.open_links():
                 self._none_since_s = now
             elif now - self._none_since_s > self.options.worker_wait_s:
@@ -293,6 +302,7 @@ class ClusterEngine:
         assert link.ready is not None
         self._take_limits(link.ready)
         self._changed.set()
+        self.handovers.ready(link)
         self.flights.pump()
 
     def _take_limits(self, ready: Ready) -> None:
@@ -312,6 +322,7 @@ class ClusterEngine:
 
     def worker_lost(self, link: Link, loss: Loss) -> None:
         self.flights.lost(link, loss)
+        self.handovers.lost(link)
         self._changed.set()
 
     def worker_gone(self, link: Link) -> None:
@@ -323,6 +334,7 @@ class ClusterEngine:
         self._changed.set()
 
     def told(self, link: Link) -> None:
+        self.handovers.told(link)
         self.flights.pump()
 
     def told_keys(self, link: Link, message: Keys) -> None:
@@ -334,4 +346,6 @@ class ClusterEngine:
     def said(self, link: Link, message: FromWorker) -> None:
         if isinstance(message, Events):
             self.flights.take(link, message.events)
+        else:
+            self.handovers.said(link, message)
 

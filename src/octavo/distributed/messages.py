@@ -353,12 +353,13 @@ class Reserve(Message, tag="reserve"):
 
 class Send(Message, tag="send"):
     """Bring the attempt's KV to the worker at ``kv_address``, what is computed at once and the rest as it is. ``wire_dtype`` auto: as
-    stored."""
+    stored. ``checksum``: one of ``transport.CHECKSUMS``, over each piece."""
 
     key: int
     kv_address: str
     transport: str = "tcp"
     wire_dtype: str = "auto"
+    checksum: str = "none"
 
 
 class Begin(Message, tag="begin"):
