@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "workload": {"core"},
     "server": {"engine", "core", "models", "sampling", "distributed"},
     "bench": {"core", "engine", "workload", "models", "backends"},
-    "distributed": {"core", "engine"},
+    "distributed": {"core", "engine", "models", "costs"},
     "simulator": {
         "core", "models.program", "costs", "backends.base", "backends.sim", "speculative", "engine.loop", "engine.timeline",
         "engine.outputs", "distributed.router", "distributed.handoff", "distributed.pools", "workload",
@@ -46,7 +46,7 @@ LIBRARIES = {
     "workload": set(),
     "bench": {"numpy", "httptools", "msgspec"},
     "cli": {"click"},
-    "distributed": set(),
+    "distributed": {"msgspec"},
     "simulator": set(),
     "planning": set(),
     "reproduce": set(),

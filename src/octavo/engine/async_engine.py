@@ -14,124 +14,30 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from typing import TYPE_CHECKING, Unpack
 
-from octavo.core.request import FinishReason, Request, SamplingParams
+from octavo.core.clock import Clock
+from octavo.core.request import SamplingParams
 from octavo.engine.engine import Engine
-from octavo.engine.outputs import GenerationError, OutputEvent
-from octavo.engine.params import PreparedRequest
+from octavo.engine.event_stream import EngineUnavailable, EventStream, error_event
+from octavo.engine.outputs import OutputEvent
+from octavo.engine.params import PreparedRequest, RequestOptions
+from octavo.engine.serving import Cluster, Health, Reports
+
+if TYPE_CHECKING:
+    from octavo.engine.replay_advice import Replayer
+    from octavo.models.loaded import LoadedModel
 
 logger = logging.getLogger("octavo.engine")
 
 SWITCH_INTERVAL_S = 0.0005  # so that a busy event loop hands the interpreter to the loop thread soon
 MAX_FAILURES_IN_A_ROW = 3
-_MAX_READ = 64  # events
-_EVENT_BYTES = 400  # what a waiting event takes, about, apart from its text, tokens and log-probabilities
-_TOP_ENTRY_BYTES = 80
-
-
-class EngineUnavailable(RuntimeError):
-    """No request is taken: the engine is shutting down or its loop thread has died."""
-
-
-class StreamOverflow(GenerationError):
-    """A reader left more events waiting than its stream may hold; the request was aborted."""
-
-
-@dataclass(frozen=True, slots=True)
-class Health:
-    """``live``: the process can serve again; ``ready``: it takes requests now. ``detail`` says what is wrong."""
-
-    live: bool
-    ready: bool
-    detail: str
-
-
-class EventStream:
-    """Events of the requests of one call, for one reader. Not thread-safe: all of it happens on the event loop's thread.
-
-    ``limit_bytes`` is what may pile up while the reader is away, that is, busy with sending what it has read. Events that find it waiting
-    in ``read`` are never too many, however large: they go straight on.
-    """
-
-    def __init__(self, requests: Sequence[Request], limit_bytes: int) -> None:
-        self.on_overflow: Callable[[], None] | None = None
-        self.request_ids = frozenset(r.request_id for r in requests)
-        self._open = {r.request_id: set(range(r.params.n)) for r in requests}  # choices whose last event has not come
-        self._limit_bytes = limit_bytes
-        self._num_bytes = 0
-        self._events: list[OutputEvent] = []
-        self._overflowed = False
-        self._waiter: asyncio.Future[None] | None = None
-
-    @property
-    def finished(self) -> bool:
-        """Every choice's last event has been read."""
-        return not self._open and not self._events
-
-    def is_open(self, request_id: str) -> bool:
-        return request_id in self._open
-
-    def open_choices(self) -> list[tuple[str, int]]:
-        """(request id, choice) of all that go on, in order."""
-        return [(request_id, choice) for request_id, choices in self._open.items() for choice in sorted(choices)]
-
-    def put(self, event: OutputEvent) -> bool:
-        """Add an event; False when the reader is too far behind and the stream is given up."""
-        if self._overflowed:
-            return False
-        self._events.append(event)
-        self._num_bytes += _size_bytes(event)
-        if event.finish_reason is not None:
-            self._close(event)
-        if self._waiter is not None:
-            if not self._waiter.done():
-                self._waiter.set_result(None)
-        elif self._num_bytes > self._limit_bytes:
-            self._overflowed = True
-            self._events.clear()
-            if self.on_overflow is not None:
-                self.on_overflow()
-        return not self._overflowed
-
-    def _close(self, event: OutputEvent) -> None:
-        choices = self._open.get(event.request_id)
-        if choices is not None:
-            choices.discard(event.choice)
-            if not choices:
-                del self._open[event.request_id]
-
-    async def read(self) -> list[OutputEvent]:
-        """Events that wait, at least one and at most ``_MAX_READ``; an empty list when the request has ended. Raises StreamOverflow.
-
-        What is left goes on counting as waiting: a reader for whom events are made faster than they can be written is cut off, and does
-        not keep the event loop to itself with ever larger pieces.
-        """
-        if self._events:
-            await asyncio.sleep(0)  # others first: this reader is behind
-        elif self._open and not self._overflowed:
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-        if self._overflowed:
-            raise StreamOverflow(f"more than {self._limit_bytes} bytes of output waited for their reader")
-        events, self._events = self._events[:_MAX_READ], self._events[_MAX_READ:]
-        self._num_bytes = self._num_bytes - sum(map(_size_bytes, events)) if self._events else 0
-        return events
-
-
-def _size_bytes(event: OutputEvent) -> int:
-    size = _EVENT_BYTES + 4 * len(event.text) + 8 * len(event.token_ids)
-    if event.logprobs is None and event.prompt_logprobs is None:
-        return size
-    num_top = sum(1 + len(entry.top_ids) for entry in (*(event.logprobs or ()), *(event.prompt_logprobs or ())))
-    return size + _TOP_ENTRY_BYTES * num_top
 
 
 class AsyncEngine:
-    """Life: ``start`` on the event loop, ``submit`` and ``abort`` on the same loop, ``stop`` once."""
+    """Life: ``start`` on the event loop, ``submit`` and ``abort`` on the same loop, ``stop`` once. A ``ServingEngine``."""
+
+    cluster: Cluster | None = None  # it has no workers
 
     def __init__(self, engine: Engine, stream_limit_bytes: int = 8 << 20, stall_s: float = 60.0) -> None:
         """``stream_limit_bytes`` of events may wait for a reader; ``stall_s`` without progress makes the engine unhealthy."""
@@ -156,6 +62,57 @@ class AsyncEngine:
         self._old_switch_interval_s = sys.getswitchinterval()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         self._thread.start()
+
+    async def ready(self) -> None:
+        """See ServingEngine: it is, as soon as it has been made."""
+
+    @property
+    def model(self) -> LoadedModel:
+        return self.engine.model
+
+    @property
+    def model_name(self) -> str:
+        return self.engine.config.model.served_model_name or self.engine.model.name
+
+    @property
+    def max_model_len(self) -> int:
+        return self.engine.max_model_len
+
+    @property
+    def fingerprint(self) -> str:
+        return self.engine.backend.fingerprint()
+
+    @property
+    def clock(self) -> Clock:
+        return self.engine.clock
+
+    @property
+    def num_remembered(self) -> int:
+        return self.engine.timeline.ended_records.capacity
+
+    def room(self, num_prompt_tokens: int) -> int:
+        """See ServingEngine."""
+        return self.engine.room(num_prompt_tokens)
+
+    def blocked(self, request_ids: Iterable[str], begin_s: float, end_s: float) -> None:
+        """See ServingEngine."""
+        self.engine.timeline.blocked(request_ids, begin_s, end_s)
+
+    def delivered(self, request_ids: Iterable[str], now_s: float) -> None:
+        """See ServingEngine."""
+        self.engine.timeline.delivered(request_ids, now_s)
+
+    def reports(self, shows_misses: bool, replayer: Replayer | None = None) -> Reports:
+        """See ServingEngine."""
+        from octavo.engine.reports import EngineReports
+
+        return EngineReports(self.engine, shows_misses, replayer)
+
+    def prepare_checked(
+        self, prompt_token_ids: list[int], params: SamplingParams, request_id: str | None = None, **options: Unpack[RequestOptions]
+    ) -> PreparedRequest:
+        """See ServingEngine."""
+        return self.engine.prepare_checked(prompt_token_ids, params, request_id, **options)
 
     def check_params(self, params: SamplingParams) -> SamplingParams:
         """As Engine.check_params; also raises EngineUnavailable."""
@@ -267,7 +224,7 @@ class AsyncEngine:
             except Exception as error:  # a request that passed every check and still cannot be queued ends alone
                 logger.error("request %s could not be queued", request.request_id, exc_info=error)
                 message = f"{type(error).__name__}: {error}"
-                events += [_error_event(request.request_id, choice, message) for choice in range(request.params.n)]
+                events += [error_event(request.request_id, choice, message) for choice in range(request.params.n)]
         return events
 
     def _abort(self, request_ids: Iterable[str]) -> list[OutputEvent]:
@@ -311,13 +268,10 @@ class AsyncEngine:
         """The loop has died: nothing else will end these streams."""
         for stream in set(self._streams.values()):
             for request_id, choice in stream.open_choices():
-                stream.put(_error_event(request_id, choice, message))
+                stream.put(error_event(request_id, choice, message))
         self._streams.clear()
 
     def _check_idle(self) -> None:
         if not self._streams:
             self._idle.set()
 
-
-def _error_event(request_id: str, choice: int, message: str) -> OutputEvent:
-    return OutputEvent(request_id, choice, "", [], finish_reason=FinishReason.ERROR, error=message)

@@ -11,7 +11,7 @@ import msgspec
 
 from octavo.core.request import ParameterError
 from octavo.core.step import NO_TOKEN_ALLOWED
-from octavo.engine.async_engine import EngineUnavailable
+from octavo.engine.event_stream import EngineUnavailable
 from octavo.engine.outputs import GenerationError
 
 logger = logging.getLogger("octavo.server")
