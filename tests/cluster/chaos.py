@@ -23,57 +23,23 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from octavo.bench import netns
 from octavo.bench.netns import Network
-from octavo.bench.tables import table
 from octavo.distributed.handshake import SECRET_VARIABLE, new_secret
-from tests.cluster.figures import RoundResult, Seen, judge
+from tests.cluster.chaos_report import ChaosCase, ChaosResult, report
+from tests.cluster.figures import Seen, judge
 from tests.cluster.known_requests import KnownRequest, RequestFailed, ask, ask_all, difference, known_requests
 from tests.cluster.processes import Process, Server
 from tests.cluster.proxy import Proxy
 from tests.cluster.schedule import LEAD_S, ChaosEvent, Kind, Round, rounds
 
-RECOVERY_S = 10.0
 WARM_S = 4.0  # of the lead, in which caches fill
 ENGINE_FLAGS = ["--threads", "1", "--num-kv-blocks", "1024", "--max-num-seqs", "16"]
-
-
-@dataclass(frozen=True, slots=True)
-class ChaosCase:
-    """``roles``: of the workers, each in a namespace of its own."""
-
-    model: str
-    minutes: float
-    seed: int = 1
-    roles: tuple[str, ...] = ("both", "both", "both")
-    num_clients: int = 6
-    num_requests: int = 60
-
-
-@dataclass(slots=True)
-class ChaosResult:
-    case: ChaosCase
-    seen: list[Seen]
-    rounds: list[RoundResult]
-    blocks_left: dict[str, float]  # worker -> blocks in use when all is over
-    workers: list[dict[str, Any]] = field(default_factory=list)
-
-    @property
-    def faults(self) -> list[str]:
-        """What does not hold, in words; empty: everything does."""
-        found = [f"request {one.number}, sent at {one.sent_s:.1f} s, failed: {one.failure}" for one in self.seen if one.failure]
-        found += [f"request {one.number}, sent at {one.sent_s:.1f} s, is wrong: {one.wrong}" for one in self.seen if one.wrong]
-        found += [f"{worker} holds {blocks:.0f} blocks at the end" for worker, blocks in self.blocks_left.items() if blocks]
-        for one in self.rounds:
-            if one.recovery_s is None or one.recovery_s > RECOVERY_S:
-                late = "never" if one.recovery_s is None else f"after {one.recovery_s:.1f} s"
-                found.append(f"the round at {one.round.at_s:.0f} s ({_events(one.round)}): the full rate came back {late}")
-        away = [worker["name"] for worker in self.workers if worker["state"] != "ready"]
-        return found + [f"{name} has not come back" for name in away]
 
 
 class Victim:
@@ -170,12 +136,15 @@ async def _load_and_chaos(
     seen: list[Seen] = []
     order = itertools.cycle(known)
 
+    def arrived(one: Seen, size: int) -> None:
+        one.arrivals.append((time.monotonic() - started_s, size))
+
     async def client() -> None:
         while time.monotonic() - started_s < duration_s:
             request, right = next(order)
             seen.append(one := Seen(request.number, time.monotonic() - started_s))
             try:
-                answer = await ask(made.server.port, request, lambda size, one=one: one.arrivals.append((time.monotonic() - started_s, size)))
+                answer = await ask(made.server.port, request, partial(arrived, one))
                 one.wrong = difference(answer, right)
             except RequestFailed as error:
                 one.failure = str(error)
@@ -217,5 +186,28 @@ def blocks_in_use(server: Server) -> dict[str, float]:
     raise NotImplementedError
 
 
-def _events(one: Round) -> str:
-    return "; ".join(map(str, one.events))
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; 1 when something does not hold."""
+    parser = argparse.ArgumentParser(prog="python -m tests.cluster.chaos", description="A cluster whose workers are hit at random.")
+    parser.add_argument("--model", default="smollm2", help="as of `octavo serve`")
+    parser.add_argument("--minutes", type=float, default=20.0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--roles", default="both,both,both", help="of the workers: both, prefill, decode")
+    parser.add_argument("--clients", type=int, default=6)
+    parser.add_argument("--report", type=Path, help="the file that gets the result")
+    parser.add_argument("--logs", type=Path, help="the folder that gets the processes' logs (default: one that is taken away again)")
+    given = parser.parse_args(arguments)
+    case = ChaosCase(given.model, given.minutes, given.seed, tuple(given.roles.split(",")), given.clients)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = given.logs or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        result = run_chaos(case, folder)
+    text = report(result, datetime.date.today())
+    print(text)
+    if given.report is not None:
+        given.report.write_text(text)
+    return 1 if result.faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

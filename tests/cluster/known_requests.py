@@ -12,10 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-WORDS = (
-    "the quick brown fox jumps over the lazy dog and runs into the forest where nobody knows what is the capital of France Paris is a city in "
-    "the north once upon a time there was a small model that could write one word after another without any thought about tomorrow"
-).split()
+from tests.models.tiny import CORPUS
+
+WORDS = CORPUS.split()
 _TIMEOUT_S = 300.0
 
 

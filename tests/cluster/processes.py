@@ -60,7 +60,9 @@ class Process:
         argv = _OCTAVO + self.arguments
         argv = argv if self._host is None else self._host.command(argv)
         with self.log.open("ab") as file:
-            self._process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=self._environment, start_new_session=True)
+            self._process = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=self._environment, start_new_session=True
+            )
         if self._host is not None:
             self._host.processes.append(self._process)
 

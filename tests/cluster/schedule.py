@@ -1,9 +1,10 @@
-"""What goes wrong, when and where: the events of a chaos run, drawn from a seed. Pure: the same seed is the same run, and a longer run begins
-as a shorter one does.
+"""What goes wrong, when and where: the events of a chaos run, drawn from a seed. Pure: the same seed is the same run, and a longer run
+begins as a shorter one does.
 
-    | calm | round | calm | round | calm | ...      round: one event, or several that overlap, on different workers; one worker at least is left alone
+    | calm | round | calm | round | calm | ...
 
-The calm after a round is what recovery is measured in; it is longer than recovery may take.
+A round is one event, or several that overlap, on different workers; one worker at least is left alone. The calm after a round is what
+recovery is measured in; it is longer than recovery may take.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def example() -> str:
 def test_the_documented_file() -> None:
     assert parse_cluster(tomllib.loads(example()), Path("/etc/octavo")) == ClusterFile(
         "smollm2",
-        (WorkerGroup("prefill", 2, 8, {"big_memory": 1.0}, "10.0.0.2"), WorkerGroup("both")),
+        (WorkerGroup("prefill", 2, 8, {"big_memory": 1.0}, "10.0.0.2"), WorkerGroup("decode")),
         Path("/etc/octavo/cluster.secret"),
         "10.0.0.1",
         7070,

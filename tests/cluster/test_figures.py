@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import datetime
+from typing import Any
+
 import pytest
 
-from tests.cluster.figures import Rate, Seen, judge
+from tests.cluster.chaos_report import ChaosCase, ChaosResult, report
+from tests.cluster.figures import Rate, RoundResult, Seen, judge
 from tests.cluster.schedule import ChaosEvent, Kind, Round
 
 
@@ -43,3 +47,37 @@ def test_the_longest_pause_has_both_ends() -> None:
     assert Seen(0, 1.0, [(2.0, 1), (2.5, 1)], 6.0).longest_pause_s == 3.5
     assert Seen(0, 1.0, [(3.0, 1), (3.5, 1)], 4.0).longest_pause_s == 2.0
     assert Seen(0, 1.0, [], 2.0).longest_pause_s == 1.0
+
+
+def result(**changes: Any) -> ChaosResult:
+    hit = Round((ChaosEvent(20, Kind.STOP, 0, 2),))
+    fields = {"seen": [stream(0, 40, 16)], "rounds": [RoundResult(hit, 1.5, 0.4, 3.0)], "blocks_left": {"worker-0": 0.0}}
+    return ChaosResult(ChaosCase("m", 1), **(fields | {"workers": [{"name": "worker-0", "state": "ready"}]} | changes))
+
+
+def test_a_good_run_has_no_faults_and_its_page_the_figures() -> None:
+    good = result()
+    assert good.faults == []
+    page = report(good, datetime.date(2026, 11, 30))
+    assert page.startswith("# Chaos, 2026-11-30\n")
+    assert "| Requests answered | 1 of 1 |" in page and "| stop | 1 | 1.5, 1.5 s | 40% | 3.0 s |" in page and "| kill | 0 | | | |" in page
+    assert "does not hold" not in page
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"seen": [Seen(7, 1.0, [], 2.0, failure="503")]}, "request 7, sent at 1.0 s, failed: 503"),
+        ({"seen": [Seen(7, 1.0, [], 2.0, wrong="choice 0")]}, "request 7, sent at 1.0 s, is wrong: choice 0"),
+        ({"blocks_left": {"worker-0": 0.0, "worker-1": 3.0}}, "worker-1 holds 3 blocks at the end"),
+        ({"workers": [{"name": "worker-2", "state": "gone"}]}, "worker-2 has not come back"),
+        ({"recovery_s": 10.5}, "the round at 20 s (stop at worker 0 for 2.0 s): the full rate came back after 10.5 s"),
+        ({"recovery_s": None}, "the round at 20 s (stop at worker 0 for 2.0 s): the full rate came back never"),
+    ],
+)
+def test_each_fault_is_named(changes: dict[str, Any], fault: str) -> None:
+    if "recovery_s" in changes:
+        changes = {"rounds": [RoundResult(result().rounds[0].round, changes["recovery_s"], 0.4, 3.0)]}
+    bad = result(**changes)
+    assert bad.faults == [fault]
+    assert f"- {fault}" in report(bad, datetime.date(2026, 11, 30))

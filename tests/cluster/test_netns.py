@@ -16,7 +16,24 @@ from octavo.bench.netns import Network, NetworkError
 from tests.cluster.proxy import Sink
 
 pytestmark = pytest.mark.skipif(netns.missing() is not None, reason=str(netns.missing()))
-HELLO = "import socket, sys; s = socket.create_connection((sys.argv[1], int(sys.argv[2])), 10); s.sendall(b'x' * int(sys.argv[3])); s.close()"
+HELLO = """
+import socket, sys
+with socket.create_connection((sys.argv[1], int(sys.argv[2])), 10) as connection:
+    connection.sendall(b"x" * int(sys.argv[3]))
+"""
+LISTENER = """
+import socket, sys
+server = socket.create_server((sys.argv[1], int(sys.argv[2])))
+print(flush=True)
+print(server.accept()[1][0], flush=True)
+"""
+TALKER = """
+import socket, sys, time
+connection = socket.create_connection((sys.argv[1], int(sys.argv[2])), 10)
+while True:
+    connection.sendall(b"x")
+    time.sleep(0.01)
+"""
 
 
 @pytest.fixture
@@ -44,8 +61,7 @@ def test_hosts_reach_this_process_and_each_other(network: Network) -> None:
         send(network, 1, network.address, sink.port, 500)
         assert sink.wait_for(1500)
     first, second = network.hosts
-    listener = f"import socket; s = socket.create_server(('{second.address}', 7000)); print(flush=True); print(s.accept()[1][0], flush=True)"
-    process = second.popen([sys.executable, "-c", listener], stdout=subprocess.PIPE, text=True)
+    process = second.popen([sys.executable, "-c", LISTENER, second.address, "7000"], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     process.stdout.readline()
     send(network, 0, second.address, 7000)
@@ -54,9 +70,8 @@ def test_hosts_reach_this_process_and_each_other(network: Network) -> None:
 
 def test_a_pulled_cable_loses_packets_and_keeps_connections(network: Network) -> None:
     host = network.hosts[0]
-    talker = "import socket, sys, time\ns = socket.create_connection((sys.argv[1], int(sys.argv[2])), 10)\nwhile True: s.sendall(b'x'); time.sleep(0.01)"
     with Sink(network.address) as sink:
-        host.popen([sys.executable, "-c", talker, network.address, str(sink.port)])
+        host.popen([sys.executable, "-c", TALKER, network.address, str(sink.port)])
         assert sink.wait_for(5)
         host.set_link(up=False)
         time.sleep(0.2)  # what was on its way has come
@@ -106,12 +121,11 @@ def test_a_half_built_network_is_taken_down(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_what_a_killed_process_left_is_swept_away() -> None:
     code = "from octavo.bench.netns import Network; Network(1).__enter__().hosts[0].popen(['sleep', '1000']); print(flush=True); input()"
-    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert child.stdout is not None
-    child.stdout.readline()
-    assert len(names(child.pid)) == 2  # the bridge; the host, whose link has its name
-    child.kill()
-    child.communicate()
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        assert len(names(child.pid)) == 2  # the bridge; the host, whose link has its name
+        child.kill()
     netns.sweep()
     assert names(child.pid) == set()
 

@@ -25,7 +25,7 @@ from functools import cache
 from types import TracebackType
 from typing import Any
 
-PREFIX = "oct"  # of names: then the process id in base 36, N and the number of its network, H and the number of the host; 15 characters at most
+PREFIX = "oct"  # of names, of at most 15 characters: then the process id in base 36, N and the network's number, H and the host's
 MAX_HOSTS = 64
 STOP_S = 10.0
 _SUBNETS = 512  # of 198.18.0.0/15, which is set apart for benchmarks (RFC 2544) and routed nowhere

@@ -22,7 +22,10 @@
     number = 2
     cpus = 8                            # threads of each, and the cores that Ray sets apart
     resources = { big_memory = 1 }      # of Ray, as its nodes name them
-    node = "10.0.0.2"                   # a hint: this node if it is there and has room
+    node = "10.0.0.2"                   # a hint: this node, as long as it is there
+
+    [[workers]]
+    role = "decode"
 
 Owns the fields, their limits and their defaults. Flags in [serve] and [engine] are only passed on: their owner is the command line.
 """
