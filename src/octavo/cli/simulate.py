@@ -64,6 +64,8 @@ _OPTIONS: list[Callable] = [
     click.option("--roles", help="prefill=N,decode=M: prompts and answers on separate engines, in place of --engines."),
     click.option("--router", type=click.Choice(ROUTERS), default=ROUTERS[0], show_default=True, help="Which engine a request goes to."),
     click.option("--link", type=ByteSize(), default=str(25 * 10**9), show_default=True, help="Bytes per second between engines."),
+    click.option("--links", help="SENDER-RECEIVER=BYTES_PER_S[:LATENCY_S],... of engines, by number, with a link of their own."),
+    click.option("--mixed", is_flag=True, help="Let prefill and decode engines lend each other a hand under pressure."),
     click.option("--slo", help="Limits in seconds, such as ttft=0.5,itl=0.05 (also e2e, gap): the share of requests within them."),
     click.option("--json", "as_json", is_flag=True, help="Print only the JSON record."),
 ]
@@ -87,12 +89,14 @@ def simulate(**options: Any) -> None:
     from octavo.simulator.scenario import engines
 
     specs = _checked("roles", lambda: engines(spec, options["engines"], options["roles"]))
-    run_options = _run_options(options)
+    run_options = _run_options(options, len(specs))
     load = _load(options, source)
     from octavo.distributed.router import create_router
+    from octavo.simulator.sim_costs import SimCosts
     from octavo.simulator.simulation import Simulation
 
-    report = Simulation(specs, create_router(options["router"], cache.block_size), run_options).run(load)
+    router = create_router(options["router"], cache.block_size, SimCosts())
+    report = Simulation(specs, router, run_options).run(load)
     error = None if source.coefficients is None else source.coefficients.median_error
     if not options["as_json"]:
         click.echo(_shown(report))
@@ -120,6 +124,9 @@ def _check_together(options: dict[str, Any]) -> None:
     given = {name for name in options if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT}
     if {"engines", "roles"} <= given:
         _refuse("engines", "--roles says how many engines there are")
+    for flag in ("mixed", "links"):
+        if flag in given and options["roles"] is None:
+            _refuse(flag, "it is for --roles: nothing is handed over without")
     if "burstiness" in given and options["rate"] is None:
         _refuse("burstiness", "it shapes the gaps of --rate, which is not given")
     if "trace_speed" in given and (options["trace"] is None or options["rate"] is not None or options["concurrency"] is not None):
@@ -204,7 +211,7 @@ def _spec(options: dict[str, Any], source: _Source, cache: CacheConfig, schedule
     if options["machine"] is not None or options["model"] is not None:
         if options["kv_bytes"] is not None:
             _refuse("kv-bytes", "--model tells it")
-        work, context = _work(options["model"] or _D.model.model, _KV_BYTES[options["kv_cache_dtype"]])
+        work, context = work_of(options["model"] or _D.model.model, _KV_BYTES[options["kv_cache_dtype"]])
     elif source.replay is not None:
         context = source.replay.header["max_model_len"]
     max_model_len = options["max_model_len"] or context
@@ -224,7 +231,7 @@ def _spec(options: dict[str, Any], source: _Source, cache: CacheConfig, schedule
     return replace(spec, speculation=Speculation(options["spec"], options["acceptance"], options["draft_ms"] / 1000.0))
 
 
-def _work(model: str, kv_bytes_per_value: float) -> tuple[ProgramWork, int]:
+def work_of(model: str, kv_bytes_per_value: float) -> tuple[ProgramWork, int]:
     """What the model's program computes and reads, and its context."""
     from octavo.cli.progress import fetch
     from octavo.costs.program_work import ProgramWork
@@ -253,16 +260,25 @@ def _num_blocks(options: dict[str, Any], source: _Source, work: ProgramWork | No
 # --- the load ---------------------------------------------------------------------------------------------------------------------------
 
 
-def _run_options(options: dict[str, Any]) -> SimulationOptions:
+def _run_options(options: dict[str, Any], num_engines: int) -> SimulationOptions:
     from octavo.distributed.handoff import Link
+    from octavo.distributed.roles import MixedLimits
     from octavo.simulator.handing_over import HandoffOptions
+    from octavo.simulator.links import parse_links
     from octavo.simulator.records import Slo
     from octavo.simulator.scenario import parse_slo
     from octavo.simulator.simulation import SimulationOptions
 
     slo = Slo(**_checked("slo", lambda: parse_slo(options["slo"]))) if options["slo"] else Slo()
     link = _checked("link", lambda: Link(float(options["link"]), 1e-4))
-    return SimulationOptions(slo, options["seed"], options["concurrency"], options["duration"], handoff=HandoffOptions(link))
+    links = _checked("links", lambda: parse_links(options["links"])) if options["links"] else {}
+    beyond = [max(pair) for pair in links if max(pair) >= num_engines]
+    if beyond:
+        _refuse("links", f"there is no engine {beyond[0]}; they are numbered from 0 to {num_engines - 1}")
+    return SimulationOptions(
+        slo, options["seed"], options["concurrency"], options["duration"], handoff=HandoffOptions(link, links=links),
+        mixed=MixedLimits() if options["mixed"] else None,
+    )  # fmt: skip
 
 
 def _load(options: dict[str, Any], source: _Source) -> Iterable[WorkloadRequest]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 
 from octavo.core import admission
-from octavo.core.limits import StopRule
+from octavo.core.limits import StopRule, check_outputs
 from octavo.core.prefix_match import PrefixMatch
 from octavo.core.request import ParameterError, Request, Sequence, SequenceStatus
 from octavo.core.state import Draft, RequestState, SchedulerState
@@ -89,8 +89,6 @@ class Transfers:
         state = self._state
         if request.request_id in state.requests or request.request_id in self._reserved:
             raise ParameterError("request_id", request.request_id, "a request with this id is not finished yet")
-        if request.params.n != 1 or request.params.beam is not None:
-            raise ParameterError("n", request.params.n, "one choice, and no beams, can be handed over")
         state.limits.check_prompt(request)
         owner = self._owner(request, [*request.prompt_token_ids, *output_token_ids])
         seq = owner.sequences[0]
@@ -113,9 +111,7 @@ class Transfers:
         state = self._state
         seq = Sequence(state.next_seq_id(), request, token_ids=token_ids, num_prompt_tokens=len(request.prompt_token_ids))
         rule = StopRule.of(request, state.limits.max_output_tokens(request))
-        if not 0 < seq.num_output_tokens < rule.max_tokens:
-            limit = f"at least 1 and less than max_tokens, which is {rule.max_tokens} here"
-            raise ParameterError("output_token_ids", seq.num_output_tokens, limit)
+        check_outputs(request, seq.num_output_tokens, rule)
         return RequestState(request, state.stats.num_requests, rule, [seq], started=True)
 
     def begin(self, request_id: str) -> None:

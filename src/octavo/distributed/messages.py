@@ -19,6 +19,8 @@ attempt that is handed over keeps its key on both workers.
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from octavo.config import EngineConfig
@@ -91,7 +93,8 @@ class WireRequest(msgspec.Struct, omit_defaults=True, gc=False):
 
 
 class WorkerLimits(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a worker's engine holds. ``kv_bytes_per_token``: of all layers, as stored. ``max_total_tokens``: of a sequence, pool included."""
+    """What a worker's engine holds. ``kv_bytes_per_token``: of all layers, as stored. ``max_total_tokens``: of a sequence, pool included.
+    ``kv_layout``: fields of the pages that blocks are made of, where they are (``core.kv_pages.PageLayout``)."""
 
     max_model_len: int
     max_total_tokens: int
@@ -101,6 +104,7 @@ class WorkerLimits(msgspec.Struct, frozen=True, omit_defaults=True):
     num_kv_blocks: int
     kv_bytes_per_token: int
     draft_methods: list[str] = []
+    kv_layout: dict[str, Any] | None = None
 
 
 class Ticket(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -194,7 +198,8 @@ class Load(Message, tag="load"):
     """How busy a worker is; also its heartbeat. ``step_age_s``: since its loop last made progress while there was something to do, else 0.
 
     ``pending_tokens``: known tokens without KV, of waiting and running sequences; ``pending_s``: seconds that they are predicted to take.
-    ``num_offered`` and ``num_reserved``: sequences that wait here for KV to go out or to come in.
+    ``num_offered`` and ``num_reserved``: sequences that wait here for KV to go out or to come in. ``num_received``: requests that had come
+    by this channel when these figures were read.
     """
 
     num_steps: int = 0
@@ -207,6 +212,7 @@ class Load(Message, tag="load"):
     num_used_blocks: int = 0
     num_offered: int = 0
     num_reserved: int = 0
+    num_received: int = 0
 
 
 class Keys(Message, tag="keys"):

@@ -1,7 +1,6 @@
 """The engine behind an asyncio program: one thread runs steps, the event loop's thread adds requests and reads their events.
 
-Owns the loop thread, one stream of events per request, aborting and draining. One ``call_soon_threadsafe`` per step carries all of its
-events across. An idle loop thread waits on a condition and takes no CPU.
+Owns one stream of events per request, aborting and draining; the thread is ``engine_thread``'s.
 """
 
 from __future__ import annotations
@@ -9,16 +8,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import sys
-import threading
-import time
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Unpack
 
 from octavo.core.clock import Clock
 from octavo.core.request import SamplingParams
 from octavo.engine.engine import Engine
+from octavo.engine.engine_thread import EngineThread
 from octavo.engine.event_stream import EngineUnavailable, EventStream, error_event
 from octavo.engine.outputs import OutputEvent
 from octavo.engine.params import PreparedRequest, RequestOptions
@@ -30,7 +26,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("octavo.engine")
 
-SWITCH_INTERVAL_S = 0.0005  # so that a busy event loop hands the interpreter to the loop thread soon
 MAX_FAILURES_IN_A_ROW = 3
 
 
@@ -45,22 +40,13 @@ class AsyncEngine:
         self.stream_limit_bytes = stream_limit_bytes
         self.stall_s = stall_s
         self._streams: dict[str, EventStream] = {}
-        self._inbox: deque[Callable[[], list[OutputEvent]]] = deque()  # run by the loop thread between steps
-        self._wake = threading.Condition()
         self._stopping = False
         self.draining = False
-        self._died: str | None = None
-        self._beat_s = time.monotonic()
-        self._thread = threading.Thread(target=self._run, name="octavo-loop", daemon=True)
-        self._aio: asyncio.AbstractEventLoop | None = None
+        self._thread = EngineThread(engine, self._deliver)
         self._idle = asyncio.Event()
-        self._old_switch_interval_s = sys.getswitchinterval()
 
     def start(self) -> None:
-        self._aio = asyncio.get_running_loop()
         self._idle.set()
-        self._old_switch_interval_s = sys.getswitchinterval()
-        sys.setswitchinterval(SWITCH_INTERVAL_S)
         self._thread.start()
 
     async def ready(self) -> None:
@@ -125,7 +111,7 @@ class AsyncEngine:
         stream = EventStream([p.request for p in prepared], self.stream_limit_bytes)
         self._streams.update((p.request.request_id, stream) for p in prepared)
         self._idle.clear()
-        self._post(lambda: self._add(prepared))
+        self._thread.post(lambda: self._add(prepared))
         return stream
 
     def abort(self, stream: EventStream) -> None:
@@ -134,7 +120,7 @@ class AsyncEngine:
         if request_ids:
             for request_id in request_ids:
                 del self._streams[request_id]
-            self._post(lambda: self._abort(request_ids))
+            self._thread.post(lambda: self._abort(request_ids))
             self._check_idle()
 
     @property
@@ -144,12 +130,12 @@ class AsyncEngine:
     def health(self) -> Health:
         """Whether the loop makes progress, and whether requests are taken."""
         engine = self.engine
-        if self._died is not None:
-            return Health(False, False, f"the engine loop has died: {self._died}")
-        if not self._thread.is_alive():
+        if self._thread.died is not None:
+            return Health(False, False, f"the engine loop has died: {self._thread.died}")
+        if not self._thread.is_alive:
             return Health(False, False, "the engine loop is not running")
-        silent_s = time.monotonic() - self._beat_s
-        if (engine.has_work or self._inbox) and silent_s > self.stall_s:
+        silent_s = self._thread.silent_s
+        if silent_s > self.stall_s:
             return Health(False, False, f"no step has finished for {silent_s:.0f} s")
         if engine.num_failures_in_a_row >= MAX_FAILURES_IN_A_ROW:
             return Health(False, False, f"the last {engine.num_failures_in_a_row} steps failed")
@@ -169,51 +155,25 @@ class AsyncEngine:
         self.drain()
         if self._stopping:
             return
-        if self._aio is None:
+        if not self._thread.was_started:
             self._stopping = True
             self.engine.close()
             return
         if not self._idle.is_set() and drain_s > 0:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), drain_s)
-        self._post(lambda: self.engine.fail_all("the server is shutting down"))
-        with self._wake:
-            self._stopping = True
-            self._wake.notify()
-        await asyncio.to_thread(self._thread.join)
-        await asyncio.sleep(0)  # events posted by the thread's last round are delivered
+        self._thread.post(lambda: self.engine.fail_all("the server is shutting down"))
+        self._stopping = True
+        await self._thread.stop()
         self.engine.close()
-        sys.setswitchinterval(self._old_switch_interval_s)
 
     def _check_available(self) -> None:
-        if self._died is not None:
-            raise EngineUnavailable(f"the engine loop has died: {self._died}")
+        if self._thread.died is not None:
+            raise EngineUnavailable(f"the engine loop has died: {self._thread.died}")
         if self.draining:
             raise EngineUnavailable("the server is shutting down")
 
-    def _post(self, action: Callable[[], list[OutputEvent]]) -> None:
-        with self._wake:
-            if not self._inbox and not self.engine.has_work:
-                self._beat_s = time.monotonic()  # an idle loop was silent by right: progress is due from now on
-            self._inbox.append(action)
-            self._wake.notify()
-
-    # --- the loop thread ---
-
-    def _run(self) -> None:
-        try:
-            while self._wait_for_work():
-                self._beat_s = time.monotonic()
-                events: list[OutputEvent] = []
-                while self._inbox:
-                    events += self._inbox.popleft()()
-                events += self.engine.step()
-                if events:
-                    self._publish(events)
-        except BaseException as error:
-            logger.critical("the engine loop has died", exc_info=error)
-            self._died = f"{type(error).__name__}: {error}"
-            self._publish([])
+    # --- on the loop thread ---
 
     def _add(self, prepared: Sequence[PreparedRequest]) -> list[OutputEvent]:
         events = []
@@ -230,25 +190,6 @@ class AsyncEngine:
     def _abort(self, request_ids: Iterable[str]) -> list[OutputEvent]:
         return [event for request_id in request_ids for event in self.engine.abort(request_id)]
 
-    def _wait_for_work(self) -> bool:
-        """Wait until there is something to do; False when the thread is to end. Meanwhile small pieces of what can wait are done."""
-        while not self._is_wanted():
-            idle_s = self.engine.idle()
-            with self._wake:
-                if not self._is_wanted():
-                    self._wake.wait(idle_s)
-        return bool(self._inbox) or not self._stopping
-
-    def _is_wanted(self) -> bool:
-        return bool(self._inbox) or self._stopping or self.engine.has_work
-
-    def _publish(self, events: list[OutputEvent]) -> None:
-        assert self._aio is not None
-        try:
-            self._aio.call_soon_threadsafe(self._deliver, events)
-        except RuntimeError:  # the event loop has been closed: nobody reads any more
-            self._stopping = True
-
     # --- back on the event loop ---
 
     def _deliver(self, events: list[OutputEvent]) -> None:
@@ -260,8 +201,8 @@ class AsyncEngine:
                 self.abort(stream)
             elif event.finish_reason is not None and not stream.is_open(event.request_id):
                 del self._streams[event.request_id]
-        if self._died is not None:
-            self._fail_streams(self._died)
+        if self._thread.died is not None:
+            self._fail_streams(self._thread.died)
         self._check_idle()
 
     def _fail_streams(self, message: str) -> None:

@@ -10,7 +10,7 @@ import functools
 import itertools
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TextIO, Unpack
 
 from octavo.backends.base import Backend
@@ -189,9 +189,20 @@ class Engine:
         """Output tokens that a prompt of this length leaves room for; 0 or less: none."""
         return self.scheduler.limits.max_total_tokens - num_prompt_tokens
 
-    def add(self, prepared: PreparedRequest) -> None:
-        self.loop.add(prepared.request)
+    def add(self, prepared: PreparedRequest, output_token_ids: Sequence[int] = ()) -> None:
+        """Queue it. ``output_token_ids``: see ``EngineLoop.add``."""
+        self.loop.add(prepared.request, output_token_ids)
         self.metrics.request_added(prepared.request)
+
+    def begin(self, request: Request, output_token_ids: list[int]) -> None:
+        """Go on with a request that another engine began: see ``EngineLoop.begin``."""
+        self.loop.begin(request, output_token_ids)
+        self.metrics.request_begun(request)
+
+    def release(self, request_id: str) -> None:
+        """Another engine goes on with a request that was offered: see ``EngineLoop.release``."""
+        self.loop.release(request_id)
+        self.metrics.request_left(request_id)
 
     def abort(self, request_id: str) -> list[OutputEvent]:
         """End a request; no further token of it is computed. Unknown and finished ids do nothing."""

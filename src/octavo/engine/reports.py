@@ -72,9 +72,9 @@ class EngineReports:
         content["advice"] = [advice.shown() for advice in self.advisor.of_window(timeline, some, window_s)]
         if self.replays is not None and self.replays.last is not None:
             content["replay"] = self.replays.shown(self.replays.last, objective)
-        content["engine"] = self._engine_now()
+        content["engine"] = engine_now(self._engine)
         if num_steps:
-            content["steps"] = self._steps(num_steps)
+            content["steps"] = last_steps(self._engine, num_steps)
         return content
 
     async def replay(self, window_s: float) -> None:
@@ -87,31 +87,35 @@ class EngineReports:
         """See Reports."""
         return metric_families(self._engine, self._shows_misses)
 
-    def _engine_now(self) -> dict[str, Any]:
-        engine, scheduler = self._engine, self._engine.scheduler
-        return {
-            "model": engine.config.model.served_model_name or engine.model.name,
-            "running": scheduler.num_running,
-            "waiting": scheduler.num_waiting,
-            "max_num_seqs": engine.config.scheduler.max_num_seqs,
-            "kv_blocks": scheduler.num_blocks,
-            "kv_used": scheduler.num_used_blocks,
-            "kv_cached": scheduler.num_cached_blocks,
-            "preemptions": scheduler.stats.num_preemptions,
-            "output_tokens": scheduler.stats.num_output_tokens,
-        }
 
-    def _steps(self, num_steps: int) -> list[dict[str, Any]]:
-        with self._engine.timeline.lock:
-            steps = list(self._engine.timeline.window.steps)[-num_steps:]
-        return [
-            {
-                "step": step.step_index, "seconds": round(step.seconds, 7), "prefill_s": round(step.prefill_s, 7),
-                "decode_s": round(step.decode_s, 7), "kv_s": round(step.kv_s, 7), "prompt_tokens": step.num_prompt_tokens,
-                "tokens": step.num_tokens, "sequences": step.num_sequences,
-            }
-            for step in steps
-        ]  # fmt: skip
+def engine_now(engine: Engine) -> dict[str, Any]:
+    """What a summary says of the engine as it is."""
+    scheduler = engine.scheduler
+    return {
+        "model": engine.config.model.served_model_name or engine.model.name,
+        "running": scheduler.num_running,
+        "waiting": scheduler.num_waiting,
+        "max_num_seqs": engine.config.scheduler.max_num_seqs,
+        "kv_blocks": scheduler.num_blocks,
+        "kv_used": scheduler.num_used_blocks,
+        "kv_cached": scheduler.num_cached_blocks,
+        "preemptions": scheduler.stats.num_preemptions,
+        "output_tokens": scheduler.stats.num_output_tokens,
+    }
+
+
+def last_steps(engine: Engine, num_steps: int) -> list[dict[str, Any]]:
+    """The last ``num_steps`` steps, the oldest first."""
+    with engine.timeline.lock:
+        steps = list(engine.timeline.window.steps)[-num_steps:]
+    return [
+        {
+            "step": step.step_index, "seconds": round(step.seconds, 7), "prefill_s": round(step.prefill_s, 7),
+            "decode_s": round(step.decode_s, 7), "kv_s": round(step.kv_s, 7), "prompt_tokens": step.num_prompt_tokens,
+            "tokens": step.num_tokens, "sequences": step.num_sequences,
+        }
+        for step in steps
+    ]  # fmt: skip
 
 
 async def _in_daemon_thread(function: Callable[..., object], *args: object) -> None:

@@ -31,6 +31,7 @@ from octavo.server.asgi import App, BodyReader, ClientLeft, Header, KeyCheck, Re
 from octavo.server.calls import Answer, Call, CallIdentity, ChoiceFormat, Wanted, open_call
 from octavo.server.chat import ChatFormat, chat_prompt
 from octavo.server.choices import num_shown
+from octavo.server.cluster import ClusterRoutes
 from octavo.server.completions import CompletionFormat, completion_prompts
 from octavo.server.errors import APIError, invalid
 from octavo.server.explain import Explainer
@@ -73,6 +74,7 @@ class Service:
         self.started = int(time.time())
         self.reports = engine.reports(options.explain_cache, replayer)
         self.explainer = Explainer(engine, self.reports)
+        self.cluster = ClusterRoutes(engine.cluster, options.api_key is not None)
         self.fingerprint = "fp_" + hashlib.blake2b(engine.fingerprint.encode(), digest_size=6).hexdigest()
 
     async def completions(self, exchange: Exchange) -> None:
@@ -181,6 +183,15 @@ class Service:
         content = await self.explainer.summary(exchange.scope["query_string"])
         await asgi.send_json(exchange.send, content, headers=exchange.headers)
 
+    async def cluster_status(self, exchange: Exchange) -> None:
+        await asgi.send_json(exchange.send, self.cluster.status(), headers=exchange.headers)
+
+    async def cluster_drain(self, exchange: Exchange) -> None:
+        await asgi.send_json(exchange.send, await self.cluster.drain(exchange.body), headers=exchange.headers)
+
+    async def cluster_restart(self, exchange: Exchange) -> None:
+        await asgi.send_json(exchange.send, await self.cluster.restart(exchange.body), headers=exchange.headers)
+
     async def health(self, exchange: Exchange) -> None:
         """200 while requests are taken and the engine makes progress, else 503."""
         health = self.engine.health()
@@ -263,6 +274,9 @@ def create_app(engine: ServingEngine, options: ServerOptions | None = None, repl
         route("GET", "/v1/requests", service.requests),
         route("GET", "/v1/requests/{request_id:path}/explain", service.explain),
         route("GET", "/v1/explain/summary", service.explain_summary),
+        route("GET", "/v1/cluster", service.cluster_status),
+        route("POST", "/v1/cluster/drain", service.cluster_drain),
+        route("POST", "/v1/cluster/restart", service.cluster_restart),
         route("POST", "/tokenize", service.tokenize),
         route("POST", "/detokenize", service.detokenize),
         route("GET", "/health", service.health),

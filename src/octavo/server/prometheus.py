@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -38,7 +39,7 @@ def _metric(family: MetricFamily) -> Metric:
         if isinstance(value, Sequence):
             _add_histogram(metric, family, labels, value)
         else:
-            metric.add_sample(family.name + suffix, dict(labels), value)
+            metric.add_sample(family.name + suffix, dict(labels), math.nan if value is None else value)
     return metric
 
 

@@ -20,6 +20,7 @@ from itertools import accumulate, islice
 from octavo.backends.sim import SimBackend
 from octavo.core.clock import VirtualClock
 from octavo.core.cost import StepShape
+from octavo.core.key_changes import KeyChanges
 from octavo.core.request import ParameterError, Request
 from octavo.core.scheduler import Scheduler
 from octavo.core.speculative_params import SpeculativeParams
@@ -89,6 +90,7 @@ class SimEngine:
     backend: SimBackend = field(init=False)
     loop: EngineLoop = field(init=False)
     _known_load: tuple[int, int] | None = None  # until something changes
+    _key_changes: KeyChanges | None = None  # where a router wants to hear of them
 
     def __post_init__(self) -> None:
         spec, config = self.spec, self.spec.scheduler
@@ -146,6 +148,30 @@ class SimEngine:
         shape = StepShape()
         shape.add(0, pending, num_sequences)
         return self.backend.shape_seconds(shape)
+
+    def prompt_s(self, start: int, num_tokens: int) -> float:
+        """As ``Costs`` of routers: seconds of a step that computes so many tokens of a prompt behind ``start`` of them."""
+        shape = StepShape()
+        shape.add(start, num_tokens, 1)
+        return self.backend.shape_seconds(shape)
+
+    def token_s(self, num_sequences: int, num_context: int) -> float:
+        """As ``Costs`` of routers: seconds of a step in which so many sequences decode behind so many tokens each."""
+        num_read = num_sequences * num_context
+        return self.backend.shape_seconds(StepShape(num_sequences, num_sequences, num_sequences, num_read, num_read))
+
+    def tell_keys(self) -> None:
+        """Keep account of what the prefix cache offers from now on, for ``take_key_changes``."""
+        index = getattr(self.scheduler, "prefix_index", None)  # other schedulers than the engine's have none
+        if index is not None:
+            index.changes = self._key_changes = KeyChanges()
+
+    def take_key_changes(self) -> tuple[list[bytes], list[bytes]]:
+        """Block keys that the prefix cache has begun and ceased to offer since the last call."""
+        if self._key_changes is None:
+            return [], []
+        self.interrupt()
+        return self._key_changes.take()
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises ParameterError when it can never run."""

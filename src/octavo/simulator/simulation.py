@@ -16,7 +16,9 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from octavo.core.clock import VirtualClock
+from octavo.core.prefix_index import Namespace, prompt_keys
 from octavo.core.request import ParameterError, Request, SamplingParams, derive_seed
+from octavo.distributed.roles import MixedLimits, RolePools
 from octavo.distributed.router import Router, RouteRequest, ShortestQueue
 from octavo.engine.outputs import OutputEvent
 from octavo.simulator.engine_spec import EngineSpec
@@ -40,11 +42,12 @@ class SimulationOptions:
     keep_requests: bool = False
     keep_gaps: bool = False
     handoff: HandoffOptions = field(default_factory=HandoffOptions)  # where there are prefill engines
+    mixed: MixedLimits | None = None  # prefill and decode engines lend each other a hand
     jump: bool = True  # take steps that only repeat at once: the same figures, sooner
 
 
 class Simulation:
-    """One run: made, ``run`` once, done. ``router`` chooses among the engines of role both and prefill."""
+    """One run: made, ``run`` once, done. ``router`` chooses among the engines of role both and prefill; with ``mixed``, others too."""
 
     def __init__(self, specs: Seq[EngineSpec], router: Router | None = None, options: SimulationOptions | None = None) -> None:
         if not specs:
@@ -61,11 +64,24 @@ class Simulation:
         roles = {engine.spec.role for engine in self.engines}
         if ("prefill" in roles) != ("decode" in roles):
             raise ValueError("engines: prefill engines need decode engines to hand over to, and decode engines prefill engines")
-        self.handoffs = HandoffDesk(self.engines, self.options.handoff)
         self._router = router or ShortestQueue()
+        self._pools = self._make_pools()
+        self.handoffs = HandoffDesk(self.engines, self.options.handoff, self._pools)
+        self._wants_keys = self._router.wants_keys
+        for engine in self._entries if self._wants_keys else ():
+            engine.tell_keys()
         self._numbers = count()
-        self._requests: dict[str, Request] = {}  # on prefill engines, to be handed over
+        self._requests: dict[str, tuple[Request, int | None]] = {}  # to be handed over: (request, to whom, if that was chosen)
         self._dirty: set[int] = set()  # engines that may begin a step now
+
+    def _make_pools(self) -> RolePools | None:
+        if self.options.mixed is None:
+            return None
+        pools = RolePools(self._router, self.options.mixed, self.engines[0].spec.cache.block_size)
+        for engine in self.engines:
+            pools.add(engine.index, engine.spec.role, engine.spec.num_blocks)
+        self._entries = self.engines
+        return pools
 
     # --- the run ------------------------------------------------------------------------------------------------------------------------
 
@@ -138,18 +154,46 @@ class Simulation:
         request = self._request(work, number, arrival_s)
         num_prompt = len(request.prompt_token_ids)
         self.log.arrived(request.request_id, arrival_s, num_prompt)
-        route = RouteRequest(request.request_id, num_prompt, work.num_output, work.session)
-        engine = self._entries[self._router.choose(route, self._entries)]
-        if engine.spec.role == "prefill":
-            self._requests[request.request_id] = request
+        engine = self._engine_for(self._route(work, request), request)
         try:
             engine.add(request)
         except ParameterError as error:
-            self._requests.pop(request.request_id, None)
+            self._over(request.request_id, 0)
             self.log.refused(request.request_id, str(error))
             return False
         self._dirty.add(engine.index)
         return True
+
+    def _route(self, work: WorkloadRequest, request: Request) -> RouteRequest:
+        """What the router is told of a request, and before it what the engines' caches have come to offer."""
+        keys = tuple[bytes, ...]()
+        if self._wants_keys:
+            for engine in self._entries:
+                self._router.told(engine.index, *engine.take_key_changes())
+            block_size = self._entries[0].spec.cache.block_size
+            keys = tuple(prompt_keys("sim", Namespace(), request.prompt_token_ids, block_size))
+        return RouteRequest(request.request_id, len(request.prompt_token_ids), work.num_output, work.session, keys)
+
+    def _engine_for(self, route: RouteRequest, request: Request) -> SimEngine:
+        """The engine that is to compute the prompt. Who is to be handed over is remembered until then."""
+        if self._pools is None:
+            engine = self._entries[self._router.choose(route, self._entries)]
+            if engine.spec.role == "prefill":
+                self._requests[request.request_id] = request, None
+            return engine
+        placed = self._pools.place(route, self.engines, self.clock.now())
+        assert placed is not None, "there are prefill engines"
+        if placed.is_split:
+            self._requests[request.request_id] = request, placed.decode
+        return self.engines[placed.prefill]
+
+    def _over(self, request_id: str, num_output: int) -> None:
+        """A request has ended, or was refused: whoever remembers it may forget it."""
+        self._requests.pop(request_id, None)
+        if self._wants_keys:
+            self._router.ended(request_id, num_output)
+        if self._pools is not None:
+            self._pools.ended(request_id)
 
     def _request(self, work: WorkloadRequest, number: int, arrival_s: float) -> Request:
         """The request of a workload, which ends at its recorded length and never before."""
@@ -163,12 +207,15 @@ class Simulation:
             live = self.log.got_tokens(event.request_id, len(event.token_ids), now)
             live.num_cached = max(live.num_cached, event.num_cached_tokens)
             is_first = live.num_output == len(event.token_ids)
+        if is_first and self._pools is not None:
+            self._pools.prefilled(event.request_id)
         if event.finish_reason is None:
-            if engine.spec.role == "prefill" and is_first:
-                self.handoffs.offer(engine, self._requests.pop(event.request_id), now, engine.last_step_s)
+            if is_first and event.request_id in self._requests:
+                request, receiver = self._requests.pop(event.request_id)
+                self.handoffs.offer(engine, request, now, engine.last_step_s, receiver)
             return 0
-        self._requests.pop(event.request_id, None)
-        if engine.spec.role == "decode":
+        self._over(event.request_id, self.log.live[event.request_id].num_output)
+        if engine.spec.role == "decode" or self._pools is not None:
             self.handoffs.room_may_be_there()
         if event.error is not None:
             self.log.failed(event.request_id)

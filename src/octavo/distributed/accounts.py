@@ -1,0 +1,217 @@
+"""One account of a request that ran on several workers: the journey's moments, and what each worker charges within its leg. Pure.
+
+    front end  │ preparation │ queued_worker │        leg: sent ──────────────▶ last event         │ delivery │
+    worker     │             │               │ network │ its own causes, by its own clock │ network │          │
+
+A worker's clock is compared with nobody's: of a leg that took ``t`` here and ``w`` there, ``t - w`` was on the way. The rest is the
+worker's to tell, its remainder too. A leg that was handed over counts up to its first token; what the journey has charged by itself
+(``journeys``) is charged once. Of a leg whose worker cannot be asked any more, what tokens came of is charged as they were seen to come: up
+to the first to ``prefill``, from there on to ``decode``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+
+from octavo.distributed.journeys import Journey, Leg, LegEnd
+from octavo.engine.advice import Advice
+from octavo.engine.causes import MEANINGS, NAMES, Cause
+from octavo.engine.explain import CauseTime, Explanation, detail_of, explain, main_cause
+from octavo.engine.request_record import RecordState, RequestRecord
+from octavo.engine.timeline import Timeline
+
+_CAUSES = {name: cause for name, cause in zip(NAMES, Cause, strict=True)}
+_SHOWN_S = 1e-9
+_UNTOLD = "as its events came: the worker that had it cannot be asked any more"
+
+
+class WorkerAccount(msgspec.Struct, omit_defaults=True):
+    """What a worker says of an attempt: seconds from its arrival there, by the names of causes. ``ttft_seconds``: up to its first token;
+    ``in_flight_s``: of one that runs, since then, not charged to anything yet."""
+
+    name: str
+    wall_s: float
+    state: str
+    ttft_s: float | None = None
+    in_flight_s: float = 0.0
+    seconds: dict[str, float] = {}
+    ttft_seconds: dict[str, float] = {}
+    details: dict[str, str] = {}
+    advice: list[dict[str, Any]] = []
+    num_cached: int = 0
+    num_output_tokens: int = 0
+
+    @classmethod
+    def of(cls, timeline: Timeline, record: RequestRecord, now: float, shows_misses: bool) -> WorkerAccount:
+        """By the worker's timeline, ``now`` on its clock."""
+        end_s = now if record.ended_s is None else record.ended_s
+        found = explain(timeline, record, end_s, shows_misses)
+        first = None if record.first_token_s is None else record.first_token_s - record.arrival_s
+        ttft = dict(zip(NAMES, record.ttft_seconds or (), strict=False))
+        if not shows_misses and record.ttft_seconds is not None:
+            ttft = _without_misses(record)
+        seconds = {NAMES[part.cause]: part.seconds for part in found.causes}
+        details = {NAMES[part.cause]: part.detail for part in found.causes}
+        in_flight_s = max(0.0, end_s - record.arrival_s - found.wall_s)
+        return cls(
+            record.request_id, found.wall_s, found.state, first, in_flight_s, seconds, {name: s for name, s in ttft.items() if s}, details,
+            num_cached=record.num_cached, num_output_tokens=record.num_output_tokens,
+        )  # fmt: skip
+
+    def without_details(self) -> WorkerAccount:
+        """For sums over many."""
+        self.details = {}
+        return self
+
+
+def _without_misses(record: RequestRecord) -> dict[str, float]:
+    """Up to the first token, with misses as what they look like without --explain-cache: before it, nearly all are its own prompt's."""
+    seconds = list(record.ttft_seconds or ())
+    own_s = min(record.own_missed_s, seconds[Cause.CACHE_MISS])
+    seconds[Cause.PREFILL] += own_s
+    seconds[Cause.OTHERS_PREFILL] += seconds[Cause.CACHE_MISS] - own_s
+    seconds[Cause.CACHE_MISS] = 0.0
+    return dict(zip(NAMES, seconds, strict=True))
+
+
+Told = Mapping[tuple[str, str], WorkerAccount]
+"""By worker and the attempt's name there: one that was handed over may have the same on both."""
+
+
+@dataclass(slots=True)
+class Merged:
+    """Of one request. ``seconds`` and ``ttft_seconds`` [NUM_CAUSES]; ``ttft_seconds`` None: no token has come."""
+
+    journey: Journey
+    seconds: list[float]
+    ttft_seconds: list[float] | None
+    details: dict[Cause, str] = field(default_factory=dict)
+    advice: list[dict[str, Any]] = field(default_factory=list)
+    in_flight_s: float = 0.0
+
+    @property
+    def record(self) -> RequestRecord:
+        """As a record of its own, for sums over many."""
+        return replace(self.journey, seconds=self.seconds, ttft_seconds=self.ttft_seconds)
+
+    def add_part(
+        self, part: _Part | None, begin_s: float, end_s: float, untold: Cause, is_running: bool = False, is_first: bool = False
+    ) -> None:
+        """A piece of a leg, from and to these moments: what its worker charges, and the rest as time on the way; all of it to ``untold``
+        when the worker does not tell. ``is_first``: it ended with the request's first token."""
+        for seconds in (self.seconds, self.ttft_seconds if is_first else None):
+            if seconds is None:
+                continue
+            if part is None:
+                seconds[untold] += end_s - begin_s
+                continue
+            for name, part_s in part.seconds.items():
+                if name in _CAUSES:  # one that only a newer worker knows stays in the remainder
+                    seconds[_CAUSES[name]] += part_s
+            in_flight_s = part.in_flight_s if is_running else 0.0
+            seconds[Cause.NETWORK] += max(0.0, end_s - begin_s - part.wall_s - in_flight_s)
+        if part is None:
+            self.details[untold] = _UNTOLD
+            return
+        self.details.update({_CAUSES[name]: text for name, text in part.details.items() if name in _CAUSES})
+        self.in_flight_s += part.in_flight_s if is_running else 0.0
+
+    def explanation(self, now: float) -> Explanation:
+        """See ``engine.explain.explain``."""
+        journey, seconds = self.journey, self.seconds
+        wall_s = (now if journey.end_s is None else journey.end_s) - journey.received_s
+        if journey.end_s is None:
+            wall_s -= self.in_flight_s  # as in ``explain``: the end of the step will tell
+        remainder_s = wall_s - sum(seconds)
+        causes = [CauseTime(cause, seconds[cause], self._detail(cause)) for cause in Cause if seconds[cause] > _SHOWN_S]
+        causes.sort(key=lambda part: -part.seconds)
+        ttft_s = None if journey.first_token_s is None else journey.first_token_s - journey.received_s
+        main = main_cause(seconds, wall_s)
+        told = (tuple(causes), remainder_s, main, journey, tuple(_advice(one) for one in self.advice))
+        return Explanation(journey.request_id, wall_s, ttft_s, _state(journey), *told)
+
+    def _detail(self, cause: Cause) -> str:
+        if cause is Cause.WORKER_LOST:
+            lost = [leg.worker for leg in self.journey.legs if leg.end is LegEnd.LOST]
+            return f"{MEANINGS[cause][1]}: {', '.join(lost)}" if lost else MEANINGS[cause][1]
+        if cause is Cause.HAND_OFF:
+            return f"{MEANINGS[cause][1]}: {' to '.join(self.journey.workers)}"
+        return self.details.get(cause) or detail_of(cause, self.journey)
+
+    def shown(self, now: float) -> dict[str, Any]:
+        """As the API has it: with the workers that had the request, in order."""
+        return self.explanation(now).shown() | {"workers": self.journey.workers}
+
+
+def _state(journey: Journey) -> str:
+    if journey.state is RecordState.ENDED:
+        return "finished"
+    leg = journey.leg
+    return "queued" if leg is None or leg.end is not LegEnd.RUNNING else "on_worker"
+
+
+def _advice(shown: Mapping[str, Any]) -> Advice:
+    return Advice(str(shown["change"]), float(shown["gain_s"]), str(shown["why"]), str(shown.get("basis", "time stamps")))
+
+
+def merge(journey: Journey, told: Told, now: float) -> Merged:
+    """``told``: what workers say of the legs, of those that could be asked; ``now`` on the front end's clock, after they were asked."""
+    merged = Merged(journey, journey.seconds[:], None if journey.ttft_seconds is None else journey.ttft_seconds[:])
+    for leg in journey.legs:
+        account = None if leg.end is LegEnd.LOST else told.get((leg.worker, leg.name))
+        if account is not None:
+            merged.advice = account.advice
+        _add_leg(merged, leg, account, now)
+    if journey.ended_s is None and not journey.is_placed:
+        merged.seconds[journey.waits_for] += max(0.0, now - journey.since_s)
+    return merged
+
+
+def _add_leg(merged: Merged, leg: Leg, account: WorkerAccount | None, now: float) -> None:
+    """What of a leg the journey has not charged itself."""
+    end_s = now if leg.end_s is None else leg.end_s
+    if leg.first_s is None:
+        if leg.makes_good:
+            merged.seconds[Cause.WORKER_LOST] += end_s - leg.sent_s if leg.end is LegEnd.RUNNING else 0.0
+        elif leg.end is not LegEnd.LOST:
+            merged.add_part(_whole(account), leg.sent_s, end_s, Cause.PREFILL, leg.end is LegEnd.RUNNING)
+        return
+    if not leg.makes_good:
+        first = _up_to_first(account)
+        is_first = merged.ttft_seconds is not None and merged.journey.first_token_s == leg.first_s
+        merged.add_part(first, leg.sent_s, leg.first_s, Cause.PREFILL, is_first=is_first)
+    if leg.end is LegEnd.LOST:
+        merged.add_part(None, leg.first_s, leg.last_s or leg.first_s, Cause.DECODE)
+    elif leg.end is not LegEnd.HANDED_OVER:
+        merged.add_part(_after_first(account), leg.first_s, end_s, Cause.DECODE, leg.end is LegEnd.RUNNING)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What a worker charges of a piece of a leg, and how long that piece took by its clock."""
+
+    seconds: Mapping[str, float]
+    wall_s: float
+    in_flight_s: float
+    details: Mapping[str, str]
+
+
+def _whole(account: WorkerAccount | None) -> _Part | None:
+    return None if account is None else _Part(account.seconds, account.wall_s, account.in_flight_s, account.details)
+
+
+def _up_to_first(account: WorkerAccount | None) -> _Part | None:
+    if account is None or account.ttft_s is None:
+        return None
+    return _Part(account.ttft_seconds, account.ttft_s, 0.0, account.details)
+
+
+def _after_first(account: WorkerAccount | None) -> _Part | None:
+    if account is None or account.ttft_s is None:
+        return None
+    after = {name: seconds - account.ttft_seconds.get(name, 0.0) for name, seconds in account.seconds.items()}
+    return _Part(after, account.wall_s - account.ttft_s, account.in_flight_s, account.details)
