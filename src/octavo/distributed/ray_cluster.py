@@ -1,11 +1,11 @@
-"""Keeps the workers of a front end running on Ray: places them, hears when they end, and puts others in their place.
+"""Keeps the workers of a front end running on Ray: has them placed, hears when they end, and puts others in their place.
 
-    start ──▶ placed ──run──▶ running ──ended, died, node lost──▶ (pause) ──▶ placed ...
-                                 └── released: it is not replaced
+    start ──▶ placed ──run──▶ running ── ended, died, node lost ──▶ pause ──▶ placed ...
+                                 └────── released ──▶ (replace) ──▶ placed ...
 
-One of the two files that import Ray. Ray places and ends processes; it carries no request, no token and no KV. Pauses double with each
-worker that ends soon after its start, so that a model which cannot be loaded is not tried many times a second; its reason is logged each
-time, and ``trouble`` has it for whoever waits for the first worker.
+A ``Launcher`` of ``cluster_engine``, and one of the two files that import Ray. Ray places and ends processes; it carries no request, no
+token and no KV. Pauses double with each worker that ends soon after its start, so that a model which cannot be loaded is not tried many
+times a second; a worker that says that it can never work is ``trouble``, and is not tried again.
 """
 
 from __future__ import annotations
@@ -17,202 +17,222 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray reads it when it is imported and when it starts
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray reads it when it starts; it would tell of its use by default
 
 import ray  # noqa: E402
 import ray.exceptions  # noqa: E402
+import ray.util  # noqa: E402
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: E402
 
-from octavo.config import ConfigError  # noqa: E402
+from octavo.distributed.channel import Address  # noqa: E402
 from octavo.distributed.cluster_file import WorkerGroup  # noqa: E402
-from octavo.distributed.ray_worker import WorkerActor, WorkerPost  # noqa: E402
+from octavo.distributed.placing import Node, alive, check_fits, demand, equal_share, find_node, shown  # noqa: E402
+from octavo.distributed.ray_worker import WorkerActor  # noqa: E402
+from octavo.distributed.worker import WorkerOptions, WorkerPost  # noqa: E402
 
-logger = logging.getLogger("octavo.distributed")
+logger = logging.getLogger("octavo.cluster")
 
 PLACE_S = 60.0  # after which a worker without a place is spoken of
+END_S = 15.0  # for a worker that was told to end
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 30.0
 STEADY_S = 30.0  # a worker that has run so long ends the doubling of pauses
-OBJECT_STORE_BYTES = 80 << 20  # of a Ray of our own: nothing is kept in it
+OBJECT_STORE_BYTES = 80 << 20  # of a Ray of our own, which keeps nothing in it; Ray asks for 75 MiB at least
 
 
-class RayError(RuntimeError):
-    """Ray cannot be reached or started, or has no place for a worker; the message says which."""
+class RayUnavailable(RuntimeError):
+    """Ray can neither be reached nor started; the message says why."""
 
 
-@dataclass(slots=True)
-class _Placed:
-    """One worker that is kept running."""
+@dataclass(slots=True, eq=False)
+class _Worker:
+    """One worker that is kept running. ``released``: for good; ``wanted``: another one at once, after this."""
 
-    post: WorkerPost
+    name: str
     group: WorkerGroup
     actor: Any = None
     node: str | None = None
     num_starts: int = 0
     released: bool = False
+    wanted: bool = False
     keeper: asyncio.Task[None] | None = None
-    pause_s: float = field(default=FIRST_PAUSE_S)
 
 
 def connect_ray(address: str | None) -> bool:
-    """Join the Ray at ``address`` ("auto": a running one), or with None a running one or else one of this process's own; whether it is.
+    """Join the Ray at ``address`` ("auto": a running one), or with None a running one or else one that is started; whether one was.
 
-    Signals are left as they were: Ray takes SIGTERM for itself. Raises RayError.
+    Signals are left as they were: Ray takes SIGTERM for itself. Raises RayUnavailable.
     """
     quiet: dict[str, Any] = {"logging_level": logging.WARNING, "log_to_driver": False}
     with _signals_kept():
         try:
             ray.init(address=address or "auto", **quiet)
             return False
-        except ConnectionError as error:
-            if address is not None:
-                raise RayError(f"ray.address: {address!r} is not allowed; no Ray answers there: {error}") from None
-        except (ValueError, RuntimeError) as error:
-            raise RayError(f"ray.address: {address!r} is not allowed; {error}") from None
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            if address is not None or not isinstance(error, ConnectionError):
+                raise RayUnavailable(f"ray.address: {address or 'auto'!r} is not allowed; no Ray can be joined there: {error}") from error
         try:
             ray.init(address="local", include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, **quiet)
         except Exception as error:
-            raise RayError(f"Ray could not be started on this machine: {type(error).__name__}: {error}") from error
+            raise RayUnavailable(f"Ray could not be started on this machine: {type(error).__name__}: {error}") from error
     return True
 
 
+def disconnect_ray() -> None:
+    """Leave Ray, and end it where it was started by ``connect_ray``. Idempotent."""
+    with _signals_kept():
+        ray.shutdown()
+
+
 def own_address() -> str:
-    """By which Ray's other nodes know this one."""
+    """By which Ray's other nodes know this machine."""
     return str(ray.util.get_node_ip_address())
 
 
-class RayCluster:
-    """``start``, then ``restart`` and ``release`` as wanted, ``stop`` once; all on one event loop. Ray is connected."""
+class RayLauncher:
+    """The ``Launcher`` of workers on Ray, which is connected. ``groups``: as many workers as they say, named worker-0 and so on."""
 
-    def __init__(self, posts: Sequence[tuple[WorkerPost, WorkerGroup]], place_s: float = PLACE_S) -> None:
-        self._workers = {post.name: _Placed(post, group) for post, group in posts}
+    def __init__(self, groups: Sequence[WorkerGroup], secret: bytes, place_s: float = PLACE_S) -> None:
+        every = [group for group in groups for _ in range(group.number)]
+        self._workers = {f"worker-{i}": _Worker(f"worker-{i}", group) for i, group in enumerate(every)}
+        self._secret = secret
         self._place_s = place_s
-        self.trouble: str | None = None  # why the last worker that ended did
-        self.on_trouble: Callable[[str, str], None] = lambda name, reason: None
+        self._address = Address()
+        self._share = 0  # cores of workers whose group does not say
+        self._trouble: str | None = None
 
     @property
-    def nodes(self) -> dict[str, str | None]:
-        """Where each worker is; None: nowhere yet."""
-        return {name: one.node for name, one in self._workers.items()}
+    def names(self) -> Sequence[str]:
+        """See Launcher."""
+        return [worker.name for worker in self._workers.values() if not worker.released]
 
-    async def start(self) -> None:
-        """Begin to place them, and wait for none. Raises ConfigError for one that no node of the cluster could hold."""
+    @property
+    def trouble(self) -> str | None:
+        """See Launcher."""
+        return self._trouble
+
+    @property
+    def nodes(self) -> Mapping[str, str | None]:
+        """The address of each worker's node; None: it is nowhere."""
+        return {worker.name: worker.node for worker in self._workers.values()}
+
+    async def start(self, address: Address) -> None:
+        """See Launcher. Raises ConfigError for a worker that no node could hold."""
+        self._address = address
         nodes = await asyncio.to_thread(_alive_nodes)
-        for one in self._workers.values():
-            _check_fits(one, nodes)
-        for one in self._workers.values():
-            one.keeper = asyncio.create_task(self._keep(one), name=f"octavo-{one.post.name}")
-
-    async def stop(self) -> None:
-        """End all of them, whatever they do. Idempotent."""
-        keepers = [one.keeper for one in self._workers.values() if one.keeper is not None]
-        for keeper in keepers:
-            keeper.cancel()
-        await asyncio.gather(*keepers, return_exceptions=True)
-
-    def restart(self, name: str) -> None:
-        """End a worker's process at once; another takes its place."""
-        self._end(self._workers[name])
+        self._share = equal_share(nodes, len(self._workers))
+        for worker in self._workers.values():
+            check_fits(worker.group, self._share, nodes)
+        for worker in self._workers.values():
+            worker.keeper = asyncio.create_task(self._keep(worker), name=worker.name)
 
     def release(self, name: str) -> None:
-        """A worker that ends from now on is not replaced."""
+        """See Launcher."""
         self._workers[name].released = True
 
-    async def _keep(self, one: _Placed) -> None:
-        """One worker after another, until it is released or this task is cancelled."""
-        while not one.released:
+    async def replace(self, name: str) -> None:
+        """See Launcher. A process that does not end by itself is ended after ``END_S``."""
+        worker = self._workers[name]
+        worker.wanted = True
+        if worker.keeper is not None:
+            await asyncio.wait([worker.keeper], timeout=END_S)
+            await _cancelled(worker.keeper)
+        if not worker.released:
+            worker.wanted = False
+            worker.keeper = asyncio.create_task(self._keep(worker), name=name)
+
+    async def stop(self) -> None:
+        """See Launcher. Workers that have been told to end get ``END_S`` for it."""
+        keepers = [worker.keeper for worker in self._workers.values() if worker.keeper is not None]
+        for worker in self._workers.values():
+            worker.wanted = True  # no pause, and no other
+            if worker.node is None and worker.keeper is not None:
+                worker.keeper.cancel()  # it has no process, and none is to be waited for
+        if keepers:
+            await asyncio.wait(keepers, timeout=END_S)
+        await asyncio.gather(*map(_cancelled, keepers))
+
+    async def _keep(self, worker: _Worker) -> None:
+        """One process after another, until the worker is released or replaced, or this task is cancelled."""
+        pause_s = FIRST_PAUSE_S
+        while True:
             started_s = time.monotonic()
             try:
-                reason = await self._run_once(one)
+                reason = await self._run_once(worker)
             finally:
-                self._end(one)
-            if time.monotonic() - started_s >= STEADY_S:
-                one.pause_s = FIRST_PAUSE_S
-            if one.released:
+                _kill(worker)
+            if worker.released or worker.wanted or self._trouble is not None:
                 return
-            self.trouble = reason
-            logger.warning("worker %s has ended: %s; another is started in %.1f s", one.post.name, reason, one.pause_s)
-            self.on_trouble(one.post.name, reason)
-            await asyncio.sleep(one.pause_s)
-            one.pause_s = min(2 * one.pause_s, LONGEST_PAUSE_S)
+            if time.monotonic() - started_s >= STEADY_S:
+                pause_s = FIRST_PAUSE_S
+            logger.warning("%s has ended: %s; another is started in %.1f s", worker.name, reason, pause_s)
+            await asyncio.sleep(pause_s)
+            if worker.released:
+                return
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
-    async def _run_once(self, one: _Placed) -> str:
-        """Place a worker, and wait for its end; why it ended."""
-        one.num_starts += 1
+    async def _run_once(self, worker: _Worker) -> str:
+        """From the asking for a place to the end of the process; why it ended."""
+        worker.num_starts += 1
+        cpus = int(demand(worker.group, self._share)["CPU"])
+        options = WorkerOptions(worker.name, worker.group.role, threads=max(1, cpus))
         try:
-            one.actor = await asyncio.to_thread(_new_actor, one)
-            one.node = await self._placed(one)
-            logger.info("worker %s runs at %s", one.post.name, one.node)
-            return str(await one.actor.run.remote(one.post))
-        except ray.exceptions.RayTaskError as error:  # what it raised itself
-            return str(error.cause)
+            worker.actor = await asyncio.to_thread(_new_actor, worker.group, cpus)
+            worker.node = await self._placed(worker)
+            logger.info("%s is at %s", worker.name, worker.node)
+            end = await worker.actor.run.remote(WorkerPost(self._address, self._secret, options))
+        except ray.exceptions.RayTaskError as error:  # its own error, or that of importing it
+            return f"{type(error.cause).__name__}: {error.cause}"
         except ray.exceptions.RayError as error:  # its process or its node is gone
             return _first_line(error)
+        if end.hopeless:
+            self._trouble = f"{worker.name}: {end.reason}"
+            logger.error("%s", self._trouble)
+        return str(end.reason)
 
-    async def _placed(self, one: _Placed) -> str:
-        """Where it is, once it is somewhere. Says so, once, when that takes long."""
-        where = asyncio.ensure_future(_awaited(one.actor.where.remote()))
+    async def _placed(self, worker: _Worker) -> str:
+        """Where it is, once it is somewhere; says so when that takes long."""
+        where = asyncio.ensure_future(_awaited(worker.actor.where.remote()))
         done, _ = await asyncio.wait([where], timeout=self._place_s)
         if not done:
-            what = ", ".join(f"{amount:g} {name}" for name, amount in _demand(one).items())
-            message = f"Ray has found no place for worker {one.post.name} ({what}) within {self._place_s:g} s"
-            logger.warning("%s", message)
-            self.trouble = message
-            self.on_trouble(one.post.name, message)
-        return str(await where)
-
-    def _end(self, one: _Placed) -> None:
-        actor, one.actor, one.node = one.actor, None, None
-        if actor is not None and ray.is_initialized():
-            with contextlib.suppress(ray.exceptions.RayError, ValueError):
-                ray.kill(actor, no_restart=True)
+            wanted = shown(demand(worker.group, self._share))
+            logger.warning("Ray has found no place for %s (%s) within %g s; it goes on looking", worker.name, wanted, self._place_s)
+        try:
+            return str(await where)
+        finally:
+            where.cancel()
 
 
 async def _awaited(reference: Any) -> Any:
     return await reference
 
 
-def _new_actor(one: _Placed) -> Any:
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def _new_actor(group: WorkerGroup, cpus: int) -> Any:
     """Asks Ray for an actor; whether and where it is placed is told later."""
-    nodes = _alive_nodes()
-    hinted = None if one.group.node is None else next((node for node in nodes if one.group.node in _names(node)), None)
+    hinted = None if group.node is None else find_node(_alive_nodes(), group.node)
     strategy = "SPREAD" if hinted is None else NodeAffinitySchedulingStrategy(hinted["NodeID"], soft=True)
-    options: dict[str, Any] = {"num_cpus": _cpus(one), "resources": dict(one.group.resources), "scheduling_strategy": strategy}
-    return ray.remote(WorkerActor).options(max_restarts=0, max_task_retries=0, **options).remote()
+    remote = ray.remote(num_cpus=cpus, resources=dict(group.resources), max_restarts=0, max_task_retries=0)(WorkerActor)
+    return remote.options(scheduling_strategy=strategy).remote()
 
 
-def _cpus(one: _Placed) -> int:
-    return one.group.cpus or 1
+def _kill(worker: _Worker) -> None:
+    actor, worker.actor, worker.node = worker.actor, None, None
+    if actor is not None and ray.is_initialized():
+        with contextlib.suppress(ray.exceptions.RayError, ValueError):
+            ray.kill(actor, no_restart=True)
 
 
-def _demand(one: _Placed) -> dict[str, float]:
-    return {"CPU": float(_cpus(one)), **one.group.resources}
-
-
-def _alive_nodes() -> list[dict[str, Any]]:
-    return [node for node in ray.nodes() if node["Alive"]]
-
-
-def _names(node: dict[str, Any]) -> set[str]:
-    """What a hint may call a node."""
-    return {str(node[key]) for key in ("NodeManagerAddress", "NodeManagerHostname", "NodeName", "NodeID") if node.get(key)}
-
-
-def _check_fits(one: _Placed, nodes: list[dict[str, Any]]) -> None:
-    """That some node could hold it if it were empty, and that its hint names one."""
-    hint = one.group.node
-    if hint is not None and not any(hint in _names(node) for node in nodes):
-        there = ", ".join(sorted(str(node["NodeManagerAddress"]) for node in nodes))
-        raise ConfigError(f"node: {hint!r} is not allowed; Ray has no such node, it has: {there}")
-    for name, amount in _demand(one).items():
-        most = max((node["Resources"].get(name, 0.0) for node in nodes), default=0.0)
-        if amount > most:
-            field_name = "cpus" if name == "CPU" else f"resources.{name}"
-            raise ConfigError(f"{field_name}: {amount:g} is not allowed; the most that a node of this Ray has is {most:g}")
+def _alive_nodes() -> list[Node]:
+    return alive(ray.nodes())
 
 
 def _first_line(error: Exception) -> str:
@@ -221,8 +241,8 @@ def _first_line(error: Exception) -> str:
 
 
 @contextlib.contextmanager
-def _signals_kept() -> Any:
-    """Handlers of SIGTERM as they were; elsewhere than in the main thread Ray leaves them alone."""
+def _signals_kept() -> Iterator[None]:
+    """The handler of SIGTERM as it was; elsewhere than in the main thread Ray leaves it alone."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

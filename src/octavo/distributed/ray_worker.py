@@ -8,32 +8,33 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import ray
 import ray.util
 
-from octavo.distributed.channel import Address
+from octavo.config import ConfigError
+from octavo.distributed.worker import WorkerPost, WorkerRefused, run_worker
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerPost:
-    """What a worker has to know: its name and role, the front end's address and the secret. ``threads`` None: as the front end says."""
+class WorkerEnd:
+    """Why a worker has ended. ``hopeless``: another one would end alike."""
 
-    name: str
-    role: str
-    address: Address
-    secret: bytes
-    threads: int | None = None
+    reason: str
+    hopeless: bool = False
 
 
 class WorkerActor:
-    """Lives as long as its worker; to be made by ``ray.remote`` with its resources."""
+    """Lives as long as its worker; ``ray_cluster`` makes a remote class of it, with what the worker needs of a node."""
 
     def where(self) -> str:
-        """The address of its node, as Ray knows it: it has a process, and can import what it needs."""
-        return ray.util.get_node_ip_address()
+        """The address of its node, as Ray knows it. An answer means that it has a process, and can import what it needs."""
+        return str(ray.util.get_node_ip_address())
 
-    def run(self, post: WorkerPost) -> str:
-        """Work until the front end says that it is enough; why it ended. Raises RuntimeError when it cannot work for this front end."""
-        from octavo.distributed.worker import run_worker
+    def run(self, post: WorkerPost) -> WorkerEnd:
+        """Work until the front end says that it is enough. Raises what ``run_worker`` does, but for what no other try would help."""
+        from octavo.backends.base import BackendError
+        from octavo.models.model_file import ModelFileError
 
-        return run_worker(post)
+        try:
+            return WorkerEnd(run_worker(post))
+        except (ConfigError, ModelFileError, BackendError, WorkerRefused) as error:
+            return WorkerEnd(str(error), hopeless=True)
