@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, Unpack
 
@@ -25,18 +25,21 @@ from octavo.core.scheduler import Scheduler
 from octavo.distributed.attempts import Loss
 from octavo.distributed.channel import Address
 from octavo.distributed.cluster_options import ClusterOptions
-from octavo.distributed.control import Control, Link
+from octavo.distributed.cluster_reports import ClusterReports
+from octavo.distributed.control import AskError, Control, Link
 from octavo.distributed.dispatcher import Backpressure, Dispatcher, QueueFull
-from octavo.distributed.fleet import WorkerState
 from octavo.distributed.flights import Flights
+from octavo.distributed.journeys import Journeys
 from octavo.distributed.messages import Events, FromWorker, Keys, Ready
+from octavo.distributed.operations import Operations
 from octavo.distributed.router import create_router
 from octavo.engine.engine import resolve_max_model_len
 from octavo.engine.event_stream import EngineUnavailable, EventStream
 from octavo.engine.params import PreparedRequest, RequestOptions, RequestPreparer, check_priority
-from octavo.engine.serving import Health
+from octavo.engine.serving import Health, Reports
 
 if TYPE_CHECKING:
+    from octavo.engine.replay_advice import Replayer
     from octavo.models.loaded import LoadedModel
 
 logger = logging.getLogger("octavo.cluster")
@@ -47,7 +50,10 @@ WATCH_S = 0.25  # between two looks for requests that wait in vain
 class Launcher(Protocol):
     """Who has the workers' processes started, and replaced when they end. All calls on one event loop."""
 
-    names: Sequence[str]  # of the workers that it keeps running
+    @property
+    def names(self) -> Sequence[str]:
+        """Of the workers that it keeps running."""
+        ...
 
     async def start(self, address: Address) -> None:
         """Begin to start them, to connect to ``address``; waits for none of them."""
@@ -75,7 +81,8 @@ class ClusterEngine:
     """Life: ``start`` on the event loop, ``ready`` until workers are, ``submit`` and ``abort``, ``stop`` once.
 
     ``model``: its text is used, its weights are not read. ``config``: what workers run. ``address``: where they connect to; ``secret``:
-    what they prove to know. ``launcher``: who starts them (None: somebody else does, with `octavo worker`).
+    what they prove to know. ``launcher``: who starts them (None: somebody else does, with `octavo worker`). ``clean_up`` is called when
+    all has ended.
     """
 
     def __init__(
@@ -86,6 +93,7 @@ class ClusterEngine:
         secret: bytes,
         options: ClusterOptions | None = None,
         launcher: Launcher | None = None,
+        clean_up: Callable[[], None] | None = None,
     ) -> None:
         self.model = model
         self.config = config
@@ -96,7 +104,10 @@ class ClusterEngine:
         self.max_model_len = resolve_max_model_len(config, model.program.context)
         self.control = Control(config, model.fingerprint, secret, self, self.options.liveness, self.clock.now)
         router = create_router(self.options.router, config.cache.block_size)
-        self.flights = Flights(Dispatcher(router, Backpressure()), self.options, self.open_links, self.clock.now)
+        self.journeys = Journeys()
+        self.flights = Flights(Dispatcher(router, Backpressure()), self.options, self.open_links, self.clock.now, self.journeys)
+        self.cluster = Operations(self.control, self.flights, launcher, self.clock.now)
+        self._clean_up = clean_up
         self._address = address
         self._preparer: RequestPreparer | None = None  # once a worker has told its limits
         self._limits: Ready | None = None  # the tightest so far
@@ -106,6 +117,7 @@ class ClusterEngine:
         self._tasks: list[asyncio.Task[None]] = []
         self._opening: asyncio.Task[None] | None = None
         self._stopped = False
+        self._ended = asyncio.Event()
 
     # --- life ---------------------------------------------------------------------------------------------------------------------------
 
@@ -128,7 +140,8 @@ class ClusterEngine:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._changed.wait(), WATCH_S)
                 if self.launcher is not None and self.launcher.trouble is not None:
-                    raise EngineUnavailable(f"no worker can be started: {self.launcher.trouble}")
+                    words = "; ".join(f"{name}: {words}" for name, words in self.control.last_words.items())
+                    raise EngineUnavailable(f"the workers cannot be started: {words or self.launcher.trouble}")
 
     def _is_complete(self) -> bool:
         ready = {link.name for link in self.open_links()}
@@ -137,21 +150,27 @@ class ClusterEngine:
     async def stop(self, drain_s: float = 0.0) -> None:
         """See ServingEngine."""
         self.draining = True
-        if self._stopped:
-            return
         if self._opening is None:
             self._stopped = True
+        if self._stopped:
             return
         if len(self.flights) and drain_s > 0:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.flights.idle(), drain_s)
+        if self._stopped:
+            await self._ended.wait()
+            return
         self._stopped = True
         self.flights.fail_all("the server is shutting down")
-        for task in (*self._tasks, self._opening):
+        await self.cluster.stop()
+        for task in self._tasks:
             task.cancel()
         self.control.close()
         if self.launcher is not None:
             await self.launcher.stop()
+        if self._clean_up is not None:
+            self._clean_up()
+        self._ended.set()
 
     async def _watch(self) -> None:
         """End requests that wait while no worker comes."""
@@ -234,6 +253,35 @@ class ClusterEngine:
             raise EngineUnavailable("no worker has been ready yet")
         return self._preparer
 
+    # --- accounts -----------------------------------------------------------------------------------------------------------------------
+
+    @property
+    def num_remembered(self) -> int:
+        return self.journeys.capacity
+
+    def blocked(self, request_ids: Iterable[str], begin_s: float, end_s: float) -> None:
+        """See ServingEngine."""
+        self.journeys.blocked(request_ids, begin_s, end_s)
+
+    def delivered(self, request_ids: Iterable[str], now_s: float) -> None:
+        """See ServingEngine."""
+        self.journeys.delivered(request_ids, now_s)
+
+    def reports(self, shows_misses: bool, replayer: Replayer | None = None) -> Reports:
+        """See ServingEngine. Nothing is replayed."""
+        return ClusterReports(self.journeys, self, self.clock, self.model_name, shows_misses)
+
+    def roles(self) -> Mapping[str, str]:
+        """See ``cluster_reports.Workers``: those that have an engine to ask."""
+        return {link.name: link.worker.role for link in self.control if link.ready is not None}
+
+    async def ask(self, worker: str, what: str, args: bytes) -> bytes:
+        """See ``cluster_reports.Workers``."""
+        link = self.control.find(worker)
+        if link is None:
+            raise AskError(f"worker {worker} is not here")
+        return await self.control.ask(link, what, args)
+
     # --- what workers do (ControlHandler) ------------------------------------------------------------------------------------------------
 
     def worker_ready(self, link: Link) -> None:
@@ -265,6 +313,7 @@ class ClusterEngine:
         self._changed.set()
 
     def worker_leaves(self, link: Link) -> None:
+        self.cluster.let_go(link)
         self._changed.set()
 
     def told(self, link: Link) -> None:
@@ -280,6 +329,3 @@ class ClusterEngine:
         if isinstance(message, Events):
             self.flights.take(link, message.events)
 
-    def blocked(self, request_ids: Iterable[str], begin_s: float, end_s: float) -> None: ...
-
-    def delivered(self, request_ids: Iterable[str], now_s: float) -> None: ...

@@ -14,9 +14,7 @@ import itertools
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
-
-import msgspec
+from typing import Protocol
 
 from octavo.config import EngineConfig
 from octavo.distributed.attempts import Loss
@@ -201,13 +199,17 @@ class Control:
         if not isinstance(message, Hello):
             raise MessageError(f"a worker says {type(message).__name__} before Hello")
         known = self._links.get(message.name)
+        is_taken = known is not None and known.worker.boot_id != message.boot_id and known.worker.state is not WorkerState.SUSPECT
+        fault = None
         if message.protocol != PROTOCOL:
-            return self._refuse(channel, message.name, f"it speaks protocol {message.protocol}, this front end {PROTOCOL}")
-        if message.role not in ROLES:
-            return self._refuse(channel, message.name, f"role: {message.role!r} is not allowed; one of {', '.join(ROLES)}")
-        if known is not None and known.worker.boot_id != message.boot_id and known.worker.state is not WorkerState.SUSPECT:
-            reason = f"name: {message.name!r} is not allowed; a worker of that name is here, from {known.channel.peer}"
-            return self._refuse(channel, message.name, reason, is_final=False)
+            fault = f"it speaks protocol {message.protocol}, this front end {PROTOCOL}"
+        elif message.role not in ROLES:
+            fault = f"role: {message.role!r} is not allowed; one of {', '.join(ROLES)}"
+        elif known is not None and is_taken:
+            fault = f"name: {message.name!r} is not allowed; a worker of that name is here, from {known.channel.peer}"
+        if fault is not None:
+            self._refuse(channel, message.name, fault, is_final=not is_taken)
+            return None
         if known is not None:
             self._closed(known, "it has connected again")
         now = self._now()
@@ -225,10 +227,12 @@ class Control:
 
     def _ready(self, link: Link, message: Ready) -> None:
         if not message.fingerprint.startswith(f"{self._model_fingerprint}/"):
-            return self._refuse(link.channel, link.name, f"its model {message.model!r} is another than this front end's")
+            self._refuse(link.channel, link.name, f"its model {message.model!r} is another than this front end's")
+            return
         if self.fingerprint is not None and message.fingerprint != self.fingerprint:
             reason = f"it computes otherwise ({message.fingerprint}) than the workers that are here ({self.fingerprint})"
-            return self._refuse(link.channel, link.name, f"{reason}: answers would depend on who gives them")
+            self._refuse(link.channel, link.name, f"{reason}: answers would depend on who gives them")
+            return
         self.fingerprint = message.fingerprint
         link.ready, limits, now = message, message.limits, self._now()
         link.view = ToldLoad(link.index, limits.block_size, limits.num_kv_blocks)
@@ -236,7 +240,6 @@ class Control:
         self.last_words.pop(link.name, None)
         logger.info("worker %s is ready", link.name)
         self._handler.worker_ready(link)
-        return None
 
     # --- what workers say ---------------------------------------------------------------------------------------------------------------
 
@@ -316,14 +319,14 @@ class Control:
 
     # --- questions ----------------------------------------------------------------------------------------------------------------------
 
-    async def ask(self, link: Link, what: str, args: Any, timeout_s: float = ASK_S) -> bytes:
-        """The answer, as JSON. ``args``: anything that JSON can say. Raises AskError."""
+    async def ask(self, link: Link, what: str, args: bytes, timeout_s: float = ASK_S) -> bytes:
+        """The answer, as JSON. ``args``: JSON. Raises AskError."""
         if len(link.questions) >= MAX_QUESTIONS:
             raise AskError(f"worker {link.name} has {MAX_QUESTIONS} questions to answer already")
         number = next(self._numbers)
         answer = link.questions[number] = asyncio.get_running_loop().create_future()
         try:
-            link.channel.send(Ask(number, what, msgspec.json.encode(args)))
+            link.channel.send(Ask(number, what, args))
             return await asyncio.wait_for(answer, timeout_s)
         except TimeoutError:
             raise AskError(f"worker {link.name} has not answered within {timeout_s:g} s") from None

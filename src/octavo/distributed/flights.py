@@ -27,7 +27,7 @@ from octavo.distributed.control import Link
 from octavo.distributed.dispatcher import Dispatcher
 from octavo.distributed.messages import Abort, Event, MessageError, Submit, WireRequest
 from octavo.distributed.views import RouteRequest
-from octavo.distributed.worker_engine import REFUSED
+from octavo.distributed.worker_engine import REFUSED, engine_id
 from octavo.engine.event_stream import EventStream
 from octavo.engine.outputs import OutputEvent
 
@@ -52,7 +52,7 @@ class Watcher(Protocol):
 
     def opened(self, request: Request) -> None: ...
 
-    def placed(self, request_id: str, worker: str, key: int, now: float) -> None: ...
+    def placed(self, request_id: str, worker: str, name: str, now: float) -> None: ...
 
     def lost(self, request_id: str, now: float) -> None: ...
 
@@ -202,7 +202,7 @@ class Flights:
             return
         link.view.sent(len(request.prompt_token_ids) + len(made))
         if self.watcher is not None:
-            self.watcher.placed(request.request_id, link.name, key, now)
+            self.watcher.placed(request.request_id, link.name, engine_id(key), now)
 
     # --- from workers -------------------------------------------------------------------------------------------------------------------
 

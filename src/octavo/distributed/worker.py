@@ -74,12 +74,13 @@ class WorkerFailed(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """``name``: unique among a front end's workers. ``threads``: in place of the front end's configuration. ``give_up_s``: ends after so
-    long without a front end (None: never)."""
+    """``name``: unique among a front end's workers. ``threads`` and ``model``: in place of what the front end says, which knows its own host
+    alone. ``give_up_s``: ends after so long without a front end (None: never)."""
 
     name: str
     role: str = "both"
     threads: int | None = None
+    model: str | None = None
     give_up_s: float | None = None
     boot_id: str = field(default_factory=lambda: secrets.token_hex(8))
 
@@ -108,7 +109,8 @@ def own_config(config: EngineConfig, options: WorkerOptions) -> EngineConfig:
         scheduler = replace(scheduler, record=f"{scheduler.record}.{options.name}")
     if options.threads is not None:
         backend = replace(backend, threads=options.threads)
-    return replace(config, cache=cache, scheduler=scheduler, backend=backend).validate()
+    model = config.model if options.model is None else replace(config.model, model=options.model)
+    return replace(config, model=model, cache=cache, scheduler=scheduler, backend=backend).validate()
 
 
 class WorkerServer:

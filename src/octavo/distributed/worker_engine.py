@@ -156,12 +156,19 @@ class WorkerEngine:
             self._num_received += 1
             try:
                 wire.check(self.engine.backend.vocab_size)
+                self._check_fits(request)
                 self.engine.add(PreparedRequest(request, []), message.output_token_ids)
             except ParameterError as error:
                 self.thread.tell(self._refuse, (attempt, error))
             return []
 
         self.thread.post(add)
+
+    def _check_fits(self, request: Request) -> None:
+        """ParameterError where the answer would be cut short here, and not by another worker."""
+        most = self.engine.scheduler.clamped_max_tokens(request)
+        if most is not None:
+            raise ParameterError("max_tokens", request.params.max_tokens, f"at most {most} behind this prompt, on a worker of this size")
 
     def _refuse(self, refused: tuple[_Attempt, ParameterError]) -> None:
         """The request passed the front end's checks and cannot be queued here."""

@@ -33,8 +33,8 @@ class Health:
 @dataclass(slots=True)
 class MetricFamily:
     """One metric and its values. ``kind``: counter (its name without "_total"), gauge or histogram. ``samples``: labels and their
-    value (None: not a number); of a histogram the counts in the classes that end at each of ``bounds``, one more for the rest, and last the sum of
-    all observations."""
+    value (None: not a number); of a histogram the counts in the classes that end at each of ``bounds``, one more for the rest, and last the
+    sum of all observations."""
 
     name: str
     kind: str

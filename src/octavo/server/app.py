@@ -75,7 +75,11 @@ class Service:
         self.reports = engine.reports(options.explain_cache, replayer)
         self.explainer = Explainer(engine, self.reports)
         self.cluster = ClusterRoutes(engine.cluster, options.api_key is not None)
-        self.fingerprint = "fp_" + hashlib.blake2b(engine.fingerprint.encode(), digest_size=6).hexdigest()
+
+    @property
+    def fingerprint(self) -> str:
+        """As answers show it. Workers say it when they are ready."""
+        return "fp_" + hashlib.blake2b(self.engine.fingerprint.encode(), digest_size=6).hexdigest()
 
     async def completions(self, exchange: Exchange) -> None:
         request = await run_aside(len(exchange.body) // 16, parse_body, exchange.body, CompletionRequest)
