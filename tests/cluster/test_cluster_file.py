@@ -68,6 +68,7 @@ def test_the_smallest_file() -> None:
         ({"workers": [{"role": "decode"}]}, "workers: 'roles decode' is not allowed; decode workers need others of role prefill or both"),
         ({"workers": [{"node": "a"}]}, "workers[0].node: 'a' is not allowed; it is for Ray, and there is no [ray] table"),
         ({"workers": [{"resources": {"a": 1}}]}, "workers[0].resources: {'a': 1.0} is not allowed; it is for Ray"),
+        ({"workers": [{"cpus": 1}, {"cpus": 2}]}, "workers[1].cpus: 2 is not allowed; as workers[0] (1): without Ray all have the same"),
         ({"ray": {}, "workers": [{"node": 7}]}, "workers[0].node: 7 is not allowed; a text"),
         ({"ray": {}, "workers": [{"resources": 7}]}, "workers[0].resources: 7 is not allowed; a table of numbers is needed"),
         ({"ray": {}, "workers": [{"resources": {"CPU": 1}}]}, "workers[0].resources.CPU: 1 is not allowed; cores are said by cpus"),

@@ -161,6 +161,8 @@ def _check_groups(groups: tuple[WorkerGroup, ...], by_ray: bool) -> None:
             for name, value in (("resources", group.resources), ("node", group.node)):
                 if value:
                     raise _bad(f"workers[{index}].{name}", value, "it is for Ray, and there is no [ray] table")
+            if group.cpus != groups[0].cpus:
+                raise _bad(f"workers[{index}].cpus", group.cpus, f"as workers[0] ({groups[0].cpus}): without Ray all have the same")
 
 
 def _resources(name: str, value: Any) -> Mapping[str, float]:

@@ -24,6 +24,18 @@ def find_node(nodes: Sequence[Node], hint: str) -> Node | None:
     return next((node for node in nodes if hint in [node.get(name) for name in _NAMES]), None)
 
 
+def named(groups: Sequence[WorkerGroup]) -> dict[str, WorkerGroup]:
+    """Every worker by its name: worker-0, worker-1, ..., or prefill-0, decode-0, ..."""
+    found: dict[str, WorkerGroup] = {}
+    counts: dict[str, int] = {}
+    for group in groups:
+        first = counts.get(group.role, 0)
+        counts[group.role] = first + group.number
+        name = "worker" if group.role == "both" else group.role
+        found |= {f"{name}-{number}": group for number in range(first, first + group.number)}
+    return found
+
+
 def equal_share(nodes: Sequence[Node], number: int) -> int:
     """The most cores that ``number`` workers can each have on these nodes; 0: there are more workers than cores."""
     cores = [int(node["Resources"].get("CPU", 0)) for node in nodes]

@@ -30,7 +30,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noq
 
 from octavo.distributed.channel import Address  # noqa: E402
 from octavo.distributed.cluster_file import WorkerGroup  # noqa: E402
-from octavo.distributed.placing import Node, alive, check_fits, demand, equal_share, find_node, shown  # noqa: E402
+from octavo.distributed.placing import Node, alive, check_fits, demand, equal_share, find_node, named, shown  # noqa: E402
 from octavo.distributed.ray_worker import WorkerActor  # noqa: E402
 from octavo.distributed.worker import WorkerOptions, WorkerPost  # noqa: E402
 
@@ -94,11 +94,10 @@ def own_address() -> str:
 
 
 class RayLauncher:
-    """The ``Launcher`` of workers on Ray, which is connected. ``groups``: as many workers as they say, named worker-0 and so on."""
+    """The ``Launcher`` of workers on Ray, which is connected. ``groups``: as many workers as they say, named as ``placing.named`` does."""
 
     def __init__(self, groups: Sequence[WorkerGroup], secret: bytes, place_s: float = PLACE_S) -> None:
-        every = [group for group in groups for _ in range(group.number)]
-        self._workers = {f"worker-{i}": _Worker(f"worker-{i}", group) for i, group in enumerate(every)}
+        self._workers = {name: _Worker(name, group) for name, group in named(groups).items()}
         self._secret = secret
         self._place_s = place_s
         self._address = Address()
