@@ -45,7 +45,9 @@ class Cluster:
         checked = self.engine.check_params(params)
         return self.engine.prepare_checked(list(prompt), checked, f"r{self._number}", **options)  # type: ignore[arg-type]
 
-    async def run(self, prompt: Sequence[int], params: SamplingParams, on_event: Callable[[OutputEvent], None] | None = None) -> RequestOutput:
+    async def run(
+        self, prompt: Sequence[int], params: SamplingParams, on_event: Callable[[OutputEvent], None] | None = None
+    ) -> RequestOutput:
         """One request, read to its end."""
         prepared = self.prepare(prompt, params)
         output = RequestOutput.start(prepared.request, None, [])

@@ -5,13 +5,13 @@ Its logits are random and the same in every process (``random_logits``). $OCTAVO
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 
 import click
 import numpy as np
 
+from octavo.cli.worker import run
 from octavo.config import EngineConfig
 from octavo.distributed.channel import Address
 from octavo.distributed.handshake import read_secret
@@ -44,8 +44,8 @@ def load(config: EngineConfig) -> Engine:
 @click.option("--give-up-s", type=float)
 def main(connect: str, name: str, role: str, threads: int | None, give_up_s: float | None) -> None:
     options = WorkerOptions(name, role, threads, give_up_s=give_up_s)
-    asyncio.run(WorkerServer(Address.parse(connect), read_secret(), options, load).run())
+    sys.exit(run(WorkerServer(Address.parse(connect), read_secret(), options, load)))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -13,7 +13,7 @@ from octavo.distributed.cluster_options import ClusterOptions
 from octavo.distributed.fleet import LivenessLimits, WorkerState
 from octavo.engine.event_stream import EngineUnavailable
 from octavo.engine.outputs import OutputEvent, RequestOutput
-from tests.distributed.clusters import PATIENT, Cluster, alone, cluster, run_alone
+from tests.distributed.clusters import Cluster, alone, cluster, run_alone
 
 SAMPLED = SamplingParams(
     temperature=0.8, top_p=0.95, frequency_penalty=0.4, repetition_penalty=1.1, max_tokens=40, ignore_eos=True, logprobs=2
@@ -46,16 +46,178 @@ def as_answer(output: RequestOutput) -> RequestOutput:
 @pytest.fixture(scope="module")
 def expected() -> list[RequestOutput]:
     engine = alone()
-    return [as_answer(run_alone(engine, *job)) for job in jobs(42)]
+    return [as_answer(run_alone(engine, *job)) for job in jobs(21)]
 
 
 def test_two_replicas_answer_as_one_engine(expected: list[RequestOutput]) -> None:
     async def run() -> None:
         async with cluster(2) as two:
-            got = await asyncio.gather(*(two.run(*job) for job in jobs(42)))
+            got = await asyncio.gather(*(two.run(*job) for job in jobs(21)))
             assert [as_answer(output) for output in got] == expected
             assert {leg.worker for journey in two.engine.journeys.all() for leg in journey.legs} == {"worker-0", "worker-1"}
             await two.until(lambda: all(link.load.num_used_blocks == 0 for link in two.engine.control))
             assert two.engine.flights.num_lost == 0
+
+    asyncio.run(run())
+
+
+class Watched:
+    """Requests that run together; ``reached``: those that have had so many tokens."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.num_tokens: dict[str, int] = {}
+
+    def _count(self, event: OutputEvent) -> None:
+        self.num_tokens[event.request_id] = self.num_tokens.get(event.request_id, 0) + len(event.token_ids)
+
+    def start(self, some: list[tuple[list[int], SamplingParams]]) -> list[asyncio.Task[RequestOutput]]:
+        return [asyncio.create_task(self.cluster.run(*job, self._count)) for job in some]
+
+    async def until_streaming(self, num_requests: int, num_tokens: int = 3) -> None:
+        await self.cluster.until(lambda: sum(n >= num_tokens for n in self.num_tokens.values()) >= num_requests)
+
+
+async def all_free(cluster: Cluster) -> None:
+    """Every worker is trusted, and its blocks are nobody's."""
+    links = cluster.engine.control
+    names = set(cluster.processes.names)
+    await cluster.until(lambda: {link.name for link in links if link.takes_requests} == names)
+    await cluster.until(lambda: all(link.load.num_used_blocks == link.load.num_running == link.load.num_waiting == 0 for link in links))
+
+
+def test_streams_survive_workers_that_are_killed(expected: list[RequestOutput]) -> None:
+    """kill -9 of a worker while all kinds of requests stream: every answer is that of the undisturbed engine, and another comes."""
+
+    async def run() -> None:
+        async with cluster(2, delay_s=0.004) as two:
+            for victim in ("worker-0", "worker-1"):
+                watched = Watched(two)
+                tasks = watched.start(jobs(21))
+                await watched.until_streaming(9)
+                before = two.engine.flights.num_lost
+                has = [request_id for request_id in watched.num_tokens if two.holder(request_id) == victim]
+                two.signal(victim, signal.SIGKILL)
+                assert [as_answer(output) for output in await asyncio.gather(*tasks)] == expected
+                assert two.engine.flights.num_lost - before >= len(has) > 0
+                await all_free(two)
+
+    asyncio.run(run())
+
+
+def test_streams_survive_a_worker_that_hangs(expected: list[RequestOutput]) -> None:
+    """SIGSTOP: its streams go on elsewhere; when it goes on it begins anew, and what it still says of them is dropped."""
+
+    async def run() -> None:
+        options = ClusterOptions(liveness=LivenessLimits(suspect_s=0.6, stall_s=60.0, gone_s=60.0))
+        async with cluster(2, delay_s=0.004, options=options) as two:
+            watched = Watched(two)
+            tasks = watched.start(jobs(21))
+            await watched.until_streaming(9)
+            two.signal("worker-0", signal.SIGSTOP)
+            assert [as_answer(output) for output in await asyncio.gather(*tasks)] == expected
+            found = two.engine.control.find("worker-0")
+            assert found is not None and found.worker.state is WorkerState.SUSPECT
+            two.signal("worker-0", signal.SIGCONT)
+            await all_free(two)
+            assert two.engine.control.find("worker-0") is found
+
+    asyncio.run(run())
+
+
+def test_without_a_worker_requests_wait_for_the_next_one_and_not_for_ever(expected: list[RequestOutput]) -> None:
+    async def run() -> None:
+        async with cluster(1, delay_s=0.004) as one:
+            watched = Watched(one)
+            tasks = watched.start(jobs(7))
+            await watched.until_streaming(3)
+            one.signal("worker-0", signal.SIGKILL)
+            assert [as_answer(output) for output in await asyncio.gather(*tasks)] == expected[:7]
+
+            one.engine.options = replace(one.engine.options, worker_wait_s=0.3)
+            one.processes.release("worker-0")
+            one.signal("worker-0", signal.SIGKILL)
+            await one.until(lambda: not one.engine.open_links())
+            assert not one.engine.health().ready and one.engine.health().live
+            output = await one.run(*jobs(1)[0])
+            assert output.error_code == "no_worker" and "0.3 s" in str(output.error)
+
+    asyncio.run(run())
+
+
+def test_clients_that_leave_free_their_workers() -> None:
+    async def run() -> None:
+        async with cluster(2, delay_s=0.004) as two:
+            for num_tokens in (0, 1, 5):
+                watched = Watched(two)
+                tasks = watched.start(jobs(21))
+                if num_tokens:
+                    await watched.until_streaming(5, num_tokens)
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks)
+                assert len(two.engine.flights) == two.engine.flights.num_waiting == 0
+                await all_free(two)
+
+    asyncio.run(run())
+
+
+def test_workers_are_replaced_and_drained_without_a_failed_request(expected: list[RequestOutput]) -> None:
+    async def run() -> None:
+        async with cluster(2, delay_s=0.004) as two:
+            watched, before = Watched(two), {link.worker.boot_id for link in two.engine.control}
+            tasks = watched.start(jobs(21))
+            await watched.until_streaming(3)
+            assert (await two.engine.cluster.restart())["restart"] == {"done": 0, "of": 2}
+            with pytest.raises(ValueError, match="going on"):
+                await two.engine.cluster.restart()
+            later = watched.start(jobs(7))
+            assert [as_answer(output) for output in await asyncio.gather(*tasks)] == expected
+            assert [as_answer(output) for output in await asyncio.gather(*later)] == expected[:7]
+            await two.until(lambda: two.engine.cluster.status()["restart"] is None)
+            await all_free(two)
+            assert not before & {link.worker.boot_id for link in two.engine.control}
+
+            tasks = watched.start(jobs(7))
+            entry = await two.engine.cluster.drain("worker-1")
+            assert entry["draining"] and entry["name"] == "worker-1"
+            assert [as_answer(output) for output in await asyncio.gather(*tasks)] == expected[:7]
+            await two.until(lambda: [link.name for link in two.engine.control] == ["worker-0"])
+            assert two.processes.names == ["worker-0"] and two.engine.flights.num_lost == 0
+            assert as_answer(await two.run(*jobs(1)[0])) == expected[0]
+
+    asyncio.run(run())
+
+
+def test_a_worker_that_is_told_to_end_by_a_signal_ends_when_its_requests_are_done(expected: list[RequestOutput]) -> None:
+    async def run() -> None:
+        async with cluster(2, delay_s=0.004) as two:
+            watched = Watched(two)
+            tasks = watched.start(jobs(7))
+            await watched.until_streaming(2)
+            two.signal("worker-0", signal.SIGTERM)
+            assert [as_answer(output) for output in await asyncio.gather(*tasks)] == expected[:7]
+            await two.until(lambda: [link.name for link in two.engine.control] == ["worker-1"])
+            assert two.engine.flights.num_lost == 0
+
+    asyncio.run(run())
+
+
+def test_what_is_wrong_with_a_request_is_said_before_a_worker_sees_it() -> None:
+    async def run() -> None:
+        async with cluster(1) as one:
+            for prompt, params, param in (
+                ([], SamplingParams(), "prompt"),
+                ([10**6], SamplingParams(), "prompt"),
+                ([5], SamplingParams(n=65), "n"),
+                ([5] * 5000, SamplingParams(), "prompt"),
+            ):
+                with pytest.raises(ParameterError) as error:
+                    one.prepare(prompt, params)
+                assert error.value.param == param
+            assert one.prepare([5], SamplingParams(max_tokens=10**6)).warnings
+            one.engine.draining = True
+            with pytest.raises(EngineUnavailable, match="shutting down"):
+                one.prepare([5], SamplingParams())
 
     asyncio.run(run())

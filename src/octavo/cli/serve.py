@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from octavo.cli.cluster_flags import cluster_options, cluster_plan
 from octavo.cli.options import ByteSize, Finite, engine_config, engine_options, model_options
 from octavo.cli.progress import fetched
 
 if TYPE_CHECKING:
+    from octavo.config import EngineConfig
     from octavo.core.recorded_window import RecordedWindow, WindowReplay
+    from octavo.engine.serving import ServingEngine
 
 
 @click.command()
@@ -22,6 +26,7 @@ if TYPE_CHECKING:
 @click.option("--max-body-size", type=ByteSize(), default="32MiB", show_default=True, help="Largest request body.")
 @click.option("--drain-s", type=Finite(0), default=30.0, show_default=True, help="Seconds running requests get at shutdown.")
 @click.option("--explain-cache", is_flag=True, help="Usage says where and why a prompt left the prefix cache; shows others' tokens.")
+@cluster_options
 @engine_options
 def serve(**options: Any) -> None:
     """Serve a model over an OpenAI-compatible API."""
@@ -29,7 +34,8 @@ def serve(**options: Any) -> None:
         raise click.BadParameter("the key is empty; leave the flag out to serve without one", param_hint="'--api-key'")
     name = name_of(options["model"]) if options["served_model_name"] is None else options["served_model_name"]
     config = engine_config({**options, "served_model_name": name})
-    from octavo.server.launch import run_server
+    plan = cluster_plan(options)
+    from octavo.server.launch import load_in_process, run_server
     from octavo.server.options import ServerOptions
 
     server_options = ServerOptions(
@@ -38,7 +44,15 @@ def serve(**options: Any) -> None:
         drain_s=options["drain_s"],
         explain_cache=options["explain_cache"],
     )
-    run_server(fetched(config), options["host"], options["port"], server_options, _replay)
+    local = fetched(config)
+
+    def load(_: EngineConfig, beside: Callable[[], object]) -> ServingEngine:
+        from octavo.distributed.local_cluster import open_cluster
+
+        assert plan is not None
+        return open_cluster(config, local.model.model, plan, beside)  # workers elsewhere find the model by its own name
+
+    run_server(local, options["host"], options["port"], server_options, _replay, load_in_process if plan is None else load)
 
 
 def _replay(window: RecordedWindow) -> WindowReplay:

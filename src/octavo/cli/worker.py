@@ -37,10 +37,10 @@ def worker(connect: str, cluster_secret_file: str | None, name: str | None, **op
     except ValueError as error:
         raise click.BadParameter(str(error).partition("; ")[2], param_hint="'--connect'") from None
     named = WorkerOptions(name or f"{socket.gethostname()}-{os.getpid()}", **options)
-    sys.exit(_run(WorkerServer(address, read_secret(cluster_secret_file), named)))
+    sys.exit(run(WorkerServer(address, read_secret(cluster_secret_file), named)))
 
 
-def _run(server: WorkerServer) -> int:
+def run(server: WorkerServer) -> int:
     """The exit status: 0 when told to end, ``HOPELESS`` when another try would end alike."""
     import asyncio
 
@@ -50,7 +50,7 @@ def _run(server: WorkerServer) -> int:
     from octavo.distributed.worker import WorkerRefused
     from octavo.models.model_file import ModelFileError
 
-    async def run() -> None:
+    async def serve() -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, leave, number)
@@ -66,7 +66,7 @@ def _run(server: WorkerServer) -> int:
         server.leave(f"it got signal {number}")
 
     try:
-        asyncio.run(run())
+        asyncio.run(serve())
     except (ConfigError, ModelFileError, BackendError, WorkerRefused) as error:
         click.echo(f"octavo worker: {error}", err=True)
         return HOPELESS

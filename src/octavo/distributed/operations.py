@@ -89,6 +89,7 @@ class Operations:
         if link not in self._leaving:
             if self._launcher is not None and link.name in self._launcher.names:
                 self._launcher.release(link.name)
+            self._control.fleet.drain(link.worker)
             self._leaving[link] = asyncio.create_task(self._let_go(link))
 
     async def _let_go(self, link: Link) -> None:

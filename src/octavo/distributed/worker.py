@@ -74,8 +74,8 @@ class WorkerFailed(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """``name``: unique among a front end's workers. ``threads`` and ``model``: in place of what the front end says, which knows its own host
-    alone. ``give_up_s``: ends after so long without a front end (None: never)."""
+    """``name``: unique among a front end's workers. ``threads`` and ``model``: in place of what the front end says, which knows its own
+    host. ``give_up_s``: ends after so long without a front end (None: never)."""
 
     name: str
     role: str = "both"

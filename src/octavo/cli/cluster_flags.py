@@ -1,0 +1,72 @@
+"""Flags of a front end whose engine runs in workers, and the plan that they make. Explicit code, one option per field."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from octavo.cli.options import POSITIVE, Finite, add_options, bad_flag
+from octavo.config import ConfigError
+
+if TYPE_CHECKING:
+    from octavo.distributed.local_cluster import ClusterPlan
+
+ROUTERS = ("soonest", "shortest-queue", "predicted-seconds", "round-robin", "prefix-affinity")
+
+_WORKERS_HELP = "Worker processes on this host: a number, or prefill=N,decode=N (default: the engine runs in the server's process)."
+_LISTEN_HELP = "Where workers connect to, HOST:PORT (default: a socket that only this user's processes on this host reach)."
+_SECRET_HELP = "File with the secret that workers prove to know (default: $OCTAVO_CLUSTER_SECRET, or a new one for --workers alone)."
+_ROUTER_HELP = "Who gets a request. soonest: by what is cached there and what waits."
+_WAIT_HELP = "Seconds that a request waits while there is no worker."
+_SUSPECT_HELP = "Seconds of silence after which a worker's streams go on elsewhere."
+_STALL_HELP = "Seconds of one step after which they do."
+
+
+def cluster_options(function: Callable) -> Callable:
+    """--workers and what goes with it."""
+    return add_options(
+        [
+            click.option("--workers", metavar="N|prefill=N,decode=N", help=_WORKERS_HELP),
+            click.option("--workers-listen", metavar="HOST:PORT", help=_LISTEN_HELP),
+            click.option("--cluster-secret-file", type=click.Path(dir_okay=False), help=_SECRET_HELP),
+            click.option("--router", type=click.Choice(ROUTERS), default="soonest", show_default=True, help=_ROUTER_HELP),
+            click.option("--worker-wait-s", type=Finite(0), default=30.0, show_default=True, help=_WAIT_HELP),
+            click.option("--worker-suspect-s", type=POSITIVE, default=1.0, show_default=True, help=_SUSPECT_HELP),
+            click.option("--worker-stall-s", type=POSITIVE, default=10.0, show_default=True, help=_STALL_HELP),
+        ]
+    )(function)
+
+
+def cluster_plan(options: dict[str, Any]) -> ClusterPlan | None:
+    """What the flags ask for; None: the engine runs in this process. Raises BadParameter that names the flag."""
+    if options["workers"] is None and options["workers_listen"] is None:
+        _refuse_alone(options)
+        return None
+    from octavo.distributed.channel import Address
+    from octavo.distributed.cluster_options import ClusterOptions, parse_workers
+    from octavo.distributed.fleet import LivenessLimits
+    from octavo.distributed.local_cluster import ClusterPlan
+
+    try:
+        workers = {} if options["workers"] is None else parse_workers(options["workers"])
+    except ConfigError as error:
+        raise bad_flag(error) from None
+    try:
+        listen = None if options["workers_listen"] is None else Address.parse(options["workers_listen"])
+    except ValueError as error:
+        raise click.BadParameter(str(error).partition(": ")[2], param_hint="'--workers-listen'") from None
+    suspect_s = options["worker_suspect_s"]
+    liveness = LivenessLimits(suspect_s, options["worker_stall_s"], max(30.0, 10 * suspect_s))
+    chosen = ClusterOptions(liveness=liveness, worker_wait_s=options["worker_wait_s"], router=options["router"])
+    return ClusterPlan(workers, listen, options["cluster_secret_file"], chosen)
+
+
+def _refuse_alone(options: dict[str, Any]) -> None:
+    """A flag that does nothing without workers is a mistake."""
+    context = click.get_current_context(silent=True)
+    for name in ("cluster_secret_file", "router", "worker_wait_s", "worker_suspect_s", "worker_stall_s"):
+        source = None if context is None else context.get_parameter_source(name)
+        if source is click.core.ParameterSource.COMMANDLINE:
+            raise click.BadParameter("it does nothing without --workers", context, param_hint=f"'--{name.replace('_', '-')}'")
