@@ -145,7 +145,7 @@ class ClusterEngine:
 
     def _is_complete(self) -> bool:
         ready = {link.name for link in self.open_links()}
-        return bool(ready) if self.launcher is None else ready.issuperset(self.launcher.names)
+        return bool(ready) and (self.launcher is None or ready.issuperset(self.launcher.names))
 
     async def stop(self, drain_s: float = 0.0) -> None:
         """See ServingEngine."""
