@@ -313,7 +313,7 @@ class ClusterEngine:
         self._changed.set()
 
     def worker_leaves(self, link: Link) -> None:
-        self.cluster.let_go(link)
+        self.cluster.let_go(link, for_good=False)  # whoever keeps workers running starts another
         self._changed.set()
 
     def told(self, link: Link) -> None:

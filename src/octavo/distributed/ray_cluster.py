@@ -5,7 +5,7 @@
 
 A ``Launcher`` of ``cluster_engine``, and one of the two files that import Ray. Ray places and ends processes; it carries no request, no
 token and no KV. Pauses double with each worker that ends soon after its start, so that a model which cannot be loaded is not tried many
-times a second; a worker that says that it can never work is ``trouble``, and is not tried again.
+times a second. A worker that says that it can never work is not tried again; that, and one that fails again and again, is ``trouble``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noq
 from octavo.distributed.channel import Address  # noqa: E402
 from octavo.distributed.cluster_file import WorkerGroup  # noqa: E402
 from octavo.distributed.placing import Node, alive, check_fits, demand, equal_share, find_node, named, shown  # noqa: E402
-from octavo.distributed.ray_worker import WorkerActor  # noqa: E402
+from octavo.distributed.ray_worker import WorkerActor, WorkerEnd  # noqa: E402
 from octavo.distributed.worker import WorkerOptions, WorkerPost  # noqa: E402
 
 logger = logging.getLogger("octavo.cluster")
@@ -40,6 +40,7 @@ PLACE_S = 60.0  # after which a worker without a place is spoken of
 END_S = 15.0  # for a worker that was told to end
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 30.0
+MAX_FAILED = 5  # starts in a row, after which whoever waits for the worker is told
 STEADY_S = 30.0  # a worker that has run so long ends the doubling of pauses
 OBJECT_STORE_BYTES = 80 << 20  # of a Ray of our own, which keeps nothing in it; Ray asks for 75 MiB at least
 
@@ -50,13 +51,14 @@ class RayUnavailable(RuntimeError):
 
 @dataclass(slots=True, eq=False)
 class _Worker:
-    """One worker that is kept running. ``released``: for good; ``wanted``: another one at once, after this."""
+    """One worker that is kept running. ``released``: for good; ``wanted``: another one at once, after this. ``num_failed``: starts in a row
+    that ended by the worker's own error."""
 
     name: str
     group: WorkerGroup
     actor: Any = None
     node: str | None = None
-    num_starts: int = 0
+    num_failed: int = 0
     released: bool = False
     wanted: bool = False
     keeper: asyncio.Task[None] | None = None
@@ -161,37 +163,40 @@ class RayLauncher:
         while True:
             started_s = time.monotonic()
             try:
-                reason = await self._run_once(worker)
+                end = await self._run_once(worker)
             finally:
                 _kill(worker)
-            if worker.released or worker.wanted or self._trouble is not None:
+            if worker.released or worker.wanted:
                 return
             if time.monotonic() - started_s >= STEADY_S:
-                pause_s = FIRST_PAUSE_S
-            logger.warning("%s has ended: %s; another is started in %.1f s", worker.name, reason, pause_s)
+                worker.num_failed, pause_s = 0, FIRST_PAUSE_S
+            if end.hopeless or worker.num_failed >= MAX_FAILED:
+                self._trouble = f"{worker.name}: {end.reason}"
+            if end.hopeless:
+                logger.error("%s cannot run and is not tried again: %s", worker.name, end.reason)
+                return
+            logger.warning("%s has ended: %s; another is started in %.1f s", worker.name, end.reason, pause_s)
             await asyncio.sleep(pause_s)
             if worker.released:
                 return
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
-    async def _run_once(self, worker: _Worker) -> str:
+    async def _run_once(self, worker: _Worker) -> WorkerEnd:
         """From the asking for a place to the end of the process; why it ended."""
-        worker.num_starts += 1
         cpus = int(demand(worker.group, self._share)["CPU"])
         options = WorkerOptions(worker.name, worker.group.role, threads=max(1, cpus))
         try:
             worker.actor = await asyncio.to_thread(_new_actor, worker.group, cpus)
             worker.node = await self._placed(worker)
             logger.info("%s is at %s", worker.name, worker.node)
-            end = await worker.actor.run.remote(WorkerPost(self._address, self._secret, options))
+            end: WorkerEnd = await worker.actor.run.remote(WorkerPost(self._address, self._secret, options))
+            return end
         except ray.exceptions.RayTaskError as error:  # its own error, or that of importing it
-            return f"{type(error.cause).__name__}: {error.cause}"
+            worker.num_failed += 1
+            return WorkerEnd(f"{type(error.cause).__name__}: {error.cause}")
         except ray.exceptions.RayError as error:  # its process or its node is gone
-            return _first_line(error)
-        if end.hopeless:
-            self._trouble = f"{worker.name}: {end.reason}"
-            logger.error("%s", self._trouble)
-        return str(end.reason)
+            worker.num_failed = 0
+            return WorkerEnd(_first_line(error))
 
     async def _placed(self, worker: _Worker) -> str:
         """Where it is, once it is somewhere; says so when that takes long."""
