@@ -22,11 +22,12 @@ MAY_IMPORT = {
     "engine": {"core", "models", "sampling", "costs", "backends", "speculative"},
     "workload": {"core"},
     "server": {"engine", "core", "models", "sampling", "distributed"},
-    "bench": {"core", "engine", "workload", "models", "backends"},
+    "bench": {"core", "engine", "workload", "models", "backends", "distributed"},
     "distributed": {"core", "engine", "models", "costs", "backends.base"},
     "simulator": {
         "core", "models.program", "costs", "backends.base", "backends.sim", "speculative", "engine.loop", "engine.timeline",
-        "engine.outputs", "distributed.router", "distributed.handoff", "distributed.pools", "workload",
+        "engine.outputs", "distributed.router", "distributed.views", "distributed.handoff", "distributed.pools", "distributed.roles",
+        "workload",
     },  # never torch, ray or the native module
     "planning": {"core", "models", "costs", "simulator", "workload", "distributed.router", "distributed.handoff"},
     "reproduce": {"bench", "simulator", "engine", "workload"},
@@ -52,6 +53,11 @@ LIBRARIES = {
     "reproduce": set(),
     "config": set(),
 }
+# modules of distributed/ that compute and nothing else: the same objects serve a simulation and real workers.
+PURE = (
+    "router", "views", "soonest", "published_keys", "fair_queue", "dispatcher", "told_load", "handoff", "pools", "roles", "autoscale",
+)  # fmt: skip
+NOT_PURE = {"asyncio", "multiprocessing", "os", "random", "select", "socket", "ssl", "subprocess", "threading", "time"}
 FILES = sorted(SRC.rglob("*.py"))
 
 
@@ -99,6 +105,16 @@ def test_imports_follow_the_layers(file: Path) -> None:
             assert top in allowed or any(target == a or target.startswith(a + ".") for a in allowed if "." in a), where
         elif module.split(".")[0] not in sys.stdlib_module_names:
             assert module.split(".")[0] in LIBRARIES[package], where
+
+
+@pytest.mark.parametrize("name", PURE)
+def test_pure_modules_of_distributed_read_no_clock_and_send_nothing(name: str) -> None:
+    for line, module in imported_modules(SRC / "distributed" / f"{name}.py"):
+        parts = module.split(".")
+        if parts[0] == "octavo":
+            assert parts[1] == "core" or (parts[1] == "distributed" and parts[2] in PURE), f"{name}.py:{line} imports {module}"
+        else:
+            assert parts[0] in sys.stdlib_module_names and parts[0] not in NOT_PURE, f"{name}.py:{line} imports {module}"
 
 
 @pytest.mark.parametrize("file", [f for f in FILES if f.name == "__init__.py" and f.parent != SRC], ids=lambda f: str(f.relative_to(SRC)))

@@ -31,6 +31,8 @@ def test_what_is_not_there_is_named(octavo: Octavo, tmp_path: Path) -> None:
     assert ended.code == 1 and "splitwise_perf_model.csv" in ended.err
     ended = octavo("bench", "goodput", "--data", tmp_path, "--slo", "ttft=1")
     assert ended.code == 2 and "'--slo'" in ended.err and "goodput needs both limits" in ended.err
+    ended = octavo("bench", "goodput", "--data", tmp_path, "--slowdown", "ttft=3,e2e=2")
+    assert ended.code == 2 and "'--slowdown': 'ttft=3,e2e=2' is not allowed; ttft=TIMES,itl=TIMES" in ended.err
 
 
 def test_goodput_of_a_small_cluster(octavo: Octavo, tmp_path: Path) -> None:
@@ -42,7 +44,7 @@ def test_goodput_of_a_small_cluster(octavo: Octavo, tmp_path: Path) -> None:
     (tmp_path / "splitwise_perf_model.csv").write_text("".join(rows))
     trace = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:00:00.0,600,8\n2023-11-16 18:00:01.0,900,5\n"
     (tmp_path / "AzureLLMInferenceTrace_code.csv").write_text(trace)
-    small = ("--scale", "0.03", "--seconds", "3", "--precision", "0.5", "--workload", "code", "--design", "HA", "--splits", "1")
+    small = ("--scale", "0.05", "--seconds", "3", "--precision", "0.5", "--workload", "code", "--design", "HA", "--splits", "1")
     ended = octavo("bench", "goodput", "--data", tmp_path, *small)
     assert ended.code == 0, ended.err
     record = json.loads(ended.out.splitlines()[-1])
@@ -52,4 +54,4 @@ def test_goodput_of_a_small_cluster(octavo: Octavo, tmp_path: Path) -> None:
     for arm in record["arms"]:
         (holds_at, fails_at), points = arm["brackets"][0], dict(arm["attained"]["0"])
         assert 0 < holds_at < fails_at and points[holds_at] >= 0.9 > points[fails_at]
-    assert record["arms"][-1]["tried"] and "90 % of the requests within TTFT 1.2 s and 0.075 s between tokens" in ended.out
+    assert record["arms"][-1]["tried"] and "90 % of the requests within 3 times the TTFT and 1.5 times the mean" in ended.out

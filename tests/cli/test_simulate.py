@@ -12,6 +12,7 @@ from octavo.costs.coefficients import Coefficients
 from octavo.costs.machines import known_machines
 from tests.cli.conftest import Ended, Octavo
 
+ROLES = ("--num-kv-blocks", "64", "--kv-bytes", "1000", "--rate", "1", "--roles", "prefill=1,decode=1")
 LOAD = ("--rate", "20", "--num-requests", "30", "--prompt-len", "uniform:5:60", "--output-len", "uniform:2:20")
 
 
@@ -64,6 +65,23 @@ def test_fitted_costs_need_no_model(octavo: Octavo, fitted: Path) -> None:
     assert [engine["num_requests"] for engine in two["engines"]] == [15, 15]
     assert two["itl_s"]["mean"] < one["itl_s"]["mean"]
     assert one["step_cost_error"] == 0.032 and "off by 3.2 % (median)" in octavo(*flags[:-1]).out
+
+
+def test_a_pair_of_engines_may_have_a_link_of_its_own(octavo: Octavo, fitted: Path) -> None:
+    flags = (*ROLES, "--fitted", fitted, "--num-requests", "20", "--prompt-len", "40", "--output-len", "5")
+    plain = last_record(octavo("simulate", *flags, "--json"))
+    slow = last_record(octavo("simulate", *flags, "--json", "--links", "0-1=20000:0.5"))
+    assert plain["num_handed_over"] == slow["num_handed_over"] == 20
+    assert slow["itl_s"]["mean"] > 10 * plain["itl_s"]["mean"]
+
+
+def test_engines_lend_each_other_a_hand(octavo: Octavo, tiny: Path) -> None:
+    load = ("--rate", "4000", "--num-requests", "300", "--prompt-len", "60", "--output-len", "20", "--seed", "1")
+    flags = ("simulate", "-m", tiny, "--machine", "t4", "--num-kv-blocks", "2000", "--roles", "prefill=1,decode=3", *load, "--json")
+    for router in ("shortest-queue", "soonest"):
+        plain, mixed = (last_record(octavo(*flags, "--router", router, *more)) for more in ((), ("--mixed",)))
+        assert plain["num_completed"] == mixed["num_completed"] == plain["num_handed_over"] == 300
+        assert mixed["num_handed_over"] <= 300
 
 
 def test_roles_hand_over(octavo: Octavo, fitted: Path) -> None:
@@ -122,6 +140,10 @@ def test_drafts_and_prefixes(octavo: Octavo, fitted: Path) -> None:
         (("--fitted", "FITTED", "--num-kv-blocks", "9", "--rate", "0"), "--rate"),
         (("--fitted", "FITTED", "--num-kv-blocks", "9", "--rate", "1", "--slo", "ttft=0"), "--slo"),
         (("--fitted", "FITTED", "--num-kv-blocks", "9", "--rate", "1", "--roles", "prefill=1"), "--roles"),
+        (("--fitted", "FITTED", "--num-kv-blocks", "9", "--rate", "1", "--mixed"), "--mixed"),
+        (("--fitted", "FITTED", "--num-kv-blocks", "9", "--rate", "1", "--engines", "2", "--links", "0-1=1e9"), "--links"),
+        (("--fitted", "FITTED", *ROLES, "--links", "0-2=1e9"), "--links"),
+        (("--fitted", "FITTED", *ROLES, "--links", "0-1"), "--links"),
         (("--fitted", "FITTED", "--num-kv-blocks", "9", "--rate", "1", "--duration", "-1"), "--duration"),
         (("--fitted", "FITTED", "--num-kv-blocks", "9", "--rate", "1", "--roles", "prefill=1,decode=1", "--engines", "2"), "--engines"),
         (("--fitted", "FITTED", "--num-kv-blocks", "9", "--concurrency", "1", "--burstiness", "2"), "--burstiness"),

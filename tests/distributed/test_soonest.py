@@ -23,7 +23,7 @@ class TokenCosts:
 
 
 def router(**options: object) -> SoonestDone:
-    return SoonestDone(16, TokenCosts(), **options)  # type: ignore[arg-type]
+    return SoonestDone(16, TokenCosts(), **{"work_weight": 1.0, **options})  # type: ignore[arg-type]
 
 
 def test_what_is_cached_is_worth_what_computing_it_takes() -> None:
@@ -42,6 +42,14 @@ def test_a_prompt_that_is_all_cached_still_computes_its_last_token() -> None:
     engines[1].pending_s = 0.635
     one.keys.ended("a")
     assert one.choose(route("b", 64, num_output=1, prefix_keys=keys("abcd")), engines) == 0
+
+
+def test_computing_weighs_more_than_waiting() -> None:
+    one, engines = router(work_weight=2.0), [View(0), View(1, pending_s=1.2)]
+    one.told(1, keys("abcd"), ())
+    assert one.choose(route("a", 80, num_output=1, prefix_keys=keys("abcd")), engines) == 1  # 64 tokens saved are 1.28 s
+    with pytest.raises(ValueError, match="work_weight: 0.5"):
+        router(work_weight=0.5)
 
 
 def test_what_was_just_sent_counts_as_cached_until_it_ends() -> None:

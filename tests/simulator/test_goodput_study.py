@@ -17,8 +17,9 @@ from octavo.simulator.goodput_study import (
     Arm,
     GoodputOptions,
     GoodputStudy,
+    Slowdowns,
 )
-from octavo.simulator.records import Slo
+from octavo.simulator.records import RequestRecord, Slo
 from octavo.simulator.splitwise_study import A100, H100, Design
 from octavo.workload.traces import Trace, TraceRow
 from tests.simulator.splitwise_golden import table
@@ -34,11 +35,11 @@ class Known(GoodputStudy):
 
     def run(self, arm: Arm, workload: str, rate: float, seed: int) -> Any:
         self.num_runs += 1
-        return SimpleNamespace(slo_attainment=float(rate <= self.capacity(arm.design) + seed))
+        return SimpleNamespace(num_arrived=1, slo_attainment=float(rate <= self.capacity(arm.design) + seed))
 
 
 def known(capacity: Callable[[Design], float], **options: Any) -> Known:
-    study = Known({}, {}, GoodputOptions(**{"first": 10.0, "ratio": 1.05, **options}))
+    study = Known({}, {}, GoodputOptions(Slo(ttft_s=1.0, itl_s=1.0), **{"first": 10.0, "ratio": 1.05, **options}))
     study.capacity = capacity
     return study
 
@@ -64,8 +65,14 @@ def test_the_best_split_is_that_of_trying_all(best: int) -> None:
 def test_the_power_bounds_what_is_tried() -> None:
     study = known(lambda design: float(design.num_prompt))
     found = study.best_split(DESIGNS["HA"], "x", DESIGNS["Baseline-H100"].power)
-    assert found.arm.design.num_prompt == 39 and found.arm.design.num_token == 1
+    (bracket,) = found.brackets
+    assert bracket.holds_at <= found.arm.design.num_prompt <= 39 < bracket.fails_at * 1.05  # 39 + 1 is no better by a step of the grid
     assert all(design.power <= DESIGNS["Baseline-H100"].power for design, _ in found.tried)
+
+
+def test_a_power_that_leaves_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="power: 44.0 is not allowed; it leaves HA 1P\\+1T no machine"):
+        known(lambda design: 1.0).best_split(Design("HA", A100, 1, H100, 1), "x", 44.0)
 
 
 def test_a_smaller_cluster_has_something_of_everything() -> None:
@@ -88,6 +95,23 @@ def test_small_clusters_for_real() -> None:
     flooded = [study.run(arm, "x", 60.0, 0).slo_attainment for arm in arms]
     assert all(share is not None and share < 0.9 for share in flooded)
     assert study.run(arms[0], "x", 1.0, 0) == calm[0]
+
+
+def test_slowdowns_count_by_the_prompt_of_each_request() -> None:
+    study = GoodputStudy(TABLES, {}, GoodputOptions(Slowdowns(ttft=2.0, itl=1.5)))
+    first_s, next_s = TABLES[A100].prompt_s(1000), TABLES[A100].token_s(1000)
+
+    def record(ttft_s: float | None, itl_s: float | None) -> RequestRecord:
+        return RequestRecord("r", 0, 0.0, 1000, 10, 0, ttft_s, 1.0, itl_s, None)
+
+    records = (
+        record(1.99 * first_s, 1.49 * next_s), record(2.01 * first_s, next_s), record(first_s, 1.51 * next_s), record(first_s, None),
+        record(None, None),
+    )  # fmt: skip
+    assert study.attained(SimpleNamespace(num_arrived=8, records=records)) == 2 / 8  # type: ignore[arg-type]
+    assert study.attained(SimpleNamespace(num_arrived=0, records=(), slo_attainment=None)) == 0.0  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="slowdown itl: 0.5"):
+        Slowdowns(itl=0.5)
 
 
 def test_what_makes_no_sense_is_refused() -> None:

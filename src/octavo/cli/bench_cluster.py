@@ -12,13 +12,15 @@ from octavo.cli.options import POSITIVE, SHARE
 from octavo.distributed.router import ROUTERS
 
 if TYPE_CHECKING:
-    from octavo.simulator.goodput_study import Arm, BestArm, GoodputOptions, GoodputStudy
+    from octavo.simulator.engine_spec import EngineSpec
+    from octavo.simulator.goodput_study import Arm, BestArm, GoodputOptions, GoodputStudy, Slowdowns
     from octavo.simulator.routing_study import Routed
 
 _MODEL_HELP = "What runs: as for `octavo simulate`."
 _WORKLOADS = {"conversation": "AzureLLMInferenceTrace_conv.csv", "code": "AzureLLMInferenceTrace_code.csv"}
 _TABLE = "splitwise_perf_model.csv"
 _DESIGNS = ("AA", "HH", "HA", "HHcap")
+_LONGEST = 1 << 14  # tokens: conversations are longer than the context of small models, which costs do not depend on
 _LOOKUPS = ("two-variable", "context", "published")
 
 
@@ -26,6 +28,7 @@ _LOOKUPS = ("two-variable", "context", "published")
 @click.option("--model", "-m", default="smollm2", show_default=True, help=_MODEL_HELP)
 @click.option("--machine", default="l4", show_default=True, help="On what: as for `octavo simulate`.")
 @click.option("--machines", type=click.Path(exists=True, dir_okay=False), help="TOML file of machines.")
+@click.option("--fitted", type=click.Path(exists=True, dir_okay=False), help="In place of --machine: what `octavo calibrate` wrote.")
 @click.option("--engines", "num_engines", type=click.IntRange(1), default=4, show_default=True, help="Engines, all alike.")
 @click.option("--num-kv-blocks", type=click.IntRange(1), help="KV blocks of each (default: what fits).")
 @click.option("--rate", type=POSITIVE, default=1.0, show_default=True, help="Conversations that begin in a second.")
@@ -35,35 +38,46 @@ _LOOKUPS = ("two-variable", "context", "published")
 @click.option("--seed", "seeds", type=click.IntRange(0), multiple=True, default=(0, 1, 2), show_default=True, help="A load for each.")
 @click.option("--json", "as_json", is_flag=True, help="Print only the JSON record.")
 def routing(
-    model: str, machine: str, machines: str | None, num_kv_blocks: int | None, routers: tuple[str, ...], seeds: tuple[int, ...],
-    as_json: bool, **case_options: Any,
+    model: str, machine: str, machines: str | None, fitted: str | None, num_kv_blocks: int | None, routers: tuple[str, ...],
+    seeds: tuple[int, ...], as_json: bool, **case_options: Any,
 ) -> None:  # fmt: skip
     """Ways of routing conversations, simulated: the same turns over the same engines, each with its own prefix cache.
 
     How much of the prompts each router lets the engines find in their caches, how much they compute, and the time to the first token. The
     last line printed is a JSON record.
     """
-    from octavo.cli.simulate import work_of
-    from octavo.config import CacheConfig, SchedulerConfig
-    from octavo.costs.machines import MachineError, find_machine
     from octavo.simulator.routing_study import BASELINE, COMPARED, RoutingCase, route_once
-    from octavo.simulator.scenario import machine_engine
 
     try:
-        found = find_machine(machine, machines)
         case = RoutingCase(**case_options)
         case.conversations(0)
-    except MachineError as error:
-        raise click.BadParameter(str(error).removeprefix("machine: "), param_hint="'--machine'") from None
     except ValueError as error:
         raise click.BadParameter(str(error).partition(": ")[2], param_hint="'--turns'") from None
-    work, context = work_of(model, 2.0)
-    spec = machine_engine(work, found, context, SchedulerConfig(max_num_seqs=256, max_num_batched_tokens=512), CacheConfig(), num_kv_blocks)
+    spec = _routed_engine(model, machine, machines, fitted, num_kv_blocks)
     names = (BASELINE, *(name for name in (routers or COMPARED) if name != BASELINE))
     runs = [route_once(spec, case, name, seed) for seed in dict.fromkeys(seeds) for name in names]
     if not as_json:
         click.echo(_routing_table(runs, names))
-    click.echo(json.dumps({"bench": "routing", "model": model, "machine": machine, "runs": [run.to_dict() for run in runs]}))
+    click.echo(json.dumps({"bench": "routing", "model": model, "machine": spec.name, "runs": [run.to_dict() for run in runs]}))
+
+
+def _routed_engine(model: str, machine: str, machines: str | None, fitted: str | None, num_kv_blocks: int | None) -> EngineSpec:
+    from octavo.cli.simulate import work_of
+    from octavo.config import CacheConfig, SchedulerConfig
+    from octavo.costs.coefficients import read_coefficients
+    from octavo.costs.machines import MachineError, find_machine
+    from octavo.simulator.scenario import fitted_engine, machine_engine
+
+    scheduler, cache = SchedulerConfig(max_num_seqs=256, max_num_batched_tokens=512), CacheConfig()
+    if fitted is not None:
+        if num_kv_blocks is None:
+            raise click.BadParameter("it is needed with --fitted, which tells of no memory", param_hint="'--num-kv-blocks'")
+        return fitted_engine(read_coefficients(fitted), num_kv_blocks, _LONGEST, scheduler, cache)
+    try:
+        found = find_machine(machine, machines)
+    except MachineError as error:
+        raise click.BadParameter(str(error).removeprefix("machine: "), param_hint="'--machine'") from None
+    return machine_engine(work_of(model, 2.0)[0], found, _LONGEST, scheduler, cache, num_kv_blocks)
 
 
 def _routing_table(runs: list[Routed], names: tuple[str, ...]) -> str:
@@ -96,7 +110,8 @@ def _span(values: list[float], form: str = ".4g") -> str:
 @click.option("--data", required=True, type=click.Path(exists=True, file_okay=False), help="Folder of the published data files.")
 @click.option("--workload", type=click.Choice(list(_WORKLOADS)), default="conversation", show_default=True, help="Whose lengths.")
 @click.option("--design", "designs", type=click.Choice(_DESIGNS), multiple=True, help="These alone, beside the baselines.")
-@click.option("--slo", default="ttft=1.2,itl=0.075", show_default=True, help="Both limits, in seconds.")
+@click.option("--slowdown", default="ttft=3,itl=1.5", show_default=True, help="Both limits, times what an idle A100 machine takes.")
+@click.option("--slo", help="Both limits in seconds, in place of --slowdown, such as ttft=2,itl=0.1.")
 @click.option("--attainment", "share", type=SHARE, default=0.9, show_default=True, help="Share of requests that are to keep them.")
 @click.option("--seconds", "duration_s", type=POSITIVE, default=60.0, show_default=True, help="Of arrivals.")
 @click.option("--scale", type=POSITIVE, default=1.0, show_default=True, help="Machines, times this: 40 H100 and 70 A100 at 1.")
@@ -108,8 +123,8 @@ def _span(values: list[float], form: str = ".4g") -> str:
 @click.option("--seed", "seeds", type=click.IntRange(0), multiple=True, default=(0,), show_default=True, help="A load for each.")
 @click.option("--json", "as_json", is_flag=True, help="Print only the JSON record.")
 def goodput(
-    data: str, workload: str, designs: tuple[str, ...], slo: str, precision: float, mixed: bool, seeds: tuple[int, ...], as_json: bool,
-    **options: Any,
+    data: str, workload: str, designs: tuple[str, ...], slowdown: str, slo: str | None, precision: float, mixed: bool,
+    seeds: tuple[int, ...], as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Prefill apart, together or in chunks, on clusters of Splitwise's machines at equal power.
 
@@ -123,9 +138,8 @@ def goodput(
     from octavo.workload.traces import read_trace
 
     try:
-        study_options = GoodputOptions(
-            Slo(**parse_slo(slo)), seeds=tuple(dict.fromkeys(seeds)), ratio=1.0 + precision, **options
-        )
+        limits: Slo | Slowdowns = Slo(**parse_slo(slo)) if slo is not None else _slowdowns(slowdown)
+        study_options = GoodputOptions(limits, seeds=tuple(dict.fromkeys(seeds)), ratio=1.0 + precision, **options)
     except ValueError as error:
         field, _, problem = str(error).partition(": ")
         flag = {"share": "attainment", "duration_s": "seconds"}.get(field, field)
@@ -137,6 +151,17 @@ def goodput(
     if not as_json:
         click.echo(_goodput_text(study, workload, found))
     click.echo(json.dumps(_goodput_record(study, workload, found)))
+
+
+def _slowdowns(text: str) -> Slowdowns:
+    from octavo.simulator.goodput_study import Slowdowns
+    from octavo.simulator.scenario import parse_slo
+
+    try:
+        limits = {name.removesuffix("_s"): limit for name, limit in parse_slo(text).items()}
+        return Slowdowns(**limits)
+    except (TypeError, ValueError):
+        raise ValueError(f"slowdown: {text!r} is not allowed; ttft=TIMES,itl=TIMES, each at least 1") from None
 
 
 def _goodputs(study: GoodputStudy, workload: str, designs: tuple[str, ...], mixed: bool) -> list[BestArm]:
@@ -153,7 +178,7 @@ def _goodputs(study: GoodputStudy, workload: str, designs: tuple[str, ...], mixe
     for name in designs:
         design = options.scaled(DESIGNS[name])
         for way in (APART, MIXED) if mixed else (APART,):
-            found.append(study.best_split(design, workload, None if name in ("AA", "HH") else power, way))
+            found.append(study.best_split(design, workload, power, way))
             _say(study, found[-1])
     return found
 
@@ -183,19 +208,18 @@ def _goodput_text(study: GoodputStudy, workload: str, found: list[BestArm]) -> s
     from octavo.bench.tables import table
 
     options = study.options
-    rows = [["design", "goodput, requests/s (holds / fails)", "for each kW-unit", "for each $/h"]]
+    rows = [["design", "goodput, requests/s (holds / fails)", "per unit of power", "per $/h"]]
     for best in found:
         holds = min(bracket.holds_at for bracket in best.brackets)
         design = best.arm.design
-        rows.append([str(best.arm), ", ".join(map(str, best.brackets)), f"{1000 * holds / design.power:.3g}", f"{holds / design.cost:.3g}"])
+        rows.append([str(best.arm), ", ".join(map(str, best.brackets)), f"{holds / design.power:.3g}", f"{holds / design.cost:.3g}"])
     ratio_rows = [["ratio", "middle (least to most)", "published"]]
     for above, below, (least, middle, most), published in _ratios(found):
         shown = "" if published is None or workload != "conversation" else f"{published:g}x"
         ratio_rows.append([f"{above} over {below}", f"{middle:.2f}x ({least:.2f} to {most:.2f})", shown])
     head = (
         f"{workload} lengths, Poisson for {options.duration_s:g} s, seeds {', '.join(map(str, options.seeds))}: {100 * options.share:g} % "
-        f"of the requests within TTFT {options.slo.ttft_s:g} s and {options.slo.itl_s:g} s between tokens on average; {options.lookup} "
-        f"look-up; chunks of {options.chunk}; simulated"
+        f"of the requests within {options.in_words}; {options.lookup} look-up; chunks of {options.chunk}; simulated"
     )
     return f"{head}\n\n{table(rows)}\n\n{table(ratio_rows)}\n"
 
@@ -213,7 +237,7 @@ def _goodput_record(study: GoodputStudy, workload: str, found: list[BestArm]) ->
             "tried": [{"num_prompt": design.num_prompt, "num_token": design.num_token, "fails_at": rate} for design, rate in best.tried],
         })  # fmt: skip
     return {
-        "bench": "goodput", "workload": workload, "slo": {"ttft_s": options.slo.ttft_s, "itl_s": options.slo.itl_s},
+        "bench": "goodput", "workload": workload, "limits": options.in_words,
         "attainment": options.share, "seconds": options.duration_s, "seeds": list(options.seeds), "scale": options.scale,
         "lookup": options.lookup, "chunk": options.chunk, "num_runs": study.num_runs, "num_requests": study.num_requests, "arms": arms,
     }  # fmt: skip

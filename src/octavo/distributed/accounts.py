@@ -98,27 +98,18 @@ class Merged:
         """As a record of its own, for sums over many."""
         return replace(self.journey, seconds=self.seconds, ttft_seconds=self.ttft_seconds)
 
-    def add_part(
-        self, part: _Part | None, begin_s: float, end_s: float, untold: Cause, is_running: bool = False, is_first: bool = False
-    ) -> None:
-        """A piece of a leg, from and to these moments: what its worker charges, and the rest as time on the way; all of it to ``untold``
-        when the worker does not tell. ``is_first``: it ended with the request's first token."""
-        for seconds in (self.seconds, self.ttft_seconds if is_first else None):
-            if seconds is None:
-                continue
-            if part is None:
-                seconds[untold] += end_s - begin_s
-                continue
-            for name, part_s in part.seconds.items():
-                if name in _CAUSES:  # one that only a newer worker knows stays in the remainder
-                    seconds[_CAUSES[name]] += part_s
-            in_flight_s = part.in_flight_s if is_running else 0.0
-            seconds[Cause.NETWORK] += max(0.0, end_s - begin_s - part.wall_s - in_flight_s)
-        if part is None:
-            self.details[untold] = _UNTOLD
-            return
+    def tell(self, part: _Part, span_s: float, is_running: bool = False) -> float:
+        """What a worker charges of ``span_s`` seconds here; returns what is left of them, which was on the way."""
+        _add(self.seconds, part)
         self.details.update({_CAUSES[name]: text for name, text in part.details.items() if name in _CAUSES})
-        self.in_flight_s += part.in_flight_s if is_running else 0.0
+        in_flight_s = part.in_flight_s if is_running else 0.0
+        self.in_flight_s += in_flight_s
+        return span_s - part.wall_s - in_flight_s
+
+    def guess(self, cause: Cause, span_s: float) -> None:
+        """Nobody tells what these seconds went to."""
+        self.seconds[cause] += span_s
+        self.details[cause] = _UNTOLD
 
     def explanation(self, now: float) -> Explanation:
         """See ``engine.explain.explain``."""
@@ -173,21 +164,49 @@ def merge(journey: Journey, told: Told, now: float) -> Merged:
 
 def _add_leg(merged: Merged, leg: Leg, account: WorkerAccount | None, now: float) -> None:
     """What of a leg the journey has not charged itself."""
+    seconds, is_running = merged.seconds, leg.end is LegEnd.RUNNING
     end_s = now if leg.end_s is None else leg.end_s
     if leg.first_s is None:
         if leg.makes_good:
-            merged.seconds[Cause.WORKER_LOST] += end_s - leg.sent_s if leg.end is LegEnd.RUNNING else 0.0
+            seconds[Cause.WORKER_LOST] += end_s - leg.sent_s if is_running else 0.0
+        elif account is not None:
+            seconds[Cause.NETWORK] += max(0.0, merged.tell(_whole(account), end_s - leg.sent_s, is_running))
         elif leg.end is not LegEnd.LOST:
-            merged.add_part(_whole(account), leg.sent_s, end_s, Cause.PREFILL, leg.end is LegEnd.RUNNING)
+            merged.guess(Cause.PREFILL, end_s - leg.sent_s)
         return
+    _add_to_ttft(merged, leg, leg.first_s, account)
+    if account is None or account.ttft_s is None:
+        _guess_leg(merged, leg, leg.first_s, end_s)
+    elif leg.end is LegEnd.HANDED_OVER:
+        if not leg.makes_good:
+            seconds[Cause.NETWORK] += max(0.0, merged.tell(_up_to_first(account, account.ttft_s), leg.first_s - leg.sent_s))
+    elif leg.makes_good:  # where its first token came later than those behind it, it had made good before that came
+        left_s = merged.tell(_after_first(account, account.ttft_s), end_s - leg.first_s, is_running)
+        seconds[Cause.NETWORK if left_s > 0.0 else Cause.WORKER_LOST] += left_s
+    else:
+        seconds[Cause.NETWORK] += max(0.0, merged.tell(_whole(account), end_s - leg.sent_s, is_running))
+
+
+def _add_to_ttft(merged: Merged, leg: Leg, first_s: float, account: WorkerAccount | None) -> None:
+    """The leg's part of the time to the request's first token, if it gave that."""
+    ttft = merged.ttft_seconds
+    if ttft is None or merged.journey.first_token_s != first_s:
+        return
+    if account is None or account.ttft_s is None:
+        ttft[Cause.PREFILL] += first_s - leg.sent_s
+    else:
+        _add(ttft, _up_to_first(account, account.ttft_s))
+        ttft[Cause.NETWORK] += max(0.0, first_s - leg.sent_s - account.ttft_s)
+
+
+def _guess_leg(merged: Merged, leg: Leg, first_s: float, end_s: float) -> None:
+    """By when its tokens came: it gave some, and nobody tells what it did."""
     if not leg.makes_good:
-        first = _up_to_first(account)
-        is_first = merged.ttft_seconds is not None and merged.journey.first_token_s == leg.first_s
-        merged.add_part(first, leg.sent_s, leg.first_s, Cause.PREFILL, is_first=is_first)
+        merged.guess(Cause.PREFILL, first_s - leg.sent_s)
     if leg.end is LegEnd.LOST:
-        merged.add_part(None, leg.first_s, leg.last_s or leg.first_s, Cause.DECODE)
+        merged.guess(Cause.DECODE, (leg.last_s or first_s) - first_s)
     elif leg.end is not LegEnd.HANDED_OVER:
-        merged.add_part(_after_first(account), leg.first_s, end_s, Cause.DECODE, leg.end is LegEnd.RUNNING)
+        merged.guess(Cause.DECODE, end_s - first_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,18 +219,20 @@ class _Part:
     details: Mapping[str, str]
 
 
-def _whole(account: WorkerAccount | None) -> _Part | None:
-    return None if account is None else _Part(account.seconds, account.wall_s, account.in_flight_s, account.details)
+def _add(seconds: list[float], part: _Part) -> None:
+    for name, part_s in part.seconds.items():
+        if name in _CAUSES:  # one that only a newer worker knows stays in the remainder
+            seconds[_CAUSES[name]] += part_s
 
 
-def _up_to_first(account: WorkerAccount | None) -> _Part | None:
-    if account is None or account.ttft_s is None:
-        return None
-    return _Part(account.ttft_seconds, account.ttft_s, 0.0, account.details)
+def _whole(account: WorkerAccount) -> _Part:
+    return _Part(account.seconds, account.wall_s, account.in_flight_s, account.details)
 
 
-def _after_first(account: WorkerAccount | None) -> _Part | None:
-    if account is None or account.ttft_s is None:
-        return None
+def _up_to_first(account: WorkerAccount, ttft_s: float) -> _Part:
+    return _Part(account.ttft_seconds, ttft_s, 0.0, account.details)
+
+
+def _after_first(account: WorkerAccount, ttft_s: float) -> _Part:
     after = {name: seconds - account.ttft_seconds.get(name, 0.0) for name, seconds in account.seconds.items()}
-    return _Part(after, account.wall_s - account.ttft_s, account.in_flight_s, account.details)
+    return _Part(after, account.wall_s - ttft_s, account.in_flight_s, account.details)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -40,25 +40,14 @@ class Workers(Protocol):
         ...
 
     async def ask(self, worker: str, what: str, args: bytes) -> bytes:
-        """A worker's answer. Raises RuntimeError or OSError when there is none."""
+        """A worker's answer; both are JSON. Raises RuntimeError when there is none."""
         ...
 
 
 class ClusterReports:
-    """``own_families``: what the front end counts itself."""
-
-    def __init__(
-        self,
-        journeys: Journeys,
-        workers: Workers,
-        clock: Clock,
-        model_name: str,
-        shows_misses: bool,
-        own_families: Callable[[], list[MetricFamily]] = list,
-    ) -> None:
+    def __init__(self, journeys: Journeys, workers: Workers, clock: Clock, model_name: str, shows_misses: bool) -> None:
         self._journeys, self._workers, self._clock, self._model_name = journeys, workers, clock, model_name
         self._shows_misses = shows_misses
-        self._own_families = own_families
 
     # --- requests -----------------------------------------------------------------------------------------------------------------------
 
@@ -154,7 +143,7 @@ class ClusterReports:
         roles = self._workers.roles()
         answers = await self._ask("metrics", dict.fromkeys(roles, AboutMetrics(self._shows_misses)), Metrics)
         told = [(worker, roles[worker], metrics.families) for worker, metrics in answers.items()]
-        return merged_families(self._own_families(), told)
+        return merged_families(self._journeys.families(), told)
 
 
 def _told(answers: Iterable[tuple[str, Iterable[WorkerAccount]]]) -> Told:

@@ -30,10 +30,10 @@ from octavo.distributed.views import RouteRequest
 from octavo.distributed.worker_engine import REFUSED, engine_id
 from octavo.engine.event_stream import EventStream
 from octavo.engine.outputs import OutputEvent
+from octavo.engine.serving import NO_WORKER
 
 logger = logging.getLogger("octavo.cluster")
 
-NO_WORKER = "no_worker"  # an error code: nobody was there to answer
 
 
 @dataclass(slots=True, eq=False)

@@ -1,9 +1,11 @@
 """The router that asks where a request would be done soonest, by what each engine has cached and what waits there. Pure.
 
-    seconds = what waits there + its prompt less what is cached there + its answer in steps of that engine's batch
+    seconds = what waits there + weight x its prompt less what is cached there + its answer in steps of that engine's batch
 
-The last term is what keeps a beginning that everybody shares from drawing everybody to one engine: each more sequence there makes every
-step of all a little longer. Prices come from a cost model where there is one (``Costs``), else they are learned from what engines tell.
+Computing weighs more than waiting: a second of it is one that the request waits, and one that the engine has not for others; and what two
+engines compute both keep, in place of something else. The last term is what keeps a beginning that everybody shares from drawing everybody
+to one engine: each more sequence there makes every step of all a little longer. Prices come from a cost model where there is one
+(``Costs``), else they are learned from what engines tell.
 """
 
 from __future__ import annotations
@@ -64,8 +66,9 @@ class SoonestDone(Router):
     """``costs`` None: learned. ``stickiness``: a session stays where it was as long as that takes at most so much longer, as a share: what
     it published last may not have been told yet, and a tie is no reason to move.
 
-    Engines whose free KV blocks do not hold the prompt come after those whose do. ``num_remembered``: sessions, the last used ones.
-    ``guess_output``: output tokens of a request, until some have ended; then a running mean.
+    ``work_weight``: seconds of computing a prompt count so many times. Engines whose free KV blocks do not hold the prompt come after those
+    whose do. ``num_remembered``: sessions, the last used ones. ``guess_output``: output tokens of a request, until
+    some have ended; then a running mean.
     """
 
     wants_keys = True
@@ -78,10 +81,14 @@ class SoonestDone(Router):
         stickiness: float = 0.1,
         num_remembered: int = 1 << 16,
         guess_output: float = 128.0,
+        work_weight: float = 2.0,
     ) -> None:
         if not 0.0 <= stickiness < float("inf"):
             raise ValueError(f"stickiness: {stickiness!r} is not allowed; a finite share from 0")
+        if not 1.0 <= work_weight < float("inf"):
+            raise ValueError(f"work_weight: {work_weight!r} is not allowed; a finite number from 1")
         self.keys = keys or PublishedKeys()
+        self._work_weight = work_weight
         self._learned = LearnedCosts() if costs is None else None
         self._costs: Costs = costs or self._learned or LearnedCosts()
         self._block_size = block_size
@@ -102,13 +109,13 @@ class SoonestDone(Router):
         return place
 
     def _score(self, request: RouteRequest, engine: EngineView, num_blocks: int) -> tuple[bool, float]:
-        """(whether the prompt has no room there now, seconds until it would be done)."""
+        """(whether the prompt has no room there now, seconds until it would be done, computing weighted)."""
         if self._learned is not None:
             self._learned.saw(engine)
         num_cached = min(num_blocks * self._block_size, request.num_prompt - 1)
         num_new = request.num_prompt - num_cached
         num_output = self._guess_output if request.num_output is None else request.num_output
-        seconds = engine.pending_s + self._costs.prompt_s(engine, num_cached, num_new)
+        seconds = engine.pending_s + self._work_weight * self._costs.prompt_s(engine, num_cached, num_new)
         seconds += num_output * self._costs.token_s(engine, engine.num_sequences + 1, request.num_prompt)
         return num_new > engine.num_available_blocks * self._block_size, seconds
 

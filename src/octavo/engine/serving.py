@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from octavo.engine.replay_advice import Replayer
     from octavo.models.loaded import LoadedModel
 
+NO_WORKER = "no_worker"  # an error code of events: nobody was there to answer
 
 @dataclass(frozen=True, slots=True)
 class Health:
@@ -32,9 +33,8 @@ class Health:
 
 @dataclass(slots=True)
 class MetricFamily:
-    """One metric and its values. ``kind``: counter (its name without "_total"), gauge or histogram. ``samples``: labels and their
-    value (None: not a number); of a histogram the counts in the classes that end at each of ``bounds``, one more for the rest, and last the
-    sum of all observations."""
+    """One metric and its values. ``kind``: counter (its name without "_total"), gauge or histogram. ``samples``: labels and their value
+    (None: not a number); of a histogram, how many lie in each of the classes that end at ``bounds`` and beyond, and last the sum of all."""
 
     name: str
     kind: str

@@ -26,7 +26,7 @@ from octavo.distributed.router import ShortestQueue
 from octavo.simulator.engine_spec import EngineSpec
 from octavo.simulator.handing_over import HandoffOptions
 from octavo.simulator.rate_curve import RateBracket, RateCurve
-from octavo.simulator.records import Slo
+from octavo.simulator.records import RequestRecord, Slo
 from octavo.simulator.report import SimulationReport
 from octavo.simulator.simulation import Simulation, SimulationOptions
 from octavo.simulator.splitwise_study import (
@@ -86,12 +86,37 @@ class Arm:
 
 
 @dataclass(frozen=True, slots=True)
-class GoodputOptions:
-    """``share`` of the requests are to keep ``slo``. ``scale``: all numbers of machines times this, for a first look; ``first``: rate at
-    which searches begin, of a whole cluster. ``chunk``: tokens of a step with chunked prefill. ``layerwise``: KV goes over layer by layer
-    beside the last step of the prompt. ``num_splits``: of the coarse search for the best one."""
+class Slowdowns:
+    """Limits by request: times what an idle A100 machine takes for the first token of its prompt, and between tokens behind it. Prompts
+    differ by a factor of a thousand, and so do their times: one limit in seconds is too loose for some and out of reach for others.
 
-    slo: Slo = Slo(ttft_s=1.2, itl_s=0.075)
+    The defaults are the paper's limits on its 90th percentiles (section V).
+    """
+
+    ttft: float = 3.0
+    itl: float = 1.5
+
+    def __post_init__(self) -> None:
+        for name in ("ttft", "itl"):
+            if not 1.0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"slowdown {name}: {getattr(self, name)!r} is not allowed; a finite number from 1")
+
+    def __str__(self) -> str:
+        return f"{self.ttft:g} times the TTFT and {self.itl:g} times the mean time between tokens of an idle A100 machine"
+
+    def keeps(self, record: RequestRecord, reference: MachineTable) -> bool:
+        itl_s = record.itl_s or 0.0
+        ttft_s = math.inf if record.ttft_s is None else record.ttft_s
+        return ttft_s <= self.ttft * reference.prompt_s(record.num_prompt) and itl_s <= self.itl * reference.token_s(record.num_prompt)
+
+
+@dataclass(frozen=True, slots=True)
+class GoodputOptions:
+    """``share`` of the requests are to keep ``limits``, both of them. ``scale``: all numbers of machines times this, for a first look;
+    ``first``: rate at which searches begin, of a whole cluster. ``chunk``: tokens of a step with chunked prefill. ``layerwise``: KV goes
+    over layer by layer beside the last step of the prompt. ``num_splits``: of the coarse search for the best one."""
+
+    limits: Slo | Slowdowns = Slowdowns()
     share: float = 0.9
     duration_s: float = 60.0
     seeds: Seq[int] = (0,)
@@ -105,8 +130,8 @@ class GoodputOptions:
     mixed: MixedLimits = MixedLimits()
 
     def __post_init__(self) -> None:
-        if self.slo.ttft_s is None or self.slo.itl_s is None:
-            raise ValueError(f"slo: {self.slo!r} is not allowed; goodput needs both limits, ttft and itl")
+        if isinstance(self.limits, Slo) and (self.limits.ttft_s is None or self.limits.itl_s is None):
+            raise ValueError(f"slo: {self.limits!r} is not allowed; goodput needs both limits, ttft and itl")
         if not 0.0 < self.share < 1.0:
             raise ValueError(f"share: {self.share!r} is not allowed; above 0 and below 1")
         for name in ("duration_s", "scale", "first"):
@@ -114,6 +139,13 @@ class GoodputOptions:
                 raise ValueError(f"{name}: {getattr(self, name)!r} is not allowed; a finite number above 0")
         if not self.ratio > 1.0:
             raise ValueError(f"ratio: {self.ratio!r} is not allowed; above 1")
+
+    @property
+    def in_words(self) -> str:
+        limits = self.limits
+        if isinstance(limits, Slowdowns):
+            return str(limits)
+        return f"TTFT {limits.ttft_s:g} s and {limits.itl_s:g} s between tokens on average"
 
     def scaled(self, design: Design) -> Design:
         """With as many machines as ``scale`` leaves, at least one of each kind that there is."""
@@ -156,8 +188,9 @@ class GoodputStudy:
         """All machines of an arm; who is on the way ``DRAIN_S`` after the last arrival is left behind, and late."""
         options = self.options
         link = Link(KV_BYTES_PER_TOKEN / TRANSFER_S_PER_TOKEN, 1e-4, NUM_LAYERS if options.layerwise else 0)
+        slo = options.limits if isinstance(options.limits, Slo) else Slo()
         run_options = SimulationOptions(
-            options.slo, seed, until_s=options.duration_s + DRAIN_S, handoff=HandoffOptions(link, HandoffLimits()),
+            slo, seed, until_s=options.duration_s + DRAIN_S, keep_requests=True, handoff=HandoffOptions(link, HandoffLimits()),
             mixed=options.mixed if arm.way == MIXED else None,
         )  # fmt: skip
         by_seconds = arm.way == MIXED
@@ -184,6 +217,14 @@ class GoodputStudy:
             return [spec(design.token_hardware, "both")] * design.num_token
         return [spec(design.prompt_hardware, "prefill")] * design.num_prompt + [spec(design.token_hardware, "decode")] * design.num_token
 
+    def attained(self, report: SimulationReport) -> float:
+        """Share of the requests that came which keep both limits; 0 of none."""
+        limits = self.options.limits
+        if isinstance(limits, Slo) or not report.num_arrived:
+            return report.slo_attainment or 0.0
+        reference = self.tables[A100]
+        return sum(limits.keeps(record, reference) for record in report.records) / report.num_arrived
+
     # --- goodput ------------------------------------------------------------------------------------------------------------------------
 
     def curve(self, arm: Arm, workload: str, seed: int) -> RateCurve:
@@ -191,7 +232,7 @@ class GoodputStudy:
         key = arm, workload, seed
         if key not in self._curves:
             self._curves[key] = RateCurve(
-                lambda rate: 1.0 - (self.run(arm, workload, rate, seed).slo_attainment or 0.0),
+                lambda rate: 1.0 - self.attained(self.run(arm, workload, rate, seed)),
                 self.options.first * self.options.scale,
                 self.options.ratio,
             )
@@ -226,6 +267,8 @@ class GoodputStudy:
             distance = (distance + 1) // 2
             for num_prompt in (search.best.num_prompt - distance, search.best.num_prompt + distance):
                 search.try_split(num_prompt)
+        if not search.tried:
+            raise ValueError(f"power: {power!r} is not allowed; it leaves {design} no machine for prompts or none for tokens")
         arm = Arm(search.best, way)
         return BestArm(arm, self.goodput(arm, workload, search.holds_at), tuple(search.tried.items()))
 
