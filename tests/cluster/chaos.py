@@ -38,6 +38,7 @@ from tests.cluster.processes import Process, Server
 from tests.cluster.proxy import Proxy
 from tests.cluster.schedule import LEAD_S, ChaosEvent, Kind, Round, rounds
 
+CONTROL_PORT = 7070  # of an address that is this network's own
 WARM_S = 4.0  # of the lead, in which caches fill
 ENGINE_FLAGS = ["--threads", "1", "--num-kv-blocks", "1024", "--max-num-seqs", "16"]
 
@@ -93,16 +94,15 @@ def cluster(case: ChaosCase, folder: Path) -> Iterator[Cluster]:
         front = Server(front_end_arguments(case, network.address), folder / "front-end.log", environment)
         front.start()
         stack.callback(front.stop)
-        control_port = int(front.wait_for(lambda: control_port_of(front.text)))
         victims = []
         for number, (role, host) in enumerate(zip(case.roles, network.hosts, strict=True)):
-            proxy = stack.enter_context(Proxy((network.address, control_port), network.address))
+            proxy = stack.enter_context(Proxy((network.address, CONTROL_PORT), network.address))
             arguments = ["worker", "--connect", f"{network.address}:{proxy.port}", "--name", f"worker-{number}", "--role", role]
             worker = Process(arguments, folder / f"worker-{number}.log", host, environment)
             stack.callback(worker.kill)
             worker.start()
             victims.append(Victim(worker, proxy, host))
-        front.find_port()
+        front.wait_until_ready()
         front.wait_for(lambda: num_ready(front) == len(victims))
         yield Cluster(front, victims)
 
@@ -124,7 +124,7 @@ def run_chaos(case: ChaosCase, folder: Path, say: Any = print) -> ChaosResult:
         # The load is over: what is still in use some seconds later is never given back.
         with contextlib.suppress(AssertionError):
             server.wait_for(lambda: not any(blocks_in_use(server).values()) and num_ready(server) == len(case.roles), timeout_s=30)
-        left, workers = blocks_in_use(server), server.get("/cluster")["workers"]
+        left, workers = blocks_in_use(server), server.get("/v1/cluster")["workers"]
     results = judge(seen, plan, (WARM_S, LEAD_S), duration_s)
     return ChaosResult(case, seen, results, left, workers)
 
@@ -171,19 +171,16 @@ async def _happen(event: ChaosEvent, victim: Victim, started_s: float, say: Any)
 
 
 def front_end_arguments(case: ChaosCase, address: str) -> list[str]:
-    return ["serve", "--port", "0", "-m", case.model, "--listen-workers", f"{address}:0", *ENGINE_FLAGS]
-
-
-def control_port_of(text: str) -> str | None:
-    raise NotImplementedError
+    return ["serve", "--port", "0", "-m", case.model, "--workers-listen", f"{address}:{CONTROL_PORT}", *ENGINE_FLAGS]
 
 
 def num_ready(server: Server) -> int:
-    return sum(worker["state"] == "ready" for worker in server.get("/cluster")["workers"])
+    return sum(worker["state"] == "ready" for worker in server.get("/v1/cluster")["workers"])
 
 
 def blocks_in_use(server: Server) -> dict[str, float]:
-    raise NotImplementedError
+    """By worker; of one that has no engine yet, none."""
+    return {worker["name"]: float((worker["load"] or {"used_blocks": 0})["used_blocks"]) for worker in server.get("/v1/cluster")["workers"]}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -112,11 +112,14 @@ class Server(Process):
     def __enter__(self) -> Server:
         self.start()
         try:
-            self.port = int(self.wait_for(lambda: _READY.search(self.text))[1])
+            self.wait_until_ready()
         except BaseException:
             self.stop()
             raise
         return self
+
+    def wait_until_ready(self) -> None:
+        self.port = int(self.wait_for(lambda: _READY.search(self.text))[1])
 
     def get(self, path: str) -> Any:
         """The JSON of a 200, or its text where it is none. AssertionError for another status."""
