@@ -21,6 +21,7 @@ from octavo.cli.run import run
 from octavo.cli.serve import serve
 from octavo.cli.simulate import simulate
 from octavo.cli.top import top
+from octavo.cli.worker import worker
 from tests.docs.pages import ROOT, own_part, page, rows_by_name, section
 
 PAGE = page("docs/flags.md")
@@ -37,6 +38,7 @@ def options_of(command: click.Command) -> dict[str, click.Option]:
 SHARED = set(options_of(click.command()(model_options(engine_options(lambda: None)))))
 SECTIONS = {
     "serve": (serve, set(options_of(serve)) - SHARED),
+    "worker": (worker, set(options_of(worker))),
     "run and chat": (chat, set(options_of(chat)) - SHARED),
     "run": (run, set(options_of(run)) - set(options_of(chat))),
     "bench offline": (OFFLINE, set(options_of(OFFLINE)) - SHARED),

@@ -244,6 +244,7 @@ class Control:
     # --- what workers say ---------------------------------------------------------------------------------------------------------------
 
     def _take(self, link: Link, message: FromWorker) -> None:
+        self.fleet.heard(link.worker, self._now())
         match message:
             case Load():
                 self._load(link, message)
@@ -262,7 +263,6 @@ class Control:
             case _ if link.ready is None:
                 raise MessageError(f"a worker says {type(message).__name__} before Ready")
             case _:
-                self.fleet.heard(link.worker, self._now())
                 if link.worker.state is WorkerState.READY:
                     self._handler.said(link, message)
 

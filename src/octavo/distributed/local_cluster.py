@@ -11,14 +11,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from octavo.backends.machine import available_memory_bytes
 from octavo.config import ConfigError, EngineConfig
 from octavo.distributed.channel import Address
 from octavo.distributed.cluster_engine import ClusterEngine
 from octavo.distributed.cluster_options import ClusterOptions
 from octavo.distributed.handshake import new_secret, read_secret
 from octavo.distributed.process_worker import LocalProcesses, share_of_cores
-from octavo.engine.engine import DEFAULT_KV_SHARE, MAX_DEFAULT_KV_BYTES
+from octavo.engine.engine import default_kv_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +38,10 @@ def worker_names(workers: Mapping[str, int]) -> dict[str, str]:
 
 
 def shared_config(config: EngineConfig, num_workers: int) -> EngineConfig:
-    """What each of so many workers on this host runs: of memory that nobody gave out, each gets its share.
-
-    ConfigError where they would get in each other's way.
-    """
+    """What each of so many workers on this host runs: of memory that nobody gave out, each gets its share."""
     cache = config.cache
     if cache.num_kv_blocks is None and cache.kv_cache_memory is None and num_workers > 1:
-        pool_bytes = min(int(available_memory_bytes() * DEFAULT_KV_SHARE), MAX_DEFAULT_KV_BYTES) // num_workers
-        config = replace(config, cache=replace(cache, kv_cache_memory=max(1, pool_bytes)))
+        config = replace(config, cache=replace(cache, kv_cache_memory=max(1, default_kv_bytes() // num_workers)))
     return config
 
 

@@ -112,7 +112,7 @@ class WorkerEngine:
         self._send = send
         self._on_death = on_death
         self._connection = 0  # what was read for an earlier one is not told to the next
-        self._load = Load()
+        self._load: Load | None = None  # the figures that were read last, for this connection
         self._is_asked = False  # for new figures
         # On the engine's thread:
         self._read_for = 0  # the connection
@@ -129,7 +129,7 @@ class WorkerEngine:
     def begin_connection(self) -> None:
         """A front end is there that knows nothing of this engine yet: from now on it is told all."""
         self._connection += 1
-        self._load, connection = Load(), self._connection
+        self._load, connection = None, self._connection
 
         def begin() -> list[OutputEvent]:
             self._read_for, self._num_received, self._read_s = connection, 0, 0.0
@@ -295,6 +295,9 @@ class WorkerEngine:
 
     def beat(self) -> None:
         """The heartbeat: the figures that were read last, and how long the engine's thread has been at what it does now."""
+        if self._load is None:
+            self._send(Keys())  # nothing is known yet, but it is there
+            return
         self._send(msgspec.structs.replace(self._load, step_age_s=self.thread.silent_s))
         if self._is_stale and not self._is_asked:
             self._is_asked = True

@@ -306,9 +306,7 @@ def resolve_num_kv_blocks(
         memory_bytes = cache.kv_cache_memory
         useful = None
     else:
-        from octavo.backends.machine import available_memory_bytes
-
-        memory_bytes = min(int(available_memory_bytes() * DEFAULT_KV_SHARE), MAX_DEFAULT_KV_BYTES)
+        memory_bytes = default_kv_bytes()
         useful = config.scheduler.max_num_seqs * -(-max_model_len // cache.block_size)
     bytes_per_block = backend.kv_capacity(memory_bytes).bytes_per_block
     if draft_lodges and useful is not None:
@@ -320,6 +318,13 @@ def resolve_num_kv_blocks(
     if num_blocks < 1:
         raise ConfigError(f"kv_cache_memory: {memory_bytes} bytes hold no block; one takes {bytes_per_block}")
     return num_blocks
+
+
+def default_kv_bytes() -> int:
+    """Memory of the KV pool where nobody says how much: a share of what is available now."""
+    from octavo.backends.machine import available_memory_bytes
+
+    return min(int(available_memory_bytes() * DEFAULT_KV_SHARE), MAX_DEFAULT_KV_BYTES)
 
 
 def resolve_num_host_blocks(config: EngineConfig, backend: Backend) -> int:
