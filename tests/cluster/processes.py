@@ -34,6 +34,7 @@ class Process:
         self._host = host
         self._environment = os.environ | {"PYTHONUNBUFFERED": "1"} | (environment or {})
         self._process: subprocess.Popen[bytes] | None = None
+        self._log_start = 0
 
     def __enter__(self) -> Process:
         self.start()
@@ -53,12 +54,14 @@ class Process:
 
     @property
     def text(self) -> str:
-        return self.log.read_text(errors="replace") if self.log.exists() else ""
+        """What it has printed since its last start."""
+        return self.log.read_bytes()[self._log_start :].decode(errors="replace") if self.log.exists() else ""
 
     def start(self) -> None:
         """Also after it has ended; its log goes on."""
         argv = _OCTAVO + self.arguments
         argv = argv if self._host is None else self._host.command(argv)
+        self._log_start = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("ab") as file:
             self._process = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=self._environment, start_new_session=True
