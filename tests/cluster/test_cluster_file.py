@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from octavo.config import ConfigError
 from octavo.distributed import cluster_file
 from octavo.distributed.cluster_file import ClusterFile, ClusterFileError, Ray, WorkerGroup, parse_cluster, read_cluster_file
 
@@ -89,7 +88,7 @@ def test_files(tmp_path: Path) -> None:
     path.write_text(example())
     assert read_cluster_file(path).secret_file == tmp_path / "cluster.secret"
     path.write_text("model = \n")
-    with pytest.raises(ConfigError, match=rf"{re.escape(str(path))}: it is not TOML: "):
+    with pytest.raises(ClusterFileError, match=rf"{re.escape(str(path))}: it is not TOML: "):
         read_cluster_file(path)
     path.write_bytes(b"model = '\xff'\n")
     with pytest.raises(ClusterFileError, match="it is not TOML"):

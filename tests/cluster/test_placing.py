@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.config import ConfigError
 from octavo.distributed.cluster_file import WorkerGroup
-from octavo.distributed.placing import Node, alive, check_fits, demand, equal_share, find_node, named
+from octavo.distributed.placing import Node, PlacingError, alive, check_fits, demand, equal_share, find_node, named
 
 
 def node(number: int, cores: float, is_alive: bool = True, **resources: float) -> Node:
@@ -63,10 +62,10 @@ def test_what_no_node_could_hold(group: WorkerGroup, message: str) -> None:
     nodes = [node(1, 2, a=1.0), node(2, 4)]
     check_fits(WorkerGroup(), 4, nodes)
     check_fits(WorkerGroup(cpus=2, resources={"a": 1.0}, node="host-1"), 4, nodes)
-    with pytest.raises(ConfigError, match="^" + re.escape(message)):
+    with pytest.raises(PlacingError, match="^" + re.escape(message)):
         check_fits(group, 1, nodes)
 
 
 def test_a_ray_without_nodes() -> None:
-    with pytest.raises(ConfigError, match="it has: none"):
+    with pytest.raises(PlacingError, match="it has: none"):
         check_fits(WorkerGroup(node="a"), 1, [])

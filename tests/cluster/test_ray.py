@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
-from octavo.config import CacheConfig, ConfigError, EngineConfig, ModelConfig
+from octavo.config import CacheConfig, EngineConfig, ModelConfig
 from octavo.core.request import SamplingParams
 from octavo.distributed.cluster_engine import ClusterEngine
 from octavo.distributed.cluster_file import ClusterFile, Ray, WorkerGroup
 from octavo.distributed.cluster_options import ClusterOptions
-from octavo.distributed.described_cluster import open_described
+from octavo.distributed.open_on_ray import open_on_ray
+from octavo.distributed.placing import PlacingError
 from octavo.engine.engine import Engine
 from octavo.engine.event_stream import EngineUnavailable
 from tests.models.tiny import write_tiny_gguf
@@ -92,7 +93,7 @@ def with_cluster(path: Path, groups: tuple[WorkerGroup, ...], work: Callable[[Cl
 
     async def run() -> None:
         described = ClusterFile(str(path), groups, control_port=0, ray=Ray())
-        engine = open_described(config_of(path), str(path), described, ClusterOptions())
+        engine = open_on_ray(config_of(path), str(path), described, ClusterOptions())
         engine.start()
         try:
             async with asyncio.timeout(WAIT_S):
@@ -156,9 +157,9 @@ def test_what_no_node_could_hold_is_said_at_once(path: Path) -> None:
     async def work(engine: ClusterEngine) -> None:
         raise AssertionError("it must not get ready")
 
-    with pytest.raises(ConfigError, match="cpus: 5000 is not allowed; the most that one of Ray's nodes has is 4"):
+    with pytest.raises(PlacingError, match="cpus: 5000 is not allowed; the most that one of Ray's nodes has is 4"):
         with_cluster(path, (WorkerGroup(cpus=1000 * 5),), work)
-    with pytest.raises(ConfigError, match="node: '203.0.113.9' is not allowed; Ray has no such node"):
+    with pytest.raises(PlacingError, match="node: '203.0.113.9' is not allowed; Ray has no such node"):
         with_cluster(path, (WorkerGroup(node="203.0.113.9"),), work)
 
 
@@ -166,7 +167,7 @@ def test_a_model_that_is_not_there_is_trouble_and_not_tried_again(path: Path) ->
     async def run() -> None:
         missing = str(path.parent / "none.gguf")
         described = ClusterFile(missing, (WorkerGroup(),), control_port=0, ray=Ray())
-        engine = open_described(config_of(path.parent / "none.gguf"), str(path), described, ClusterOptions())
+        engine = open_on_ray(config_of(path.parent / "none.gguf"), str(path), described, ClusterOptions())
         engine.start()
         try:
             with pytest.raises(EngineUnavailable, match="none.gguf"):

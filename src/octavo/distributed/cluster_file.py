@@ -39,14 +39,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from octavo.config import ConfigError
-
 ROLES = ("both", "prefill", "decode")
 MAX_WORKERS = 1024
 DEFAULT_CONTROL_PORT = 7070
 
 
-class ClusterFileError(ConfigError):
+class ClusterFileError(ValueError):
     """A field of a cluster file is missing, unknown or outside its limits; the message names file, field, value and limit."""
 
 

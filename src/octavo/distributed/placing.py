@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from octavo.config import ConfigError
 from octavo.distributed.cluster_file import WorkerGroup
 
 Node = Mapping[str, Any]
 _NAMES = ("NodeManagerAddress", "NodeManagerHostname", "NodeName", "NodeID")
+
+
+class PlacingError(ValueError):
+    """No node can hold a worker, or a hint names none; the message names the field, the value and what there is."""
 
 
 def alive(nodes: Sequence[Node]) -> list[Node]:
@@ -48,18 +51,18 @@ def demand(group: WorkerGroup, share: int) -> dict[str, float]:
 
 
 def check_fits(group: WorkerGroup, share: int, nodes: Sequence[Node]) -> None:
-    """Raises ConfigError when a worker's hint names no node, or no node could hold it even if it were empty."""
+    """Raises PlacingError when a worker's hint names no node, or no node could hold it even if it were empty."""
     if group.node is not None and find_node(nodes, group.node) is None:
         there = ", ".join(sorted(str(node["NodeManagerAddress"]) for node in nodes))
-        raise ConfigError(f"node: {group.node!r} is not allowed; Ray has no such node, it has: {there or 'none'}")
+        raise PlacingError(f"node: {group.node!r} is not allowed; Ray has no such node, it has: {there or 'none'}")
     wanted = demand(group, share)
     for name, amount in wanted.items():
         most = max((node["Resources"].get(name, 0.0) for node in nodes), default=0.0)
         if amount > most:
             field = "cpus" if name == "CPU" else f"resources.{name}"
-            raise ConfigError(f"{field}: {amount:g} is not allowed; the most that one of Ray's nodes has is {most:g}")
+            raise PlacingError(f"{field}: {amount:g} is not allowed; the most that one of Ray's nodes has is {most:g}")
     if not any(all(node["Resources"].get(name, 0.0) >= amount for name, amount in wanted.items()) for node in nodes):
-        raise ConfigError(f"workers: {shown(wanted)} is not allowed; none of Ray's nodes has all of it")
+        raise PlacingError(f"workers: {shown(wanted)} is not allowed; none of Ray's nodes has all of it")
 
 
 def shown(wanted: Mapping[str, float]) -> str:

@@ -96,11 +96,12 @@ def own_address() -> str:
 
 
 class RayLauncher:
-    """The ``Launcher`` of workers on Ray, which is connected. ``groups``: as many workers as they say, named as ``placing.named`` does."""
+    """The ``Launcher`` of workers on Ray, which is connected. ``groups``: as many workers as they say, named as ``placing.named`` does.
+    ``threads``: of each (None: as many as it has cores)."""
 
-    def __init__(self, groups: Sequence[WorkerGroup], secret: bytes, place_s: float = PLACE_S) -> None:
+    def __init__(self, groups: Sequence[WorkerGroup], secret: bytes, threads: int | None = None, place_s: float = PLACE_S) -> None:
         self._workers = {name: _Worker(name, group) for name, group in named(groups).items()}
-        self._secret = secret
+        self._secret, self._threads = secret, threads
         self._place_s = place_s
         self._address = Address()
         self._share = 0  # cores of workers whose group does not say
@@ -122,7 +123,7 @@ class RayLauncher:
         return {worker.name: worker.node for worker in self._workers.values()}
 
     async def start(self, address: Address) -> None:
-        """See Launcher. Raises ConfigError for a worker that no node could hold."""
+        """See Launcher. Raises PlacingError for a worker that no node could hold."""
         self._address = address
         nodes = await asyncio.to_thread(_alive_nodes)
         self._share = equal_share(nodes, len(self._workers))
@@ -184,7 +185,7 @@ class RayLauncher:
     async def _run_once(self, worker: _Worker) -> WorkerEnd:
         """From the asking for a place to the end of the process; why it ended."""
         cpus = int(demand(worker.group, self._share)["CPU"])
-        options = WorkerOptions(worker.name, worker.group.role, threads=max(1, cpus))
+        options = WorkerOptions(worker.name, worker.group.role, threads=self._threads or max(1, cpus))
         try:
             worker.actor = await asyncio.to_thread(_new_actor, worker.group, cpus)
             worker.node = await self._placed(worker)
