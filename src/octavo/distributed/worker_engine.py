@@ -46,7 +46,7 @@ logger = logging.getLogger("octavo.worker")
 
 TELL_S = 0.02  # between two news of the load, while steps are made
 MAX_EVENTS_BYTES = 8 << 20  # of log-probabilities and tokens, about, in one message
-MAX_FAILURES_IN_A_ROW = 3  # steps; an engine that makes no others any more draws all requests, since it is never busy
+MAX_FAILURES_IN_A_ROW = 6  # steps; more than one request is tried for. An engine that makes no others draws all, since it is never busy
 REFUSED = "refused"  # an error code: the request cannot be queued, here or elsewhere
 
 KVMessage = Reserve | Send | Begin | Release | Cancel | Resume
