@@ -155,7 +155,7 @@ class ClusterEngine:
 
     def _is_complete(self) -> bool:
         ready = {link.name for link in self.open_links()}
-        return bool(ready) if self.launcher is None else ready.issuperset(self.launcher.names)
+        return bool(ready) and (self.launcher is None or ready.issuperset(self.launcher.names))
 
     async def stop(self, drain_s: float = 0.0) -> None:
         """See ServingEngine."""
@@ -330,7 +330,7 @@ class ClusterEngine:
         self._changed.set()
 
     def worker_leaves(self, link: Link) -> None:
-        self.cluster.let_go(link)
+        self.cluster.let_go(link, for_good=False)  # whoever keeps workers running starts another
         self._changed.set()
 
     def told(self, link: Link) -> None:

@@ -123,11 +123,11 @@ class LocalProcesses:
             child.process = await self._spawn(child)
             status = await child.process.wait()
             child.ended.set()
-            if child.released or self._stopping:
-                return
-            if status == HOPELESS:
+            if status == HOPELESS and not self._stopping:  # also of one that was released because it said so
                 self._trouble = f"worker {child.name} cannot run; its message is above"
                 logger.error("%s", self._trouble)
+                return
+            if child.released or self._stopping:
                 return
             if child.wanted:
                 continue
