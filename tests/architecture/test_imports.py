@@ -23,11 +23,11 @@ MAY_IMPORT = {
     "workload": {"core"},
     "server": {"engine", "core", "models", "sampling", "distributed"},
     "bench": {"core", "engine", "workload", "models", "backends", "distributed"},
-    "distributed": {"core", "engine", "models", "costs", "backends.base"},
+    "distributed": {"core", "engine", "models", "costs", "backends.base", "backends.kv_wire", "backends.machine"},
     "simulator": {
         "core", "models.program", "costs", "backends.base", "backends.sim", "speculative", "engine.loop", "engine.timeline",
-        "engine.outputs", "distributed.router", "distributed.views", "distributed.handoff", "distributed.pools", "distributed.roles",
-        "workload",
+        "engine.outputs", "distributed.router", "distributed.views", "distributed.handoff", "distributed.handover", "distributed.pools",
+        "distributed.roles", "workload",
     },  # never torch, ray or the native module
     "planning": {"core", "models", "costs", "simulator", "workload", "distributed.router", "distributed.handoff"},
     "reproduce": {"bench", "simulator", "engine", "workload"},
@@ -55,7 +55,8 @@ LIBRARIES = {
 }
 # modules of distributed/ that compute and nothing else: the same objects serve a simulation and real workers.
 PURE = (
-    "router", "views", "soonest", "published_keys", "fair_queue", "dispatcher", "told_load", "handoff", "pools", "roles", "autoscale",
+    "router", "views", "soonest", "published_keys", "fair_queue", "dispatcher", "told_load", "handoff", "handover", "pools", "roles",
+    "role_router", "autoscale",
 )  # fmt: skip
 NOT_PURE = {"asyncio", "multiprocessing", "os", "random", "select", "socket", "ssl", "subprocess", "threading", "time"}
 FILES = sorted(SRC.rglob("*.py"))

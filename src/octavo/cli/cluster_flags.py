@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     OpenCluster = Callable[[EngineConfig, str, Callable[[], object]], ClusterEngine]
 
+KV_TRANSPORTS = ("auto", "shm", "tcp")
+KV_CHECKSUMS = ("none", "crc32", "blake2b")
 ROUTERS = ("soonest", "shortest-queue", "predicted-seconds", "round-robin", "prefix-affinity")
 
 _WORKERS_HELP = "Worker processes on this host: a number, or prefill=N,decode=N (default: the engine runs in the server's process)."
@@ -29,6 +31,15 @@ _ROUTER_HELP = "Who gets a request. soonest: by what is cached there and what wa
 _WAIT_HELP = "Seconds that a request waits while there is no worker."
 _SUSPECT_HELP = "Seconds of silence after which a worker's streams go on elsewhere."
 _STALL_HELP = "Seconds of one step after which they do."
+_TRANSPORT_HELP = "How KV goes from prefill to decode workers. auto: shm between workers of one host, else tcp."
+_WIRE_HELP = "KV on its way. auto: as it is stored, bit for bit; int8: rounded, smaller."
+_CHECKSUM_HELP = "Over each piece of KV on its way."
+_LAYERWISE_HELP = "Prompt tokens from which KV is sent while the prompt is computed; shorter ones go in one piece."
+_RESERVE_HELP = "Seconds that an answer waits for a decode worker with room; then its prefill worker makes it."
+_COPY_HELP = "Seconds that its KV may take from its first token on."
+
+_CLUSTER_FLAGS = ("cluster_secret_file", "router", "worker_wait_s", "worker_suspect_s", "worker_stall_s", "kv_transport", "kv_wire_dtype",
+                  "kv_checksum", "handoff_min_layerwise", "handoff_reserve_s", "handoff_copy_s")  # fmt: skip
 
 
 def cluster_options(function: Callable) -> Callable:
@@ -42,7 +53,13 @@ def cluster_options(function: Callable) -> Callable:
             click.option("--router", type=click.Choice(ROUTERS), default="soonest", show_default=True, help=_ROUTER_HELP),
             click.option("--worker-wait-s", type=Finite(0), default=30.0, show_default=True, help=_WAIT_HELP),
             click.option("--worker-suspect-s", type=POSITIVE, default=1.0, show_default=True, help=_SUSPECT_HELP),
-            click.option("--worker-stall-s", type=POSITIVE, default=10.0, show_default=True, help=_STALL_HELP),
+            click.option("--worker-stall-s", type=POSITIVE, default=60.0, show_default=True, help=_STALL_HELP),
+            click.option("--kv-transport", type=click.Choice(KV_TRANSPORTS), default="auto", show_default=True, help=_TRANSPORT_HELP),
+            click.option("--kv-wire-dtype", type=click.Choice(["auto", "int8"]), default="auto", show_default=True, help=_WIRE_HELP),
+            click.option("--kv-checksum", type=click.Choice(KV_CHECKSUMS), default="none", show_default=True, help=_CHECKSUM_HELP),
+            click.option("--handoff-min-layerwise", type=click.IntRange(1), default=512, show_default=True, help=_LAYERWISE_HELP),
+            click.option("--handoff-reserve-s", type=POSITIVE, default=30.0, show_default=True, help=_RESERVE_HELP),
+            click.option("--handoff-copy-s", type=POSITIVE, default=30.0, show_default=True, help=_COPY_HELP),
         ]
     )(function)
 
@@ -53,8 +70,9 @@ def cluster_plan(options: dict[str, Any]) -> ClusterPlan | None:
         _refuse_alone(options)
         return None
     from octavo.distributed.channel import Address
-    from octavo.distributed.cluster_options import ClusterOptions, parse_workers
+    from octavo.distributed.cluster_options import ClusterOptions, HandoverOptions, parse_workers
     from octavo.distributed.fleet import LivenessLimits
+    from octavo.distributed.handoff import HandoffLimits
     from octavo.distributed.local_cluster import ClusterPlan
 
     try:
@@ -67,7 +85,10 @@ def cluster_plan(options: dict[str, Any]) -> ClusterPlan | None:
         raise click.BadParameter(str(error).partition(": ")[2], param_hint="'--workers-listen'") from None
     suspect_s = options["worker_suspect_s"]
     liveness = LivenessLimits(suspect_s, options["worker_stall_s"], max(30.0, 10 * suspect_s))
-    chosen = ClusterOptions(liveness=liveness, worker_wait_s=options["worker_wait_s"], router=options["router"])
+    limits = HandoffLimits(reserve_s=options["handoff_reserve_s"], copy_s=options["handoff_copy_s"])
+    kv = (options["kv_transport"], options["kv_wire_dtype"], options["kv_checksum"])
+    handover = HandoverOptions(*kv, min_layerwise=options["handoff_min_layerwise"], limits=limits)
+    chosen = ClusterOptions(liveness=liveness, worker_wait_s=options["worker_wait_s"], router=options["router"], handover=handover)
     return ClusterPlan(workers, listen, options["cluster_secret_file"], chosen)
 
 
@@ -102,7 +123,7 @@ def _on_ray(model: str, plan: ClusterPlan) -> ClusterFile:
 def _refuse_alone(options: dict[str, Any]) -> None:
     """A flag that does nothing without workers is a mistake."""
     context = click.get_current_context(silent=True)
-    for name in ("ray", "cluster_secret_file", "router", "worker_wait_s", "worker_suspect_s", "worker_stall_s"):
+    for name in ("ray", *_CLUSTER_FLAGS):
         source = None if context is None else context.get_parameter_source(name)
         if source is click.core.ParameterSource.COMMANDLINE:
             raise click.BadParameter("it does nothing without --workers", context, param_hint=f"'--{name.replace('_', '-')}'")

@@ -31,13 +31,14 @@ def worker(connect: str, cluster_secret_file: str | None, name: str | None, **op
     from octavo.distributed.channel import Address
     from octavo.distributed.handshake import read_secret
     from octavo.distributed.worker import WorkerOptions, WorkerServer
+    from octavo.distributed.worker_handover import handing_over
 
     try:
         address = Address.parse(connect)
     except ValueError as error:
         raise click.BadParameter(str(error).partition("; ")[2], param_hint="'--connect'") from None
-    named = WorkerOptions(name or f"{socket.gethostname()}-{os.getpid()}", **options)
-    sys.exit(run(WorkerServer(address, read_secret(cluster_secret_file), named)))
+    named, secret = WorkerOptions(name or f"{socket.gethostname()}-{os.getpid()}", **options), read_secret(cluster_secret_file)
+    sys.exit(run(WorkerServer(address, secret, named, make_kv=handing_over(secret))))
 
 
 def run(server: WorkerServer) -> int:

@@ -29,9 +29,12 @@ from octavo.distributed.cluster_reports import ClusterReports
 from octavo.distributed.control import AskError, Control, Link
 from octavo.distributed.dispatcher import Backpressure, Dispatcher, QueueFull
 from octavo.distributed.flights import Flights
+from octavo.distributed.handovers import Handovers
 from octavo.distributed.journeys import Journeys
 from octavo.distributed.messages import Events, FromWorker, Keys, Ready
 from octavo.distributed.operations import Operations
+from octavo.distributed.role_router import RoleRouter
+from octavo.distributed.roles import RolePools
 from octavo.distributed.router import create_router
 from octavo.engine.engine import resolve_max_model_len
 from octavo.engine.event_stream import EngineUnavailable, EventStream
@@ -102,10 +105,17 @@ class ClusterEngine:
         self.clock = WallClock()
         self.draining = False
         self.max_model_len = resolve_max_model_len(config, model.program.context)
-        self.control = Control(config, model.fingerprint, secret, self, self.options.liveness, self.clock.now)
-        router = create_router(self.options.router, config.cache.block_size)
+        self.control = Control(
+            config, model.fingerprint, model.program.vocab_size, secret, self, self.options.liveness, self.clock.now
+        )  # fmt: skip
         self.journeys = Journeys()
+        prompts = create_router(self.options.router, config.cache.block_size)
+        pools = RolePools(prompts, block_size=config.cache.block_size)
+        router = RoleRouter(prompts, pools, lambda: [link.view for link in self.open_links()], self.clock.now)
         self.flights = Flights(Dispatcher(router, Backpressure()), self.options, self.open_links, self.clock.now, self.journeys)
+        links, handover = self.open_links, self.options.handover
+        self.handovers = Handovers(self.flights, router, links, lambda: self.control, handover, self.clock.now)
+        self.flights.handovers = self.handovers
         self.cluster = Operations(self.control, self.flights, launcher, self.clock.now)
         self._clean_up = clean_up
         self._address = address
@@ -161,22 +171,25 @@ class ClusterEngine:
             await self._ended.wait()
             return
         self._stopped = True
-        self.flights.fail_all("the server is shutting down")
-        await self.cluster.stop()
-        for task in self._tasks:
-            task.cancel()
-        self.control.close()
-        if self.launcher is not None:
-            await self.launcher.stop()
-        if self._clean_up is not None:
-            self._clean_up()
-        self._ended.set()
+        try:
+            self.flights.fail_all("the server is shutting down")
+            await self.cluster.stop()
+            for task in self._tasks:
+                task.cancel()
+            self.control.close()
+            if self.launcher is not None:
+                await self.launcher.stop()
+            if self._clean_up is not None:
+                self._clean_up()
+        finally:
+            self._ended.set()
 
     async def _watch(self) -> None:
         """End requests that wait while no worker comes."""
         while True:
             await asyncio.sleep(WATCH_S)
             now = self.clock.now()
+            self.handovers.tick()
             if self.open_links():
                 self._none_since_s = now
             elif now - self._none_since_s > self.options.worker_wait_s:
@@ -205,7 +218,8 @@ class ClusterEngine:
             return Health(True, False, "the server is shutting down")
         if not self.open_links():
             states = ", ".join(f"{worker.name} is {worker.state.value}" for worker in self.control.fleet) or "none is there"
-            return Health(True, False, f"no worker takes requests: {states}")
+            is_hopeless = self.launcher is not None and self.launcher.trouble is not None and not len(self.control.fleet)
+            return Health(not is_hopeless, False, f"no worker takes requests: {states}")
         return Health(True, True, "ok")
 
     # --- requests -----------------------------------------------------------------------------------------------------------------------
@@ -288,6 +302,7 @@ class ClusterEngine:
         assert link.ready is not None
         self._take_limits(link.ready)
         self._changed.set()
+        self.handovers.ready(link)
         self.flights.pump()
 
     def _take_limits(self, ready: Ready) -> None:
@@ -296,8 +311,9 @@ class ClusterEngine:
         if known is not None and known.limits.num_kv_blocks <= ready.limits.num_kv_blocks:
             return
         limits, config = ready.limits, self.config
+        enough = 2 << (limits.max_model_len // limits.block_size).bit_length()  # for one sequence, however it reserves: no more is laid out
         scheduler = Scheduler(
-            replace(config.scheduler, max_itl_ms=None), config.cache, limits.num_kv_blocks, limits.max_model_len,
+            replace(config.scheduler, max_itl_ms=None), config.cache, min(limits.num_kv_blocks, enough), limits.max_model_len,
             layout=layout_of(limits.kv_layout),
         )  # fmt: skip
         max_n, eos = config.scheduler.max_num_seqs, self.model.eos_token_ids
@@ -306,6 +322,7 @@ class ClusterEngine:
 
     def worker_lost(self, link: Link, loss: Loss) -> None:
         self.flights.lost(link, loss)
+        self.handovers.lost(link)
         self._changed.set()
 
     def worker_gone(self, link: Link) -> None:
@@ -317,6 +334,7 @@ class ClusterEngine:
         self._changed.set()
 
     def told(self, link: Link) -> None:
+        self.handovers.told(link)
         self.flights.pump()
 
     def told_keys(self, link: Link, message: Keys) -> None:
@@ -328,4 +346,6 @@ class ClusterEngine:
     def said(self, link: Link, message: FromWorker) -> None:
         if isinstance(message, Events):
             self.flights.take(link, message.events)
+        else:
+            self.handovers.said(link, message)
 

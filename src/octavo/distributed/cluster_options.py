@@ -6,12 +6,36 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from octavo.backends.kv_wire import WIRE_DTYPES
 from octavo.config import ConfigError
 from octavo.distributed.attempts import RetryLimits
 from octavo.distributed.fleet import LivenessLimits
+from octavo.distributed.handoff import HandoffLimits
 from octavo.distributed.messages import ROLES
+from octavo.distributed.transport import CHECKSUMS
 
+KV_TRANSPORTS = ("auto", "shm", "tcp")
 MAX_WORKERS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class HandoverOptions:
+    """How KV goes from prefill to decode workers. ``transport`` auto: shared memory between workers of one host, else TCP. ``wire_dtype``
+    auto: as it is stored, so that answers do not depend on where they are made; int8: rounded. Prompts of at least ``min_layerwise`` tokens
+    are sent while they are computed, shorter ones in one piece. ``checksum``: over each piece."""
+
+    transport: str = "auto"
+    wire_dtype: str = "auto"
+    checksum: str = "none"
+    min_layerwise: int = 512
+    limits: HandoffLimits = field(default_factory=HandoffLimits)
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("transport", KV_TRANSPORTS), ("wire_dtype", WIRE_DTYPES), ("checksum", CHECKSUMS)):
+            if getattr(self, name) not in allowed:
+                raise ConfigError(f"{name}: {getattr(self, name)!r} is not allowed; one of {', '.join(allowed)}")
+        if self.min_layerwise < 1:
+            raise ConfigError(f"min_layerwise: {self.min_layerwise!r} is not allowed; at least 1 token")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +52,7 @@ class ClusterOptions:
     start_s: float | None = None
     router: str = "soonest"
     stream_limit_bytes: int = 8 << 20
+    handover: HandoverOptions = field(default_factory=HandoverOptions)
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.worker_wait_s < math.inf:

@@ -17,7 +17,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from octavo.core.prefix_index import Namespace, prompt_keys
 from octavo.core.request import FinishReason, Request
@@ -32,8 +32,10 @@ from octavo.engine.event_stream import EventStream
 from octavo.engine.outputs import OutputEvent
 from octavo.engine.serving import NO_WORKER
 
-logger = logging.getLogger("octavo.cluster")
+if TYPE_CHECKING:
+    from octavo.distributed.handovers import Handovers
 
+logger = logging.getLogger("octavo.cluster")
 
 
 @dataclass(slots=True, eq=False)
@@ -53,6 +55,8 @@ class Watcher(Protocol):
     def opened(self, request: Request) -> None: ...
 
     def placed(self, request_id: str, worker: str, name: str, now: float) -> None: ...
+
+    def handed_over(self, request_id: str, worker: str, name: str, now: float) -> None: ...
 
     def lost(self, request_id: str, now: float) -> None: ...
 
@@ -74,6 +78,7 @@ class Flights:
     ) -> None:
         self.dispatcher = dispatcher
         self.watcher = watcher
+        self.handovers: Handovers | None = None  # where there are workers that hand over
         self.num_lost = 0  # attempts
         self.num_given_up = 0  # requests
         self._options = options
@@ -108,7 +113,7 @@ class Flights:
 
     def submit(self, requests: Sequence[Request], stream: EventStream, fingerprint: str, block_size: int) -> None:
         """The requests of one call. Raises QueueFull, and takes none of them then."""
-        links, now = self._links(), self._now()
+        links, now = self._entries(), self._now()
         views, taken = [link.view for link in links], list[str]()
         try:
             for request in requests:
@@ -186,11 +191,15 @@ class Flights:
             self._go_again()
         if not len(self.dispatcher):
             return
-        links = self._links()
+        links = self._entries()
         views = [link.view for link in links]
         while (found := self.dispatcher.next(views, self._now())) is not None:
             route, place = found
             self._send(self._flights[route.request_id], links[place])
+
+    def _entries(self) -> Sequence[Link]:
+        """Workers that may be given prompts now."""
+        return self._links() if self.handovers is None else self.handovers.entries(self._links())
 
     def _send(self, flight: Flight, link: Link) -> None:
         request, now, key = flight.request, self._now(), next(self._keys)
@@ -198,8 +207,9 @@ class Flights:
         flight.link = link
         self._by_key[key] = flight
         link.keys.add(key)
+        ticket = None if self.handovers is None else self.handovers.ticket(flight, link, key, len(made))
         try:
-            link.channel.send(Submit(key, WireRequest.of(request, now - request.arrival_s), made))
+            link.channel.send(Submit(key, WireRequest.of(request, now - request.arrival_s), made, ticket))
         except MessageError as error:
             self.fail(flight, str(error), REFUSED)
             return
@@ -266,19 +276,40 @@ class Flights:
             logger.error("request %s: %s", request_id, given_up)
             self.fail(flight, error or given_up)
 
+    def failed(self, key: int, error: str) -> None:
+        """Its worker cannot go on with it, and has said so otherwise than by an event."""
+        flight = self._by_key.get(key)
+        if flight is not None:
+            self._failed(flight, error)
+
+    def moved(self, key: int, link: Link) -> None:
+        """An attempt goes on at ``link``, which has its KV."""
+        flight = self._by_key[key]
+        assert flight.link is not None
+        flight.link.keys.discard(key)
+        if self._suspects.get(flight.link) is flight:
+            del self._suspects[flight.link]
+        flight.link = link
+        link.keys.add(key)
+        if self.watcher is not None:
+            self.watcher.handed_over(flight.request.request_id, link.name, engine_id(key), self._now())
+
     def _leave_link(self, flight: Flight) -> None:
         assert flight.link is not None
-        del self._by_key[flight.attempts.key]
-        flight.link.keys.discard(flight.attempts.key)
+        key = flight.attempts.key
+        del self._by_key[key]
+        flight.link.keys.discard(key)
         if self._suspects.get(flight.link) is flight:
             del self._suspects[flight.link]
         flight.link = None
+        if self.handovers is not None:
+            self.handovers.left(key)
 
     def _go_again(self) -> None:
         """Let those of the lost go on whose turn it is: into the queue, or, suspects, to a worker that has no other suspect."""
         now = self._now()
         for flight in list(self._again):
-            links = [link for link in self._links() if link not in self._suspects] if flight.attempts.is_suspect else []
+            links = [link for link in self._entries() if link not in self._suspects] if flight.attempts.is_suspect else []
             if flight.attempts.is_suspect and not links:
                 continue
             if not self._pacer.take(now):

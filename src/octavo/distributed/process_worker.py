@@ -30,7 +30,7 @@ HOPELESS = 3  # exit status of a worker that another try would not help
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 30.0
 STEADY_S = 30.0  # a worker that has run so long ends the doubling of pauses
-END_S = 10.0  # that a worker gets to end by itself
+END_S = 30.0  # that a worker gets to end by itself, and to write its cache to disk if it is to
 GIVE_UP_S = 5.0  # that a child looks for its front end
 
 

@@ -115,6 +115,20 @@ class RolePools:
     def worker(self, index: int) -> PooledWorker:
         return self._workers[index]
 
+    def role_of(self, index: int) -> str | None:
+        """None: no worker has that index."""
+        worker = self._workers.get(index)
+        return None if worker is None else worker.role
+
+    def computes_prompts(self, index: int) -> bool:
+        """By its role, or because it is borrowed for that."""
+        worker = self._workers.get(index)
+        return worker is not None and (worker.role != "decode" or worker.is_mixed)
+
+    def placement(self, request_id: str) -> Placement | None:
+        """Of a request that was placed and is not over."""
+        return self._placed.get(request_id)
+
     def mixed(self) -> list[int]:
         """Workers that are borrowed now."""
         return [worker.index for worker in self._workers.values() if worker.is_mixed]

@@ -56,8 +56,12 @@ from octavo.engine.engine import Engine
 
 logger = logging.getLogger("octavo.worker")
 
+LOCAL_HOST = "127.0.0.1"
 HEARTBEAT_S = 0.2
 RETRY_S = (0.1, 2.0)  # between attempts to reach the front end: the first wait, and the longest
+
+
+MakeKV = Callable[[WorkerEngine, Callable[[FromWorker], None], str], KVSide | None]
 
 
 class WorkerRefused(RuntimeError):
@@ -114,7 +118,8 @@ def own_config(config: EngineConfig, options: WorkerOptions) -> EngineConfig:
 
 
 class WorkerServer:
-    """``load`` makes the engine of a configuration, on a thread of its own. ``make_kv``: what moves KV (None: nothing does)."""
+    """``load`` makes the engine of a configuration, on a thread of its own. ``make_kv``: what moves its KV, given what sends messages to
+    the front end, and the address that others reach this host by (None: nothing does)."""
 
     def __init__(
         self,
@@ -122,7 +127,7 @@ class WorkerServer:
         secret: bytes,
         options: WorkerOptions,
         load: Callable[[EngineConfig], Engine] = Engine.load,
-        make_kv: Callable[[WorkerEngine], KVSide] | None = None,
+        make_kv: MakeKV | None = None,
     ) -> None:
         self.options = options
         self.engine: WorkerEngine | None = None
@@ -136,6 +141,7 @@ class WorkerServer:
         self._ended = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._gone_s = 10.0
+        self._host = LOCAL_HOST
 
     async def run(self) -> None:
         """Serve until told to end. Raises WorkerRefused, FrontEndLost, WorkerFailed, and what keeps the engine from being made."""
@@ -153,8 +159,12 @@ class WorkerServer:
                         await asyncio.wait_for(self._ended.wait(), wait_s)
                     wait_s = min(2 * wait_s, RETRY_S[1])
                     continue
-                await self._serve(channel)
-                wait_s, served_s = RETRY_S[0], loop.time()
+                if await self._serve(channel):
+                    wait_s, served_s = RETRY_S[0], loop.time()
+                else:  # it came to nothing
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._ended.wait(), wait_s)
+                    wait_s = min(2 * wait_s, RETRY_S[1])
             if self._failure is not None:
                 raise self._failure
         finally:
@@ -173,8 +183,8 @@ class WorkerServer:
 
     # --- one connection -----------------------------------------------------------------------------------------------------------------
 
-    async def _serve(self, channel: Channel[ToWorker]) -> None:
-        """From Hello to the end of the channel, or of the worker."""
+    async def _serve(self, channel: Channel[ToWorker]) -> bool:
+        """From Hello to the end of the channel, or of the worker. Whether it came to Ready."""
         closed, options = asyncio.Event(), self.options
         self._channel = channel
         channel.start(self._take, lambda reason: closed.set())
@@ -185,11 +195,12 @@ class WorkerServer:
         finally:
             for task in (*tasks, *self._tasks):
                 task.cancel()
-            self._is_ready, self._channel = False, None
+            was_ready, self._is_ready, self._channel = self._is_ready, False, None
             channel.close("the worker ends")
             logger.info("the front end is gone: %s", channel.closed_for)
             if self.engine is not None:
                 self.engine.drop_all()
+        return was_ready
 
     async def _beat(self, channel: Channel[ToWorker]) -> None:
         loop = asyncio.get_running_loop()
@@ -268,6 +279,7 @@ class WorkerServer:
     async def _make_ready(self, welcome: Welcome) -> None:
         """Load what the front end wants, unless it is there, and say so."""
         channel, self._gone_s = self._channel, welcome.gone_s
+        self._host = (None if channel is None else channel.local_host) or LOCAL_HOST
         if self._loading is None or self._config != welcome.config:
             if self._loading is not None:
                 await asyncio.wait((self._loading,))
@@ -284,7 +296,7 @@ class WorkerServer:
         loaded = await asyncio.to_thread(self._load, own_config(config_of(config), self.options))
         self.engine = WorkerEngine(loaded, self._send, lambda reason: self._fail(WorkerFailed(reason)))
         if self._make_kv is not None:
-            self.engine.kv = self._make_kv(self.engine)
+            self.engine.kv = self._make_kv(self.engine, self._send, self._host)
         gc.collect()
         gc.freeze()  # what is loaded stays: full collections need not walk the vocabulary in the middle of a stream
         self.engine.thread.start()

@@ -36,6 +36,7 @@ from octavo.distributed.messages import (
     Resume,
     Send,
     Submit,
+    check_token_ids,
 )
 from octavo.engine.engine import Engine
 from octavo.engine.engine_thread import EngineThread
@@ -156,6 +157,7 @@ class WorkerEngine:
             self._num_received += 1
             try:
                 wire.check(self.engine.backend.vocab_size)
+                check_token_ids("output_token_ids", message.output_token_ids, self.engine.backend.vocab_size)
                 self._check_fits(request)
                 self.engine.add(PreparedRequest(request, []), message.output_token_ids)
             except ParameterError as error:

@@ -37,6 +37,7 @@ from octavo.speculative.speculator import create_speculator
 
 if TYPE_CHECKING:
     from octavo.engine.kv_tiering import KVTiering
+    from octavo.engine.step_hooks import StepHooks
     from octavo.engine.step_log import StepLog
     from octavo.models.loaded import LoadedModel
 
@@ -61,6 +62,7 @@ class Engine:
         self.metrics = EngineMetrics(max_itl_s)
         self.step_cost = FittedCost(calibrated_cost(backend))  # the one cost of steps: all that ask what a step takes share it
         self.step_log: StepLog | None = None  # told of every step, where somebody wants to know
+        self.step_hooks: StepHooks | None = None
         self.gap_model = None if max_itl_ms is None else GapModel(self.step_cost)
         self._itl_warnings = ItlWarnings(max_itl_s)
         self.num_failures_in_a_row = 0
@@ -210,7 +212,8 @@ class Engine:
 
     def fail_all(self, message: str) -> list[OutputEvent]:
         """End every request with an error event."""
-        return self._made(self.loop.fail_all(message))
+        events = self.loop.fail_all(message)
+        return self._made(events if self.step_hooks is None else events + self.step_hooks.failed(message))
 
     @property
     def has_work(self) -> bool:
@@ -230,6 +233,8 @@ class Engine:
                 return []
             if self.tiering is not None:
                 self.tiering.before_execute()
+            if self.step_hooks is not None:
+                self.step_hooks.before_execute(plan)
             result = self.backend.execute(plan)
             events = self.loop.finish_step(plan, result)
         except Exception as error:  # whatever a backend raises or returns, or a fault in planning: the engine must outlive it

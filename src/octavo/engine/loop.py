@@ -107,13 +107,13 @@ class EngineLoop:
             self.timeline.resumed(request.request_id)
         self._keep(request.request_id, running)
 
-    def begin(self, request: Request, output_token_ids: list[int]) -> None:
+    def begin(self, request: Request, output_token_ids: list[int], exact: bool = True) -> None:
         """A request that another engine began runs on here, where blocks are reserved and filled: see ``Transfers.begin``.
 
         The text of ``output_token_ids`` has been sent; what comes is the text of the tokens after them.
         """
         running = self._open(request, output_token_ids)
-        self.scheduler.transfers.begin(request.request_id)
+        self.scheduler.transfers.begin(request.request_id, output_token_ids, exact)
         if self.timeline is not None:
             self.timeline.added(request)
         self._keep(request.request_id, running)
