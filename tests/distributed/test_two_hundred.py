@@ -1,4 +1,4 @@
-"""Two hundred requests of every kind on a small real model: one engine, and two `octavo worker` processes, to the bit."""
+"""Two hundred requests of every kind on a small real model: by one engine, two workers, and prefill and decode apart, equal to the bit."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import asyncio
 import os
 import random
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from octavo import LLM, SamplingParams
 from octavo.config import BackendConfig, CacheConfig, EngineConfig, ModelConfig
 from octavo.core.request import BeamParams
 from octavo.distributed.cluster_options import ClusterOptions
-from octavo.distributed.local_cluster import ClusterPlan, open_cluster
+from octavo.distributed.local_cluster import ClusterPlan, open_cluster, worker_names
 from tests.distributed.clusters import PATIENT, ROOT, WAIT_S, Cluster
 from tests.models.tiny import write_tiny_gguf
 
@@ -43,16 +46,25 @@ def jobs() -> list[tuple[list[int], SamplingParams]]:
     return out
 
 
-def test_two_hundred_requests_are_answered_as_by_one_engine(tmp_path: Path) -> None:
-    path = write_tiny_gguf(tmp_path / "tiny.gguf")
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_gguf(tmp_path_factory.mktemp("models") / "tiny.gguf")
+
+
+@pytest.fixture(scope="module")
+def expected(path: Path) -> list[Any]:
     with LLM(str(path), num_kv_blocks=256, threads=1) as llm:
         outputs = [llm.generate([prompt], params)[0] for prompt, params in jobs()]
-    expected = [(output.outputs, output.prompt_logprobs) for output in outputs]
+    return [(output.outputs, output.prompt_logprobs) for output in outputs]
+
+
+@pytest.mark.parametrize("workers", [{"both": 2}, {"prefill": 1, "decode": 1}], ids=["replicas", "apart"])
+def test_two_hundred_requests_are_answered_as_by_one_engine(path: Path, expected: list[Any], workers: dict[str, int]) -> None:
     config = EngineConfig(ModelConfig(str(path)), CacheConfig(num_kv_blocks=256), backend=BackendConfig(threads=1))
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
 
     async def run() -> None:
-        engine = open_cluster(config, str(path), ClusterPlan({"both": 2}, options=ClusterOptions(liveness=PATIENT)))
+        engine = open_cluster(config, str(path), ClusterPlan(workers, options=ClusterOptions(liveness=PATIENT)))
         engine.start()
         try:
             async with asyncio.timeout(WAIT_S):
@@ -60,7 +72,8 @@ def test_two_hundred_requests_are_answered_as_by_one_engine(tmp_path: Path) -> N
             cluster = Cluster(engine, engine.launcher)  # type: ignore[arg-type]
             got = await asyncio.gather(*(cluster.run(*job) for job in jobs()))
             assert [(output.outputs, output.prompt_logprobs) for output in got] == expected
-            assert {leg.worker for journey in engine.journeys.all() for leg in journey.legs} == {"worker-0", "worker-1"}
+            assert {leg.worker for journey in engine.journeys.all() for leg in journey.legs} == set(worker_names(workers))
+            assert ("decode" in workers) == (engine.journeys.num_handed_over > 0)
         finally:
             await engine.stop()
 
