@@ -11,7 +11,7 @@ KV_HOST_DTYPES = ("auto", "int8")
 KV_RESERVATIONS = ("paged", "max", "pow2", "oracle")
 PREEMPTIONS = ("auto", "recompute", "swap")
 PREFIX_GRANULARITIES = ("block", "token")
-SCHEDULING_POLICIES = ("fcfs", "static", "priority", "fair", "srf")
+SCHEDULING_POLICIES = ("fcfs", "static", "priority", "fair", "srf", "prefill_first")
 SPEC_METHODS = ("auto", "ngram", "suffix", "draft", "self")
 METHOD_SETTINGS = {"draft": "draft_model", "self": "self_draft_layers"}  # spec_method -> what has to be set for it
 SPEC_RULES = ("coupling", "resample")
@@ -73,7 +73,7 @@ class SchedulerConfig:
     max_num_batched_tokens: int = 512  # token budget of one step
     max_itl_ms: float | None = None  # bound on the gaps between a stream's tokens that prompts may cause, milliseconds
     enable_chunked_prefill: bool = True
-    scheduling_policy: str = "fcfs"  # fcfs | priority | fair | srf
+    scheduling_policy: str = "fcfs"  # one of SCHEDULING_POLICIES
     preemption: str = "auto"  # auto | recompute | swap
     admission_lookahead: int = 64  # tokens of each running sequence that admission leaves room for
     record: str | None = None  # file for every input of the scheduler, to be replayed; prompts are in it
@@ -164,6 +164,8 @@ class EngineConfig:
         _check(itl is None or s.enable_chunked_prefill, "max_itl_ms", itl, "it sizes pieces of prompts, and enable_chunked_prefill is off")
         policy = s.scheduling_policy
         _check(policy in SCHEDULING_POLICIES, "scheduling_policy", policy, f"one of {', '.join(SCHEDULING_POLICIES)}")
+        stalls = itl is not None and policy == "prefill_first"
+        _check(not stalls, "max_itl_ms", itl, "it bounds gaps of running answers, which scheduling_policy prefill_first lets stand still")
         _check(s.preemption in PREEMPTIONS, "preemption", s.preemption, f"one of {', '.join(PREEMPTIONS)}")
         lookahead = s.admission_lookahead
         _check(1 <= lookahead <= 1 << 20, "admission_lookahead", lookahead, "from 1 to 1048576 tokens")

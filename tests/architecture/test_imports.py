@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "workload": {"core"},
     "server": {"engine", "core", "models", "sampling", "distributed"},
     "bench": {"core", "engine", "workload", "models", "backends", "distributed"},
-    "distributed": {"core", "engine", "models", "costs", "backends.kv_wire", "backends.machine"},
+    "distributed": {"core", "engine", "models", "costs", "backends.base", "backends.kv_wire", "backends.machine"},
     "simulator": {
         "core", "models.program", "costs", "backends.base", "backends.sim", "speculative", "engine.loop", "engine.timeline",
         "engine.outputs", "distributed.router", "distributed.views", "distributed.handoff", "distributed.handover", "distributed.pools",
@@ -47,7 +47,7 @@ LIBRARIES = {
     "workload": set(),
     "bench": {"numpy", "httptools", "msgspec"},
     "cli": {"click"},
-    "distributed": {"msgspec"},
+    "distributed": {"msgspec", "ray"},
     "simulator": set(),
     "planning": set(),
     "reproduce": set(),
@@ -122,3 +122,8 @@ def test_pure_modules_of_distributed_read_no_clock_and_send_nothing(name: str) -
 def test_package_inits_are_empty(file: Path) -> None:
     tree = ast.parse(file.read_text())
     assert all(isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) for node in tree.body), "only a docstring"
+
+
+def test_two_files_import_ray() -> None:
+    found = {file.relative_to(SRC).as_posix() for file in FILES for _, module in imported_modules(file) if module.split(".")[0] == "ray"}
+    assert found == {"distributed/ray_worker.py", "distributed/ray_cluster.py"}

@@ -257,3 +257,8 @@ class Oracle:
             self._texts[key] = plain_run(endless, seq.choice, self._harness.scheduler.limits.max_total_tokens + self._most).token_ids
         coming = self._texts[key][seq.num_output_tokens :][: self._random.randint(0, self._most)]
         return [token if self._random.random() < self._hit else (token + 1) % VOCAB for token in coming]
+
+
+def bound_for(max_itl_ms: float | None, chunked: bool, policy: str) -> float | None:
+    """The bound on gaps that a configuration may have: None where it would be refused."""
+    return max_itl_ms if chunked and policy != "prefill_first" else None

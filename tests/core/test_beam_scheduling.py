@@ -12,7 +12,7 @@ from octavo.config import CacheConfig, SchedulerConfig
 from octavo.core.policies.order import OUTPUT_TOKEN_COST, PROMPT_TOKEN_COST
 from octavo.core.request import BeamParams, FinishReason, ParameterError, Request, SequenceStatus
 from octavo.core.scheduler import Scheduler
-from tests.core.harness import Harness, make_request
+from tests.core.harness import Harness, bound_for, make_request
 from tests.core.kv_memory import EOS
 
 
@@ -56,6 +56,7 @@ def test_hypotheses_do_not_depend_on_anything_else(data: st.DataObject) -> None:
     """Batch mates, a pool that forces preemption, host memory, order, block size, budget, chunks, prefix cache, paced steps, aborts."""
     block_size, chunked = data.draw(st.sampled_from([1, 2, 4])), data.draw(st.booleans())
     caching = data.draw(st.booleans())
+    policy = data.draw(st.sampled_from(["fcfs", "fcfs", "static", "priority", "fair", "srf", "prefill_first"]))
     harness = Harness(
         num_blocks=data.draw(st.integers(-(-13 // block_size), 40 // block_size)),
         block_size=block_size,
@@ -64,10 +65,10 @@ def test_hypotheses_do_not_depend_on_anything_else(data: st.DataObject) -> None:
         chunked=chunked,
         caching=caching,
         granularity=data.draw(st.sampled_from(["block", "token"])) if caching else "block",
-        max_itl_ms=data.draw(st.sampled_from([None, 5.0])) if chunked else None,
+        max_itl_ms=bound_for(data.draw(st.sampled_from([None, 5.0])), chunked, policy),
         lookahead=data.draw(st.sampled_from([1, 1, 4, 64])),
         num_host_blocks=data.draw(st.sampled_from([0, 4, 40])),
-        policy=data.draw(st.sampled_from(["fcfs", "fcfs", "static", "priority", "fair", "srf"])),
+        policy=policy,
     )
     todo = [r for r in (data.draw(requests(i)) for i in range(data.draw(st.integers(1, 5)))) if valid(r)]
     leaving = {data.draw(st.integers(1, 12)): request.request_id for request in todo[:1] if data.draw(st.booleans())}

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
-from tests.core.harness import Harness
+from tests.core.harness import Harness, bound_for
 from tests.core.test_kv_tiers_machine import TierMachine
 from tests.core.test_scheduler_machine import SchedulerMachine
 from tests.core.tier_harness import TierHarness, ToyDisk
@@ -31,12 +31,12 @@ class GroupsMachine(SchedulerMachine):
         seed=st.integers(0, 3),
         num_host_blocks=st.sampled_from([0, 12, 40]),
         lookahead=st.sampled_from([1, 1, 8]),
-        policy=st.sampled_from(["fcfs", "fcfs", "static", "priority", "fair", "srf"]),
+        policy=st.sampled_from(["fcfs", "fcfs", "static", "priority", "fair", "srf", "prefill_first"]),
         granularity=st.sampled_from(["block", "token", "token"]),
     )
     def start(self, max_itl_ms: float | None, guessing: tuple[int, float] | None, seed: int, **sizes: Any) -> None:
         sizes["granularity"] = sizes["granularity"] if sizes["caching"] else "block"
-        self.set_up(Harness(max_itl_ms=max_itl_ms if sizes["chunked"] else None, **sizes), guessing, seed)
+        self.set_up(Harness(max_itl_ms=bound_for(max_itl_ms, sizes["chunked"], sizes["policy"]), **sizes), guessing, seed)
 
 
 class GroupTiersMachine(TierMachine):
@@ -58,7 +58,7 @@ class GroupTiersMachine(TierMachine):
         granularity=st.sampled_from(["block", "token"]),
     )
     def start(self, max_itl_ms: float | None, **sizes: Any) -> None:  # type: ignore[override]
-        self.set_up(TierHarness(max_itl_ms=max_itl_ms if sizes["chunked"] else None, **sizes), None)
+        self.set_up(TierHarness(max_itl_ms=bound_for(max_itl_ms, sizes["chunked"], sizes["policy"]), **sizes), None)
 
 
 for machine, max_examples in ((GroupsMachine, 100), (GroupTiersMachine, 60)):

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
+from tests.core.harness import bound_for
 from tests.core.test_scheduler_machine import SchedulerMachine
 from tests.core.tier_harness import TierHarness, ToyDisk
 
@@ -31,12 +32,12 @@ class TierMachine(SchedulerMachine):
         seed=st.integers(0, 3),
         num_host_blocks=st.sampled_from([0, 0, 12]),
         lookahead=st.sampled_from([1, 8]),
-        policy=st.sampled_from(["fcfs", "fcfs", "static", "priority", "fair", "srf"]),
+        policy=st.sampled_from(["fcfs", "fcfs", "static", "priority", "fair", "srf", "prefill_first"]),
         granularity=st.sampled_from(["block", "token"]),
         rounds=st.booleans(),
     )
     def start(self, max_itl_ms: float | None, guessing: tuple[int, float] | None, seed: int, **sizes: Any) -> None:
-        self.set_up(TierHarness(max_itl_ms=max_itl_ms if sizes["chunked"] else None, **sizes), guessing, seed)
+        self.set_up(TierHarness(max_itl_ms=bound_for(max_itl_ms, sizes["chunked"], sizes["policy"]), **sizes), guessing, seed)
 
     @precondition(lambda self: self.num_requests and self.harness.pending is None)
     @rule(num=st.integers(1, 4), more=st.lists(st.integers(0, 2), max_size=4), apart=st.booleans())

@@ -196,5 +196,5 @@ def test_everybody_is_served_in_a_tight_pool(policy: str) -> None:
 
 
 def test_a_policy_that_is_none() -> None:
-    with pytest.raises(ValueError, match="scheduling_policy: 'x' is not allowed; one of fcfs, static, priority, fair, srf"):
+    with pytest.raises(ValueError, match="scheduling_policy: 'x' is not allowed; one of fcfs, static, priority, fair, srf, prefill_first"):
         queue_order("x")

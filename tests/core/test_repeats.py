@@ -21,6 +21,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "reserved": ({"enable_prefix_caching": False, "kv_reservation": "max"}, {}),
     "whole prompts": ({}, {"enable_chunked_prefill": False}),
     "static": ({}, {"scheduling_policy": "static"}),
+    "prompts first": ({}, {"scheduling_policy": "prefill_first"}),
     "priority": ({}, {"scheduling_policy": "priority"}),
     "long lookahead": ({}, {"admission_lookahead": 64}),
 }

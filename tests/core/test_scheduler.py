@@ -329,5 +329,6 @@ def test_a_bound_on_gaps_needs_what_prices_them() -> None:
 
 
 def test_unknown_policies_are_refused() -> None:
-    with pytest.raises(ValueError, match="scheduling_policy: 'lottery' is not allowed; one of fcfs, static, priority, fair, srf"):
+    allowed = "one of fcfs, static, priority, fair, srf, prefill_first"
+    with pytest.raises(ValueError, match=f"scheduling_policy: 'lottery' is not allowed; {allowed}"):
         Scheduler(SchedulerConfig(scheduling_policy="lottery"), CacheConfig(), 8, 64)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from octavo.core.request import BeamParams, FinishReason, ParameterError
-from tests.core.harness import Harness, Oracle, make_request
+from tests.core.harness import Harness, Oracle, bound_for, make_request
 
 tokens = st.integers(0, 2)
 
@@ -28,12 +28,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         seed=st.integers(0, 3),
         num_host_blocks=st.sampled_from([0, 4, 12, 40]),
         lookahead=st.sampled_from([1, 1, 8]),
-        policy=st.sampled_from(["fcfs", "fcfs", "static", "priority", "fair", "srf"]),
+        policy=st.sampled_from(["fcfs", "fcfs", "static", "priority", "fair", "srf", "prefill_first"]),
         granularity=st.sampled_from(["block", "token", "token"]),
     )
     def start(self, max_itl_ms: float | None, guessing: tuple[int, float] | None, seed: int, **sizes: Any) -> None:
         sizes["granularity"] = sizes["granularity"] if sizes["caching"] else "block"
-        self.set_up(Harness(max_itl_ms=max_itl_ms if sizes["chunked"] else None, **sizes), guessing, seed)
+        self.set_up(Harness(max_itl_ms=bound_for(max_itl_ms, sizes["chunked"], sizes["policy"]), **sizes), guessing, seed)
 
     def set_up(self, harness: Harness, guessing: tuple[int, float] | None, seed: int = 0) -> None:
         """``guessing``: drafts, and how often they are right; see ``Oracle``."""

@@ -180,6 +180,37 @@ def test_metrics_have_the_worker_and_its_role() -> None:
     assert lines['octavo_cluster_lost_attempts_total{role="front_end",worker=""}'] == "0.0"
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"null",
+        b"[" * 100_000,
+        b'{"accounts": [{"name": "attempt-1"}]}',
+        b'{"accounts": [{"name": 7, "wall_s": 1, "state": "x"}]}',
+        b'{"accounts": [], "gaps": [[99999999, [1, 2]], [1, [1]]], "is_whole": true, "advice": [], "num_advised": 0, "engine": {}}',
+        b'{"families": [{"name": "octavo_steps", "kind": "gauge", "help": "", "samples": [[{}, 1]]}]}',
+    ],
+)
+def test_an_answer_that_is_none_is_left_out(answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = ToldCluster(Worker("w0", 0.0), Worker("w1", 0.0))
+    cluster.open("r")
+    cluster.place("r", "w0")
+    cluster.run("w0", "r", 10)
+    ask = cluster.ask
+
+    async def lied(worker: str, what: str, args: bytes) -> bytes:
+        return answer if worker == "w0" else await ask(worker, what, args)
+
+    monkeypatch.setattr(cluster, "ask", lied)
+    account = cluster.account("r")
+    adds_up(account)
+    assert "cannot be asked" in str(account["causes"])
+    summary = asyncio.run(cluster.reports.summary(60.0, 4, "wall"))
+    assert [worker["name"] for worker in summary["workers"]] == ["w1"] and summary["complete"] is False
+    assert b'worker="w1"' in exposition(asyncio.run(cluster.reports.metrics()))[0]
+
+
 # --- any way ------------------------------------------------------------------------------------------------------------------------------
 
 

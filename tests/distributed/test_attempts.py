@@ -153,7 +153,7 @@ def test_a_request_that_gets_no_further_is_given_up() -> None:
 
 
 def test_progress_between_losses_counts_for_a_request_but_not_without_end() -> None:
-    attempts = Attempts(request(), RetryLimits(in_place=2, in_all=5))
+    attempts = Attempts(request(), RetryLimits(in_place=3, in_all=5))
     for key in range(1, 5):
         attempts.begin(key)
         attempts.take(OutputEvent("r", 0, "a", [key]))
@@ -165,17 +165,33 @@ def test_progress_between_losses_counts_for_a_request_but_not_without_end() -> N
 
 
 def test_making_again_what_was_sent_is_no_progress() -> None:
-    attempts = Attempts(request(2), RetryLimits(in_place=2))
+    attempts = Attempts(request(2), RetryLimits(in_place=3))
     attempts.begin(1)
     attempts.take(OutputEvent("r", 0, "ab", [5, 6]))
-    assert attempts.lost(Loss.DIED) is None
+    assert attempts.lost(Loss.DIED) is None and not attempts.is_suspect
     attempts.begin(2)
     attempts.take(OutputEvent("r", 0, "a", [5]))
+    assert attempts.lost(Loss.DIED) is None and attempts.is_suspect
+    attempts.begin(3)
+    attempts.take(OutputEvent("r", 0, "ab", [5, 6]))
+    assert attempts.is_suspect
     assert attempts.lost(Loss.DIED) is not None
 
 
+def test_a_suspect_that_gets_further_is_none_any_more() -> None:
+    attempts = Attempts(request())
+    for key in (1, 2):
+        attempts.begin(key)
+        assert attempts.lost(Loss.DIED) is None
+    attempts.begin(3)
+    assert attempts.is_suspect
+    attempts.take(OutputEvent("r", 0, "a", [5]))
+    assert not attempts.is_suspect
+    assert attempts.lost(Loss.DIED) is None and not attempts.is_suspect
+
+
 def test_workers_that_were_told_to_go_do_not_count() -> None:
-    attempts = Attempts(request(), RetryLimits(in_place=1, in_all=1))
+    attempts = Attempts(request(), RetryLimits(in_all=1))
     for key in range(1, 30):
         attempts.begin(key)
         assert attempts.lost(Loss.LEFT) is None
@@ -192,9 +208,9 @@ def test_failing_ends_the_choices_that_go_on() -> None:
     assert attempts.is_over and attempts.failed("again") == []
 
 
-@pytest.mark.parametrize("limits", [{"in_place": 0}, {"in_all": 0}])
+@pytest.mark.parametrize("limits", [{"in_place": 2}, {"in_all": 0}])
 def test_limits_are_checked(limits: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="at least 1"):
+    with pytest.raises(ValueError, match="at least [13]"):
         replace(RetryLimits(), **limits)
 
 

@@ -164,19 +164,21 @@ def test_a_connection_without_a_handshake_ends(monkeypatch: pytest.MonkeyPatch) 
     asyncio.run(run())
 
 
-def test_connections_in_their_handshake_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_in_their_handshake_are_limited_and_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest of those that do not prove anything goes; a worker that knows the secret comes through."""
     monkeypatch.setattr(channels, "MAX_UNPROVEN", 2)
 
     async def run() -> None:
-        async with listening(LOOPBACK) as (listener, _):
+        async with listening(LOOPBACK) as (listener, opened):
             silent = [await asyncio.open_connection(listener.address.host, listener.address.port) for _ in range(2)]
             for reader, _writer in silent:
                 assert len(await reader.readexactly(channels.HELLO_BYTES)) == channels.HELLO_BYTES
-            reader, writer = await asyncio.open_connection(listener.address.host, listener.address.port)
+            channel = await connect(listener.address, SECRET, messages.to_worker)
             with contextlib.suppress(ConnectionError):
-                assert await reader.read() == b""
-            for other in (writer, *(w for _, w in silent)):
-                other.close()
+                assert await silent[0][0].read() == b""
+            assert (await opened.get()).channel.is_open and channel.is_open
+            channel.abort("the test ends")
+            silent[1][1].close()
 
     asyncio.run(run())
 

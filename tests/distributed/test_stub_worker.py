@@ -95,7 +95,7 @@ def test_what_a_lost_worker_had_is_given_to_others_little_by_little() -> None:
         assert engine.flights._timer is not None and engine.flights._timer.when() > asyncio.get_running_loop().time() + 900
         engine.flights._timer.cancel()
         engine.flights._pacer._per_s = 1e6  # as if time had passed
-        engine.flights._resubmit_later()
+        engine.flights._timed_out()
         await until(lambda: second.num_attempts == 8)
         second.give(5)
         assert await asyncio.gather(*readers) == [expected(i, 9) for i in range(8)]

@@ -10,6 +10,7 @@ import pytest
 from octavo.cli.bench import bench
 from octavo.cli.calibrate import calibrate
 from octavo.cli.chat import chat
+from octavo.cli.cluster import cluster
 from octavo.cli.doctor import doctor
 from octavo.cli.explain import explain
 from octavo.cli.kv import kv
@@ -57,8 +58,14 @@ SECTIONS = {
     "kv ls": (kv.commands["ls"], set(options_of(kv.commands["ls"]))),
     "kv clear": (kv.commands["clear"], set(options_of(kv.commands["clear"]))),
     "bench advice": (bench.commands["advice"], set(options_of(bench.commands["advice"])) - SHARED),
+    "bench cluster": (bench.commands["cluster"], set(options_of(bench.commands["cluster"]))),
+    "cluster status": (cluster.commands["status"], set(options_of(cluster.commands["status"]))),
+    "cluster drain": (cluster.commands["drain"], set(options_of(cluster.commands["drain"]))),
+    "cluster restart": (cluster.commands["restart"], set(options_of(cluster.commands["restart"]))),
     "bench waste": (bench.commands["waste"], set(options_of(bench.commands["waste"]))),
     "bench simulator": (bench.commands["simulator"], set(options_of(bench.commands["simulator"])) - SHARED),
+    "bench routing": (bench.commands["routing"], set(options_of(bench.commands["routing"]))),
+    "bench goodput": (bench.commands["goodput"], set(options_of(bench.commands["goodput"]))),
     "calibrate": (calibrate, set(options_of(calibrate)) - SHARED),
     "quantize": (quantize, set(options_of(quantize))),
     "plan": (plan, set(options_of(plan))),

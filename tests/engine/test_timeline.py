@@ -65,6 +65,7 @@ def mixed_load(engine: Engine, num_requests: int, seed: int) -> Iterator[None]:
 
 SEEN = {"tight": Cause.PREEMPTED, "paced": Cause.PACED, "static": Cause.QUEUED_POLICY, "swapping": Cause.SWAPPED, "tiers": Cause.RESTORED}
 SETTINGS: dict[str, dict] = {
+    "prompts first": {"scheduling_policy": "prefill_first"},
     "tight": {"max_num_seqs": 12, "admission_lookahead": 1, "num_kv_blocks": 44},
     "paced": {"max_itl_ms": 30.0, "num_kv_blocks": 400},
     "static": {"scheduling_policy": "static", "max_num_seqs": 8, "num_kv_blocks": 400},

@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from octavo.cli.cluster import cluster as cluster_command
-from octavo.cli.explain import explain as explain_command
-from octavo.cli.top import top as top_command
+from octavo.cli.main import cli
 from octavo.engine.causes import NAMES
 from octavo.server.app import ServerOptions
 from tests.engine.scripted import bigram_engine
@@ -45,8 +43,8 @@ def adds_up(found: dict[str, Any]) -> None:
     assert all(value >= 0 for cause, value in seconds.items() if cause != "remainder")
 
 
-def run(command: Any, server: RunningServer, *args: str) -> Any:
-    return CliRunner().invoke(command, [*args, "--url", f"http://127.0.0.1:{server.port}", "--api-key", "secret"])
+def run(server: RunningServer, *args: str) -> Any:
+    return CliRunner().invoke(cli, [*args, "--url", f"http://127.0.0.1:{server.port}", "--api-key", "secret"])
 
 
 def test_an_answer_carries_its_account_and_so_does_its_id(server: RunningCluster) -> None:
@@ -79,10 +77,10 @@ def test_lists_the_summary_and_metrics_are_of_all_workers(server: RunningCluster
 
 def test_top_and_explain_show_a_cluster(server: RunningCluster) -> None:
     complete(server, max_tokens=5)
-    shown = run(top_command, server, "--once")
+    shown = run(server, "top", "--once")
     assert shown.exit_code == 0, shown.output
     assert "w0" in shown.output and "w1" in shown.output and "0 of 8" in shown.output
-    shown = run(explain_command, server, "--last")
+    shown = run(server, "explain", "--last")
     assert shown.exit_code == 0 and "network" in shown.output and "on w" in shown.output, shown.output
 
 
@@ -112,14 +110,14 @@ def test_the_workers_are_told_over_http_and_by_the_command(server: RunningCluste
     assert [(worker["role"], worker["state"]) for worker in found["workers"]] == [("both", "ready"), ("both", "ready")]
     assert {worker["name"] for worker in found["workers"]} == {"w0", "w1"}
     assert found["restart"] is None and found["waiting"] == 0
-    shown = run(cluster_command, server, "status")
+    shown = run(server, "cluster", "status")
     assert shown.exit_code == 0 and shown.output.count("ready") == 2, shown.output
-    assert json.loads(run(cluster_command, server, "status", "--json").output)["object"] == "cluster"
+    assert json.loads(run(server, "cluster", "status", "--json").output)["object"] == "cluster"
 
 
 def test_a_drained_worker_ends_and_the_other_answers() -> None:
     with RunningCluster({"w0": "both", "w1": "both"}, ServerOptions(api_key="secret")) as server:
-        shown = run(cluster_command, server, "drain", "w1", "--wait")
+        shown = run(server, "cluster", "drain", "w1", "--wait")
         assert shown.exit_code == 0 and "takes no more requests" in shown.output, shown.output
         wait_until(lambda: not server.workers["w1"].is_alive)
         assert complete(server, max_tokens=3, explain=True)["explain"]["workers"] == ["w0"]

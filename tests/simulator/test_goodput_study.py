@@ -13,6 +13,7 @@ from octavo.simulator.goodput_study import (
     CHUNKED,
     DESIGNS,
     MIXED,
+    PROMPTS_FIRST,
     PROMPTS_WHOLE,
     Arm,
     GoodputOptions,
@@ -86,11 +87,12 @@ def test_small_clusters_for_real() -> None:
     study = GoodputStudy(TABLES, {"x": TRACE}, options)
     together = options.scaled(DESIGNS["Baseline-H100"])  # two machines
     apart = options.scaled(DESIGNS["HH"])
-    arms = [Arm(together, PROMPTS_WHOLE), Arm(together, CHUNKED), Arm(apart, APART), Arm(apart, MIXED)]
+    arms = [Arm(together, PROMPTS_FIRST), Arm(together, PROMPTS_WHOLE), Arm(together, CHUNKED), Arm(apart, APART), Arm(apart, MIXED)]
     calm = [study.run(arm, "x", 1.0, 0) for arm in arms]
     assert all(report.slo_attainment == 1.0 for report in calm)
-    assert [report.num_handed_over for report in calm] == [0, 0, calm[2].num_arrived, calm[2].num_arrived]
-    chunks = study.specs(arms[1])[0].scheduler
+    assert [report.num_handed_over for report in calm] == [0, 0, 0, calm[3].num_arrived, calm[3].num_arrived]
+    assert study.specs(arms[0])[0].scheduler.scheduling_policy == "prefill_first"
+    chunks = study.specs(arms[2])[0].scheduler
     assert (chunks.max_num_batched_tokens, chunks.enable_chunked_prefill) == (512, True)
     flooded = [study.run(arm, "x", 60.0, 0).slo_attainment for arm in arms]
     assert all(share is not None and share < 0.9 for share in flooded)

@@ -12,6 +12,7 @@ import asyncio
 import os
 import secrets
 import socket
+from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from octavo.core.request import FinishReason
@@ -63,8 +64,8 @@ class StubWorker:
     tokens_per_s: float = 0.0
     max_model_len: int = 8192
     num_sent: int = 0
-    _attempts: dict[int, _Attempt] = field(default_factory=dict)
-    _num_received: int = 0
+    num_received: int = 0  # attempts
+    _attempts: OrderedDict[int, _Attempt] = field(default_factory=OrderedDict)  # whose turn it is comes first
     _channel: Channel[ToWorker] | None = None
     _ended: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -90,6 +91,16 @@ class StubWorker:
         if events and self._channel is not None:
             self._channel.send(Events(events))
 
+    def give_in_turn(self, num_tokens: int) -> None:
+        """So many tokens, one to each attempt whose turn it is; each at most one, as in a step."""
+        events = list[Event]()
+        for _ in range(min(num_tokens, len(self._attempts))):
+            key, attempt = next(iter(self._attempts.items()))
+            self._attempts.move_to_end(key)
+            events += self._events(attempt, 1)
+        if events and self._channel is not None:
+            self._channel.send(Events(events))
+
     def _events(self, attempt: _Attempt, num_tokens: int) -> list[Event]:
         """An event for each token, the last with the end when that is reached."""
         events = []
@@ -110,7 +121,7 @@ class StubWorker:
                 case Welcome():
                     self._channel.send(self._ready(message))
                 case Submit():
-                    self._num_received += 1
+                    self.num_received += 1
                     made, request = len(message.output_token_ids), message.request
                     most = request.params.max_tokens or 0
                     self._attempts[message.key] = _Attempt(message.key, request.prompt_token_ids, made, most)
@@ -142,7 +153,7 @@ class StubWorker:
             last_s = now
             if now - beat_s >= HEARTBEAT_S and self._channel is not None:
                 beat_s = now
-                self._channel.send(Load(num_running=len(self._attempts), num_available_blocks=1 << 20, num_received=self._num_received))
+                self._channel.send(Load(num_running=len(self._attempts), num_available_blocks=1 << 20, num_received=self.num_received))
 
     def _make(self, num_tokens: float) -> None:
         """What each attempt has come to be owed."""

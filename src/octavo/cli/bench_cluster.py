@@ -165,12 +165,12 @@ def _slowdowns(text: str) -> Slowdowns:
 
 
 def _goodputs(study: GoodputStudy, workload: str, designs: tuple[str, ...], mixed: bool) -> list[BestArm]:
-    """Both baselines, whole and in chunks; then the best split of each design."""
-    from octavo.simulator.goodput_study import APART, CHUNKED, DESIGNS, MIXED, PROMPTS_WHOLE, Arm, BestArm
+    """Both baselines, prompts first, whole and in chunks; then the best split of each design."""
+    from octavo.simulator.goodput_study import APART, CHUNKED, DESIGNS, MIXED, PROMPTS_FIRST, PROMPTS_WHOLE, Arm, BestArm
 
     options, found = study.options, list[BestArm]()
     for name in ("Baseline-A100", "Baseline-H100"):
-        for way in (PROMPTS_WHOLE, CHUNKED):
+        for way in (PROMPTS_FIRST, PROMPTS_WHOLE, CHUNKED):
             arm = Arm(options.scaled(DESIGNS[name]), way)
             found.append(BestArm(arm, study.goodput(arm, workload)))
             _say(study, found[-1])
@@ -194,12 +194,13 @@ def _ratios(found: list[BestArm]) -> list[tuple[Arm, Arm, tuple[float, float, fl
     from octavo.simulator.rate_curve import ratio_of
 
     ratios = []
-    for below in found:
-        if below.arm.design.num_prompt or not all(bracket.holds_at for bracket in below.brackets):
+    for name in dict.fromkeys(best.arm.design.name for best in found if not best.arm.design.num_prompt):
+        below = max((best for best in found if best.arm.design.name == name), key=lambda best: min(one.holds_at for one in best.brackets))
+        if not all(bracket.holds_at for bracket in below.brackets):
             continue
         for above in found:
             if above.arm.design.num_prompt:
-                published = PUBLISHED.get((above.arm.design.name, below.arm.design.name))
+                published = PUBLISHED.get((above.arm.design.name, name))
                 ratios.append((above.arm, below.arm, ratio_of(above.brackets, below.brackets), published))
     return ratios
 

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from octavo.cli.api_client import get_json, post_json, server_options
+from octavo.cli.cluster_up import up
 from octavo.cli.options import Finite
 
 _COLUMNS = ("worker", "role", "state", "host", "running", "waiting", "KV blocks", "since")
@@ -91,3 +92,6 @@ def _row(worker: dict[str, Any]) -> tuple[str, ...]:
     blocks = f"{load['used_blocks']} of {load['kv_blocks']}" if load else "-"
     counts = (str(load["running"]), str(load["waiting"])) if load else ("-", "-")
     return worker["name"], worker["role"], state, worker["host"], *counts, blocks, f"{worker['age_s']:.0f} s"
+
+
+cluster.add_command(up)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,13 +12,19 @@ from octavo.cli.options import POSITIVE, Finite, add_options, bad_flag
 from octavo.config import ConfigError
 
 if TYPE_CHECKING:
+    from octavo.config import EngineConfig
+    from octavo.distributed.cluster_engine import ClusterEngine
+    from octavo.distributed.cluster_file import ClusterFile
     from octavo.distributed.local_cluster import ClusterPlan
+
+    OpenCluster = Callable[[EngineConfig, str, Callable[[], object]], ClusterEngine]
 
 KV_TRANSPORTS = ("auto", "shm", "tcp")
 KV_CHECKSUMS = ("none", "crc32", "blake2b")
 ROUTERS = ("soonest", "shortest-queue", "predicted-seconds", "round-robin", "prefix-affinity")
 
 _WORKERS_HELP = "Worker processes on this host: a number, or prefill=N,decode=N (default: the engine runs in the server's process)."
+_RAY_HELP = "Have Ray place the workers, on any of its nodes (extra ray; $RAY_ADDRESS, a running Ray of this host, or a new one)."
 _LISTEN_HELP = "Where workers connect to, HOST:PORT (default: a socket that only this user's processes on this host reach)."
 _SECRET_HELP = "File with the secret that workers prove to know (default: $OCTAVO_CLUSTER_SECRET, or a new one for --workers alone)."
 _ROUTER_HELP = "Who gets a request. soonest: by what is cached there and what waits."
@@ -41,12 +48,13 @@ def cluster_options(function: Callable) -> Callable:
     return add_options(
         [
             click.option("--workers", metavar="N|prefill=N,decode=N", help=_WORKERS_HELP),
+            click.option("--ray", is_flag=True, help=_RAY_HELP),
             click.option("--workers-listen", metavar="HOST:PORT", help=_LISTEN_HELP),
             click.option("--cluster-secret-file", type=click.Path(dir_okay=False), help=_SECRET_HELP),
             click.option("--router", type=click.Choice(ROUTERS), default="soonest", show_default=True, help=_ROUTER_HELP),
             click.option("--worker-wait-s", type=Finite(0), default=30.0, show_default=True, help=_WAIT_HELP),
             click.option("--worker-suspect-s", type=POSITIVE, default=1.0, show_default=True, help=_SUSPECT_HELP),
-            click.option("--worker-stall-s", type=POSITIVE, default=10.0, show_default=True, help=_STALL_HELP),
+            click.option("--worker-stall-s", type=POSITIVE, default=60.0, show_default=True, help=_STALL_HELP),
             click.option("--kv-transport", type=click.Choice(KV_TRANSPORTS), default="auto", show_default=True, help=_TRANSPORT_HELP),
             click.option("--kv-wire-dtype", type=click.Choice(["auto", "int8"]), default="auto", show_default=True, help=_WIRE_HELP),
             click.option("--kv-checksum", type=click.Choice(KV_CHECKSUMS), default="none", show_default=True, help=_CHECKSUM_HELP),
@@ -60,7 +68,7 @@ def cluster_options(function: Callable) -> Callable:
 
 def cluster_plan(options: dict[str, Any]) -> ClusterPlan | None:
     """What the flags ask for; None: the engine runs in this process. Raises BadParameter that names the flag."""
-    if options["workers"] is None and options["workers_listen"] is None:
+    if options["workers"] is None and (options["ray"] or options["workers_listen"] is None):
         _refuse_alone(options)
         return None
     from octavo.distributed.channel import Address
@@ -86,10 +94,38 @@ def cluster_plan(options: dict[str, Any]) -> ClusterPlan | None:
     return ClusterPlan(workers, listen, options["cluster_secret_file"], chosen)
 
 
+def engine_opener(options: dict[str, Any], described: ClusterFile | None = None) -> OpenCluster | None:
+    """What makes the engine that the flags ask for, of the workers' configuration, the path of the model on this host, and what is to be
+    called meanwhile; None: the engine runs in this process. ``described`` says more of workers on Ray than flags can. Raises BadParameter
+    that names the flag."""
+    plan = cluster_plan(options)
+    if plan is None:
+        return None
+    if not options["ray"]:
+        from octavo.distributed.local_cluster import open_cluster
+
+        return lambda config, path, beside: open_cluster(config, path, plan, beside)
+    from octavo.distributed.open_on_ray import open_on_ray
+
+    cluster = described or _on_ray(options["model"], plan)
+    return lambda config, path, beside: open_on_ray(config, path, cluster, plan.options, beside)
+
+
+def _on_ray(model: str, plan: ClusterPlan) -> ClusterFile:
+    from octavo.distributed.cluster_file import ClusterFile, Ray, WorkerGroup
+
+    if plan.listen is not None and plan.listen.path:
+        raise click.BadParameter("workers on Ray need HOST:PORT", param_hint="'--workers-listen'")
+    groups = tuple(WorkerGroup(role, number) for role, number in plan.workers.items())
+    secret_file = None if plan.secret_file is None else Path(plan.secret_file)
+    host, port = (None, 0) if plan.listen is None else (plan.listen.host, plan.listen.port)
+    return ClusterFile(model, groups, secret_file, host, port, ray=Ray())
+
+
 def _refuse_alone(options: dict[str, Any]) -> None:
     """A flag that does nothing without workers is a mistake."""
     context = click.get_current_context(silent=True)
-    for name in _CLUSTER_FLAGS:
+    for name in ("ray", *_CLUSTER_FLAGS):
         source = None if context is None else context.get_parameter_source(name)
         if source is click.core.ParameterSource.COMMANDLINE:
             raise click.BadParameter("it does nothing without --workers", context, param_hint=f"'--{name.replace('_', '-')}'")

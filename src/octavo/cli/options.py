@@ -130,7 +130,7 @@ def engine_options(function: Callable) -> Callable:
     spec_help = "Draft tokens that a step verifies: auto (as many as pay), off, or a number. No text changes."
     rule_help = "How drafts are verified. coupling: no text changes. resample: the accept/resample rule, which keeps the law of a text."
     itl_help = "Bound on the gaps between a running answer's tokens, in milliseconds: prompts are computed in pieces that keep it."
-    policy_help = "fcfs: by arrival. priority, fair (by user), srf (fewest tokens left). static: whole batches, for comparison."
+    policy_help = "fcfs: by arrival. priority, fair (by user), srf (fewest tokens left). static, prefill_first: for comparison."
     preemption_help = "What becomes of KV that must make room: recompute, swap (to --swap-space), or auto: what is cheaper."
     swap_help = "Host memory for the KV of preempted sequences, such as 2GiB; 0: none, they are computed again."
     lookahead_help = "Tokens of each running sequence that admission leaves room for."

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from octavo.cli.cluster_flags import cluster_options, cluster_plan
+from octavo.cli.cluster_flags import cluster_options, engine_opener
 from octavo.cli.options import ByteSize, Finite, engine_config, engine_options, model_options
 from octavo.cli.progress import fetched
 
 if TYPE_CHECKING:
     from octavo.config import EngineConfig
     from octavo.core.recorded_window import RecordedWindow, WindowReplay
+    from octavo.distributed.cluster_file import ClusterFile
     from octavo.engine.serving import ServingEngine
 
 
@@ -30,11 +31,16 @@ if TYPE_CHECKING:
 @engine_options
 def serve(**options: Any) -> None:
     """Serve a model over an OpenAI-compatible API."""
+    serve_with(options)
+
+
+def serve_with(options: dict[str, Any], described: ClusterFile | None = None) -> None:
+    """What `octavo serve` does with its flags. ``described``: see ``engine_opener``."""
     if options["api_key"] is not None and not options["api_key"].strip():
         raise click.BadParameter("the key is empty; leave the flag out to serve without one", param_hint="'--api-key'")
     name = name_of(options["model"]) if options["served_model_name"] is None else options["served_model_name"]
     config = engine_config({**options, "served_model_name": name})
-    plan = cluster_plan(options)
+    opener = engine_opener(options, described)
     from octavo.server.launch import load_in_process, run_server
     from octavo.server.options import ServerOptions
 
@@ -47,12 +53,10 @@ def serve(**options: Any) -> None:
     local = fetched(config)
 
     def load(_: EngineConfig, beside: Callable[[], object]) -> ServingEngine:
-        from octavo.distributed.local_cluster import open_cluster
+        assert opener is not None
+        return opener(config, local.model.model, beside)  # workers elsewhere find the model by its own name
 
-        assert plan is not None
-        return open_cluster(config, local.model.model, plan, beside)  # workers elsewhere find the model by its own name
-
-    run_server(local, options["host"], options["port"], server_options, _replay, load_in_process if plan is None else load)
+    run_server(local, options["host"], options["port"], server_options, _replay, load_in_process if opener is None else load)
 
 
 def _replay(window: RecordedWindow) -> WindowReplay:

@@ -154,6 +154,8 @@ def _advice(summary: dict[str, Any]) -> list[str]:
     lines = ["  would help, by the time stamps of the window (mean wall time of a request):" if summary["advice"] else _NOTHING]
     lines += [_gain(one) for one in summary["advice"][:4]]
     replay = summary.get("replay")
+    if replay is None and summary.get("workers"):
+        return lines
     if replay is None:
         return [*lines, "  octavo explain --advise replays the last minutes with one switch changed at a time"]
     best = [one for one in replay["advice"] if one["gain_s"] > 0][:4]

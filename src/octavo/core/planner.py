@@ -7,7 +7,8 @@ preempt from the back (``preempting``); an admission never preempts, and none ha
 
 Under a bound on the gaps of running streams (``max_itl_ms``) a step is *paced*: all that fit are admitted, and the room of the step is
 shared among the prompts by ``pacing``; a running sequence may then get nothing of a step. With the policy *static* a batch is admitted as a
-whole, and nothing more until all of it has finished; who is preempted goes into a later batch.
+whole, and nothing more until all of it has finished; who is preempted goes into a later batch. With *prefill_first* a step computes
+prompts alone as long as there are some, and running answers stand still meanwhile.
 
 Drafts for decoding sequences are guesses of tokens to come, computed behind the last known one; they take what is left of budget and
 blocks, and never preempt anybody.
@@ -34,6 +35,7 @@ class Planner:
         self._state = state
         self._preemptor = Preemptor(state)
         self._is_static = policy.takes_whole_batches(state.config.scheduling_policy)
+        self._prompts_first = policy.computes_prompts_alone(state.config.scheduling_policy)
 
     def plan(self, step_index: int, now: float, guesses: Guesses = NO_GUESSES) -> Draft | None:
         """The next step, or None when no sequence is left. ``now``: seconds on the clock of ``Request.arrival_s``."""
@@ -48,14 +50,14 @@ class Planner:
             state.gap_cost.begin(now)
         if not state.running if self._is_static else state.gap_cost is not None:
             self._admit_all(draft, now)
-        while True:
+        while not (self._prompts_first and self._plan_prompts(draft, now, admits=state.stats.num_preemptions == num_preemptions)):
             if state.config.enable_chunked_prefill or not self._plan_whole_prompt(draft, now):
                 self._plan_running(draft, None if state.gap_cost is None else self._shares(draft, state.gap_cost))
             # Again, if all that came of it was preemption: who was passed over because another computes its blocks may be free to go now.
             if draft.sequences or state.stats.num_preemptions == num_before:
                 break
             num_before = state.stats.num_preemptions
-        if state.gap_cost is None and not self._is_static and state.stats.num_preemptions == num_preemptions:
+        if state.gap_cost is None and not self._is_static and state.stats.num_preemptions == num_preemptions and not self._prompts_first:
             self._plan_admissions(draft, now)
         restorer = state.kv.restorer
         loads = [] if restorer is None else restorer.loads()
@@ -73,6 +75,22 @@ class Planner:
                 load.after_copies = len(draft.plan.block_copies)
             draft.plan.block_loads += loads
         return draft
+
+    def _plan_prompts(self, draft: Draft, now: float, admits: bool) -> bool:
+        """What running sequences lack but for their last token, then who can come in; False: that is nothing, and answers go on. Nobody is
+        preempted for it."""
+        kv, chunked = self._state.kv, self._state.config.enable_chunked_prefill
+        for seq in self._state.running:
+            if draft.budget <= 0 or len(seq.token_ids) - seq.num_computed <= 1:
+                continue
+            if not self._adopt_prefix(draft, seq, self._find_prefix(seq)):
+                gap = len(seq.token_ids) - seq.num_computed
+                num_tokens = policy.chunk_size(gap, draft.budget, 0, chunked)
+                if gap > 1 and num_tokens and kv.grow(seq, num_tokens, draft.plan.block_copies):
+                    self._add_slice(draft, seq, num_tokens)
+        if admits:
+            self._plan_admissions(draft, now)
+        return bool(draft.sequences)
 
     # --- running sequences --------------------------------------------------------------------------------------------------------------
 

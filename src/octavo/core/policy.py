@@ -34,6 +34,12 @@ def takes_whole_batches(scheduling_policy: str) -> bool:
     return scheduling_policy == "static"
 
 
+def computes_prompts_alone(scheduling_policy: str) -> bool:
+    """Prompts before answers, as vLLM scheduled before it had chunks (Kwon et al., SOSP 2023; named so by Agrawal et al., Sarathi-Serve,
+    OSDI 2024, section 3): the time to the first token is short, and every prompt stalls all running answers."""
+    return scheduling_policy == "prefill_first"
+
+
 def choose_victim(candidates: Seq[Sequence]) -> Sequence:
     """Who gives its blocks back when they run out: the last in order, but not one that has drawn no token since it came back, if there
     is another. So each return is worth at least a token, and nobody is put out again and again for nothing.

@@ -29,6 +29,23 @@ _SHOWN_S = 1e-9
 _UNTOLD = "as its events came: the worker that had it cannot be asked any more"
 
 
+class ToldAdvice(msgspec.Struct):
+    """See ``engine.advice.Advice``."""
+
+    change: str
+    gain_s: float
+    why: str
+    basis: str = "time stamps"
+
+    @classmethod
+    def of(cls, advice: Advice) -> ToldAdvice:
+        return cls(advice.change, advice.gain_s, advice.why, advice.basis)
+
+    def advice(self, share: float = 1.0) -> Advice:
+        """``share`` of its gain."""
+        return Advice(self.change, share * self.gain_s, self.why, self.basis)
+
+
 class WorkerAccount(msgspec.Struct, omit_defaults=True):
     """What a worker says of an attempt: seconds from its arrival there, by the names of causes. ``ttft_seconds``: up to its first token;
     ``in_flight_s``: of one that runs, since then, not charged to anything yet."""
@@ -41,7 +58,7 @@ class WorkerAccount(msgspec.Struct, omit_defaults=True):
     seconds: dict[str, float] = {}
     ttft_seconds: dict[str, float] = {}
     details: dict[str, str] = {}
-    advice: list[dict[str, Any]] = []
+    advice: list[ToldAdvice] = []
     num_cached: int = 0
     num_output_tokens: int = 0
 
@@ -90,7 +107,7 @@ class Merged:
     seconds: list[float]
     ttft_seconds: list[float] | None
     details: dict[Cause, str] = field(default_factory=dict)
-    advice: list[dict[str, Any]] = field(default_factory=list)
+    advice: list[ToldAdvice] = field(default_factory=list)
     in_flight_s: float = 0.0
 
     @property
@@ -122,7 +139,7 @@ class Merged:
         causes.sort(key=lambda part: -part.seconds)
         ttft_s = None if journey.first_token_s is None else journey.first_token_s - journey.received_s
         main = main_cause(seconds, wall_s)
-        told = (tuple(causes), remainder_s, main, journey, tuple(_advice(one) for one in self.advice))
+        told = (tuple(causes), remainder_s, main, journey, tuple(one.advice() for one in self.advice))
         return Explanation(journey.request_id, wall_s, ttft_s, _state(journey), *told)
 
     def _detail(self, cause: Cause) -> str:
@@ -143,10 +160,6 @@ def _state(journey: Journey) -> str:
         return "finished"
     leg = journey.leg
     return "queued" if leg is None or leg.end is not LegEnd.RUNNING else "on_worker"
-
-
-def _advice(shown: Mapping[str, Any]) -> Advice:
-    return Advice(str(shown["change"]), float(shown["gain_s"]), str(shown["why"]), str(shown.get("basis", "time stamps")))
 
 
 def merge(journey: Journey, told: Told, now: float) -> Merged:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from octavo.distributed.accounts import WorkerAccount
+from octavo.distributed.accounts import ToldAdvice, WorkerAccount
 from octavo.distributed.messages import Answer, Ask
 from octavo.engine.advice import RuleAdvisor
 from octavo.engine.metric_families import metric_families
@@ -59,16 +59,43 @@ class Accounts(msgspec.Struct):
     accounts: list[WorkerAccount]
 
 
+class ToldStep(msgspec.Struct):
+    """See ``engine.reports.last_steps``."""
+
+    step: int
+    seconds: float
+    prefill_s: float
+    decode_s: float
+    kv_s: float
+    prompt_tokens: int
+    tokens: int
+    sequences: int
+
+
+class ToldEngine(msgspec.Struct):
+    """See ``engine.reports.engine_now``."""
+
+    model: str
+    running: int
+    waiting: int
+    max_num_seqs: int
+    kv_blocks: int
+    kv_used: int
+    kv_cached: int
+    preemptions: int
+    output_tokens: int
+
+
 class Window(msgspec.Struct):
     """``gaps``: classes of gaps between tokens, each its place and numbers (``StepWindow``). ``advice``: of ``num_advised`` requests."""
 
     accounts: list[WorkerAccount]
     gaps: list[tuple[int, list[float]]]
     is_whole: bool
-    advice: list[dict[str, Any]]
+    advice: list[ToldAdvice]
     num_advised: int
-    engine: dict[str, Any]
-    steps: list[dict[str, Any]] = []
+    engine: ToldEngine
+    steps: list[ToldStep] = []
 
 
 class Metrics(msgspec.Struct):
@@ -109,7 +136,7 @@ def _accounts(engine: Engine, about: AboutAttempts) -> Accounts:
         account = WorkerAccount.of(timeline, record, now, about.shows_misses)
         if about.advises:
             advice = advisor.of_request(timeline, record, timeline.seconds_of(record, record.ended_s or now), account.wall_s)
-            account.advice = [one.shown() for one in advice]
+            account.advice = [ToldAdvice.of(one) for one in advice]
         out.append(account)
     return Accounts(out)
 
@@ -131,8 +158,8 @@ def _window(engine: Engine, about: AboutWindow) -> Window:
         [WorkerAccount.of(timeline, record, now, about.shows_misses).without_details() for record in recent],
         [(place, list(found)) for place, found in classes.items()],
         timeline.ended_records.forgotten_s < since_s,
-        [one.shown() for one in advice],
+        [ToldAdvice.of(one) for one in advice],
         len(some),
-        engine_now(engine),
-        last_steps(engine, about.num_steps) if about.num_steps else [],
+        ToldEngine(**engine_now(engine)),
+        [ToldStep(**step) for step in last_steps(engine, about.num_steps)] if about.num_steps else [],
     )

@@ -33,16 +33,16 @@ class Loss(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RetryLimits:
-    """``in_place``: losses in a row that the request may have caused, in which it got no further than before. ``in_all``: of all its
-    life."""
+    """``in_place``: losses in a row that the request may have caused, in which it got no further than before; at least 3, since it takes
+    two to tell it from those that ran beside one that did (``Attempts.is_suspect``). ``in_all``: of all its life."""
 
     in_place: int = 3
     in_all: int = 8
 
     def __post_init__(self) -> None:
-        for name in ("in_place", "in_all"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: {getattr(self, name)!r} is not allowed; at least 1")
+        for name, least in (("in_place", 3), ("in_all", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name}: {getattr(self, name)!r} is not allowed; at least {least}")
 
 
 class Divergence(RuntimeError):
@@ -83,6 +83,12 @@ class Attempts:
     def is_over(self) -> bool:
         """Every choice has had its last event."""
         return self._num_open == 0
+
+    @property
+    def is_suspect(self) -> bool:
+        """It has been lost twice without getting any further: it should not run beside another such request until it does. So one that
+        ran beside the cause both times is told from it."""
+        return self._in_place >= 2 and self.num_sent_tokens <= self._length_at_loss
 
     @property
     def num_sent_tokens(self) -> int:

@@ -244,7 +244,7 @@ class Listener(Generic[Said]):
     def __init__(self, secret: bytes, decode: Callable[[bytes], Said], on_open: Callable[[Channel[Said]], None]) -> None:
         self.address = Address()
         self._secret, self._decode, self._on_open = secret, decode, on_open
-        self._unproven: set[asyncio.Task[None]] = set()
+        self._unproven: dict[asyncio.Task[None], Channel[Said]] = {}  # the oldest first
         self._server: asyncio.Server | None = None
 
     async def open(self, address: Address) -> None:
@@ -264,7 +264,7 @@ class Listener(Generic[Said]):
         """No more connections; the channels that there are stay."""
         if self._server is not None:
             self._server.close()
-        for task in self._unproven:
+        for task in list(self._unproven):
             task.cancel()
         if self.address.path:
             with contextlib.suppress(FileNotFoundError):
@@ -272,12 +272,11 @@ class Listener(Generic[Said]):
 
     def _accept(self) -> Channel[Said]:
         channel = Channel(ListenerHandshake(self._secret, CONTROL), self._decode)
-        if len(self._unproven) >= MAX_UNPROVEN:
-            channel.abort("too many connections are still in their handshake")
-            return channel
+        if len(self._unproven) >= MAX_UNPROVEN:  # whoever knows the secret is through at once: who is not, waits in vain
+            self._unproven.pop(next(iter(self._unproven))).abort("too many connections are still in their handshake")
         task = asyncio.get_running_loop().create_task(self._admit(channel))
-        self._unproven.add(task)
-        task.add_done_callback(self._unproven.discard)
+        self._unproven[task] = channel
+        task.add_done_callback(lambda done: self._unproven.pop(done, None))
         return channel
 
     async def _admit(self, channel: Channel[Said]) -> None:

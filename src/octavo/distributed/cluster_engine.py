@@ -105,7 +105,9 @@ class ClusterEngine:
         self.clock = WallClock()
         self.draining = False
         self.max_model_len = resolve_max_model_len(config, model.program.context)
-        self.control = Control(config, model.fingerprint, secret, self, self.options.liveness, self.clock.now)
+        self.control = Control(
+            config, model.fingerprint, model.program.vocab_size, secret, self, self.options.liveness, self.clock.now
+        )  # fmt: skip
         self.journeys = Journeys()
         prompts = create_router(self.options.router, config.cache.block_size)
         pools = RolePools(prompts, None, config.cache.block_size, self.options.handover.may_borrow)
@@ -153,7 +155,7 @@ class ClusterEngine:
 
     def _is_complete(self) -> bool:
         ready = {link.name for link in self.open_links()}
-        return bool(ready) if self.launcher is None else ready.issuperset(self.launcher.names)
+        return bool(ready) and (self.launcher is None or ready.issuperset(self.launcher.names))
 
     async def stop(self, drain_s: float = 0.0) -> None:
         """See ServingEngine."""
@@ -169,16 +171,18 @@ class ClusterEngine:
             await self._ended.wait()
             return
         self._stopped = True
-        self.flights.fail_all("the server is shutting down")
-        await self.cluster.stop()
-        for task in self._tasks:
-            task.cancel()
-        self.control.close()
-        if self.launcher is not None:
-            await self.launcher.stop()
-        if self._clean_up is not None:
-            self._clean_up()
-        self._ended.set()
+        try:
+            self.flights.fail_all("the server is shutting down")
+            await self.cluster.stop()
+            for task in self._tasks:
+                task.cancel()
+            self.control.close()
+            if self.launcher is not None:
+                await self.launcher.stop()
+            if self._clean_up is not None:
+                self._clean_up()
+        finally:
+            self._ended.set()
 
     async def _watch(self) -> None:
         """End requests that wait while no worker comes."""
@@ -221,7 +225,8 @@ class ClusterEngine:
             return Health(True, False, "the server is shutting down")
         if not self.open_links():
             states = ", ".join(f"{worker.name} is {worker.state.value}" for worker in self.control.fleet) or "none is there"
-            return Health(True, False, f"no worker takes requests: {states}")
+            is_hopeless = self.launcher is not None and self.launcher.trouble is not None and not len(self.control.fleet)
+            return Health(not is_hopeless, False, f"no worker takes requests: {states}")
         return Health(True, True, "ok")
 
     # --- requests -----------------------------------------------------------------------------------------------------------------------
@@ -313,8 +318,9 @@ class ClusterEngine:
         if known is not None and known.limits.num_kv_blocks <= ready.limits.num_kv_blocks:
             return
         limits, config = ready.limits, self.config
+        enough = 2 << (limits.max_model_len // limits.block_size).bit_length()  # for one sequence, however it reserves: no more is laid out
         scheduler = Scheduler(
-            replace(config.scheduler, max_itl_ms=None), config.cache, limits.num_kv_blocks, limits.max_model_len,
+            replace(config.scheduler, max_itl_ms=None), config.cache, min(limits.num_kv_blocks, enough), limits.max_model_len,
             layout=layout_of(limits.kv_layout),
         )  # fmt: skip
         max_n, eos = config.scheduler.max_num_seqs, self.model.eos_token_ids
@@ -331,7 +337,7 @@ class ClusterEngine:
         self._changed.set()
 
     def worker_leaves(self, link: Link) -> None:
-        self.cluster.let_go(link)
+        self.cluster.let_go(link, for_good=False)  # whoever keeps workers running starts another
         self._changed.set()
 
     def told(self, link: Link) -> None:

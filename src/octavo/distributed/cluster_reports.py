@@ -9,16 +9,21 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
+import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 import msgspec
+from msgspec import to_builtins
 
 from octavo.core.clock import Clock
 from octavo.distributed.accounts import Merged, Told, WorkerAccount, merge
 from octavo.distributed.answers import AboutAttempts, AboutMetrics, AboutWindow, Accounts, Metrics, Window
 from octavo.distributed.journeys import Journey, Journeys, LegEnd
 from octavo.distributed.merged_metrics import merged_families
+from octavo.engine.advice import Advice
+from octavo.engine.causes import Bottleneck
 from octavo.engine.explain import summary_of
 from octavo.engine.request_record import RecordState
 from octavo.engine.serving import MetricFamily, ReplayUnavailable
@@ -28,6 +33,7 @@ logger = logging.getLogger("octavo.distributed")
 
 ANSWER_S = 2.0  # how long a worker may take
 MAX_ADVICE = 8
+MAX_GAP_PLACE = 1000  # of a class of gaps: e^48 s
 
 T = TypeVar("T")
 
@@ -113,21 +119,23 @@ class ClusterReports:
         gaps: GapClasses = self._journeys.window.gap_classes(since_s)
         for window in answers.values():
             for place, counts in window.gaps:
-                add_gaps(gaps, place, counts)
+                if abs(place) <= MAX_GAP_PLACE and len(counts) == 1 + len(Bottleneck) and all(0.0 <= n < math.inf for n in counts):
+                    add_gaps(gaps, place, counts)  # else of a worker of another version, or of one that is wrong
         is_whole = len(answers) == len(roles) and all(w.is_whole for w in answers.values()) and self._journeys.forgotten_s < since_s
         records = [merge(journey, told, now).record for journey in recent]
         content: dict[str, Any] = summary_of(records, gaps, window_s, now, is_whole).shown()
         content["advice"] = _mean_advice(answers.values())
         content["engine"] = self._engine_now(answers)
-        content["workers"] = [{"name": w, "role": role, "engine": answers[w].engine} for w, role in roles.items() if w in answers]
+        there = [(worker, role, to_builtins(answers[worker].engine)) for worker, role in roles.items() if worker in answers]
+        content["workers"] = [{"name": worker, "role": role, "engine": engine} for worker, role, engine in there]
         if num_steps:
-            content["steps"] = [step | {"worker": worker} for worker, window in answers.items() for step in window.steps]
+            content["steps"] = [to_builtins(step) | {"worker": worker} for worker, window in answers.items() for step in window.steps]
         return content
 
     def _engine_now(self, answers: Mapping[str, Window]) -> dict[str, Any]:
         """Sums over the workers; what waits at the front end waits as well."""
         counts = ("running", "waiting", "max_num_seqs", "kv_blocks", "kv_used", "kv_cached", "preemptions", "output_tokens")
-        summed = {name: sum(int(window.engine.get(name, 0)) for window in answers.values()) for name in counts}
+        summed = {name: sum(getattr(window.engine, name) for window in answers.values()) for name in counts}
         summed["waiting"] += self._journeys.num_unplaced
         return {"model": self._model_name} | summed
 
@@ -161,12 +169,12 @@ _ENTRY = ("state", "wall_s", "ttft_s", "main_cause", "bottleneck", "workers")
 
 def _mean_advice(windows: Iterable[Window]) -> list[dict[str, Any]]:
     """Means over all requests that the workers looked at, the best first."""
-    asked = list(windows)
-    num_advised = sum(window.num_advised for window in asked)
-    best: dict[str, dict[str, Any]] = {}
+    asked, best = list(windows), dict[str, Advice]()
+    num_advised = max(1, sum(window.num_advised for window in asked))
     for window in asked:
-        for advice in window.advice:
-            gain_s = float(advice["gain_s"]) * window.num_advised / max(1, num_advised)
-            found = best.setdefault(str(advice["change"]), advice | {"gain_s": 0.0})
-            found["gain_s"] = round(found["gain_s"] + gain_s, 7)
-    return sorted(best.values(), key=lambda advice: -advice["gain_s"])[:MAX_ADVICE]
+        for told in window.advice:
+            part = told.advice(window.num_advised / num_advised)
+            before = best.get(part.change)
+            best[part.change] = part if before is None else replace(before, gain_s=before.gain_s + part.gain_s)
+    ranked = sorted(best.values(), key=lambda advice: -advice.gain_s)
+    return [advice.shown() for advice in ranked[:MAX_ADVICE]]

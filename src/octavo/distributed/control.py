@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -26,6 +27,7 @@ from octavo.distributed.messages import (
     Answer,
     Ask,
     Beat,
+    Events,
     FromWorker,
     Goodbye,
     Hello,
@@ -37,8 +39,10 @@ from octavo.distributed.messages import (
     Reset,
     Shutdown,
     Welcome,
+    check_name,
     config_bytes,
     from_worker,
+    shown_reason,
 )
 from octavo.distributed.told_load import Told, ToldLoad
 
@@ -115,12 +119,14 @@ class ControlHandler(Protocol):
 
 
 class Control:
-    """``config``: what workers are to run. ``model_fingerprint``: of the model that they are to have, as its file says."""
+    """``config``: what workers are to run. ``model_fingerprint``: of the model that they are to have, as its file says, with ``vocab_size``
+    tokens. What they say is checked as far as it leads anywhere: a worker that lies loses its channel, and its streams go on elsewhere."""
 
     def __init__(
         self,
         config: EngineConfig,
         model_fingerprint: str,
+        vocab_size: int,
         secret: bytes,
         handler: ControlHandler,
         limits: LivenessLimits,
@@ -129,7 +135,7 @@ class Control:
         self.fleet = Fleet(limits)
         self.fingerprint: str | None = None  # of the first worker that was ready: all others have the same
         self.last_words: dict[str, str] = {}  # of workers that ended before they were ready
-        self._config, self._model_fingerprint = config, model_fingerprint
+        self._config, self._model_fingerprint, self._vocab_size = config, model_fingerprint, vocab_size
         self._handler = handler
         self._now = clock
         self._listener = Listener(secret, from_worker, self._open)
@@ -198,6 +204,7 @@ class Control:
         """The first message: the link of a worker that may join; None: it was refused."""
         if not isinstance(message, Hello):
             raise MessageError(f"a worker says {type(message).__name__} before Hello")
+        check_name(message.name)
         known = self._links.get(message.name)
         is_taken = known is not None and known.worker.boot_id != message.boot_id and known.worker.state is not WorkerState.SUSPECT
         fault = None
@@ -233,6 +240,7 @@ class Control:
             reason = f"it computes otherwise ({message.fingerprint}) than the workers that are here ({self.fingerprint})"
             self._refuse(link.channel, link.name, f"{reason}: answers would depend on who gives them")
             return
+        message.limits.check(self._vocab_size)
         self.fingerprint = message.fingerprint
         link.ready, limits, now = message, message.limits, self._now()
         link.view = ToldLoad(link.index, limits.block_size, limits.num_kv_blocks)
@@ -253,7 +261,7 @@ class Control:
             case Keys() if link.ready is not None:
                 self._handler.told_keys(link, message)
             case Goodbye():
-                link.worker.reason = self.last_words[link.name] = message.reason
+                link.worker.reason = self.last_words[link.name] = shown_reason(message.reason)
                 self.fleet.drain(link.worker)
                 self._handler.worker_leaves(link)
             case Ready() if link.worker.state is WorkerState.STARTING:
@@ -263,11 +271,16 @@ class Control:
             case _ if link.ready is None:
                 raise MessageError(f"a worker says {type(message).__name__} before Ready")
             case _:
+                if isinstance(message, Events):
+                    for event in message.events:
+                        event.check(self._vocab_size)
                 if link.worker.state is WorkerState.READY:
                     self._handler.said(link, message)
 
     def _load(self, link: Link, load: Load) -> None:
         self.fleet.told_steps(link.worker, load.num_steps, load.step_age_s, self._now())
+        if not (math.isfinite(load.pending_s) and load.pending_s >= 0.0 and load.step_age_s >= 0.0):
+            raise MessageError(f"a worker's Load cannot be: pending_s {load.pending_s!r}, step_age_s {load.step_age_s!r}")
         if link.ready is None:
             return
         link.load = load
@@ -306,16 +319,21 @@ class Control:
                 for link in self:
                     link.channel.send(Beat())
             for worker, change in self.fleet.look(now):
-                link = self._links[worker.name]
-                logger.warning("worker %s is %s: %s", worker.name, change.value, worker.reason or "it speaks again")
-                if change is Change.SUSPECTED:
-                    self._handler.worker_lost(link, Loss.HUNG)
-                elif change is Change.RECOVERED:
-                    link.channel.send(Reset())
-                    self._handler.worker_ready(link)
-                else:
-                    self._closed(link, worker.reason)
+                try:
+                    self._changed(self._links[worker.name], change)
+                except Exception as error:  # a fault of ours must not end the watch over all the others
+                    logger.critical("worker %s: what became of it could not be dealt with", worker.name, exc_info=error)
             await asyncio.sleep(LOOK_S)
+
+    def _changed(self, link: Link, change: Change) -> None:
+        logger.warning("worker %s is %s: %s", link.name, change.value, link.worker.reason or "it speaks again")
+        if change is Change.SUSPECTED:
+            self._handler.worker_lost(link, Loss.HUNG)
+        elif change is Change.RECOVERED:
+            link.channel.send(Reset())
+            self._handler.worker_ready(link)
+        else:
+            self._closed(link, link.worker.reason)
 
     # --- questions ----------------------------------------------------------------------------------------------------------------------
 

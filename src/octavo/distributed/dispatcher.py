@@ -109,6 +109,13 @@ class Dispatcher:
             raise ValueError(f"request_id: {request.request_id!r} is not allowed; it waits already")
         self._enqueue(request, now)
 
+    def send_alone(self, request: RouteRequest, engines: Seq[EngineView]) -> int:
+        """The place in ``engines``, of which there is at least one, where a request that was let in before goes now, past all that wait."""
+        self._sent.pop(request.request_id, None)
+        place = self.router.choose(request, engines)
+        self._sent[request.request_id] = engines[place].index
+        return place
+
     def _enqueue(self, request: RouteRequest, now: float) -> None:
         cost = request.num_prompt + (request.num_output or 0)
         self.queue.add(request.request_id, request.user, request.priority, max(1, cost), now)

@@ -44,7 +44,7 @@ class LivenessLimits:
     given up."""
 
     suspect_s: float = 1.0
-    stall_s: float = 10.0
+    stall_s: float = 60.0
     gone_s: float = 30.0
 
     def __post_init__(self) -> None:

@@ -88,6 +88,7 @@ class Flights:
         self._by_key: dict[int, Flight] = {}
         self._keys = itertools.count(1)
         self._again: deque[Flight] = deque()  # lost ones whose turn has not come
+        self._suspects: dict[Link, Flight] = {}  # by the worker that has one
         self._pacer = Pacer(options.resubmit_per_s, options.resubmit_burst)
         self._timer: asyncio.TimerHandle | None = None
         self._idle = asyncio.Event()
@@ -186,6 +187,8 @@ class Flights:
 
     def pump(self) -> None:
         """Send on whatever waits and may go."""
+        if self._again and self._timer is None:
+            self._go_again()
         if not len(self.dispatcher):
             return
         links = self._entries()
@@ -243,12 +246,14 @@ class Flights:
         elif flight.attempts.is_over:
             self._leave_link(flight)
             self._end(flight, event.finish_reason or FinishReason.STOP)
+        elif self._suspects and flight.link is not None and self._suspects.get(flight.link) is flight and not flight.attempts.is_suspect:
+            del self._suspects[flight.link]
 
     def _failed(self, flight: Flight, error: str) -> None:
         """Its worker's engine could not go on with it: another may."""
         self._withdraw(flight)
-        if self._lost(flight, Loss.FAILED, error):
-            self._resubmit()
+        self._lost(flight, Loss.FAILED, error)
+        self.pump()
 
     def lost(self, link: Link, loss: Loss) -> None:
         """Nothing that ``link`` says of its attempts counts any more: others go on with them."""
@@ -256,22 +261,20 @@ class Flights:
             flight = self._by_key[key]
             self._leave_link(flight)
             self._lost(flight, loss)
-        self._resubmit()
+        self.pump()
 
-    def _lost(self, flight: Flight, loss: Loss, error: str | None = None) -> bool:
-        """Whether the request waits for its turn to go on."""
+    def _lost(self, flight: Flight, loss: Loss, error: str | None = None) -> None:
+        """The request waits for its turn to go on, or has to fail, with ``error`` if there is one."""
         self.num_lost += 1
         request_id = flight.request.request_id
         if self.watcher is not None:
             self.watcher.lost(request_id, self._now())
         given_up = flight.attempts.lost(loss)
         self._again.append(flight)
-        if given_up is None:
-            return True
-        self.num_given_up += 1
-        logger.error("request %s: %s", request_id, given_up)
-        self.fail(flight, error or given_up)
-        return False
+        if given_up is not None:
+            self.num_given_up += 1
+            logger.error("request %s: %s", request_id, given_up)
+            self.fail(flight, error or given_up)
 
     def failed(self, key: int, error: str) -> None:
         """Its worker cannot go on with it, and has said so otherwise than by an event."""
@@ -284,6 +287,8 @@ class Flights:
         flight = self._by_key[key]
         assert flight.link is not None
         flight.link.keys.discard(key)
+        if self._suspects.get(flight.link) is flight:
+            del self._suspects[flight.link]
         flight.link = link
         link.keys.add(key)
         if self.watcher is not None:
@@ -294,22 +299,34 @@ class Flights:
         key = flight.attempts.key
         del self._by_key[key]
         flight.link.keys.discard(key)
+        if self._suspects.get(flight.link) is flight:
+            del self._suspects[flight.link]
         flight.link = None
         if self.handovers is not None:
             self.handovers.left(key)
 
-    def _resubmit(self) -> None:
-        """Let those wait in the queue again whose turn it is."""
+    def _go_again(self) -> None:
+        """Let those of the lost go on whose turn it is: into the queue, or, suspects, to a worker that has no other suspect."""
         now = self._now()
-        while self._again and self._pacer.take(now):
-            self.dispatcher.resubmit(self._again.popleft().route, now)
-        if self._again and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._pacer.wait_s(), self._resubmit_later)
-        self.pump()
+        for flight in list(self._again):
+            links = [link for link in self._entries() if link not in self._suspects] if flight.attempts.is_suspect else []
+            if flight.attempts.is_suspect and not links:
+                continue
+            if not self._pacer.take(now):
+                if self._timer is None:
+                    self._timer = asyncio.get_running_loop().call_later(self._pacer.wait_s(), self._timed_out)
+                return
+            self._again.remove(flight)
+            if links:
+                link = links[self.dispatcher.send_alone(flight.route, [link.view for link in links])]
+                self._suspects[link] = flight
+                self._send(flight, link)
+            else:
+                self.dispatcher.resubmit(flight.route, now)
 
-    def _resubmit_later(self) -> None:
+    def _timed_out(self) -> None:
         self._timer = None
-        self._resubmit()
+        self.pump()
 
     def check_invariants(self) -> None:
         """AssertionError unless every flight is in one place, and every key leads to its flight. For tests."""
@@ -321,3 +338,4 @@ class Flights:
         for key, flight in self._by_key.items():
             assert flight.attempts.key == key and flight.link is not None and key in flight.link.keys
         assert len(self._by_key) == len(sent)
+        assert all(flight.link is link for link, flight in self._suspects.items())

@@ -32,6 +32,9 @@ from octavo.engine.outputs import CacheMatch, OutputEvent
 PROTOCOL = 1
 SHORT_KEY_BYTES = 8  # of a block's key: what routing compares
 ROLES = ("both", "prefill", "decode")
+MAX_LIMIT = 1 << 40  # of what a worker says that it holds
+MAX_NAME_CHARS = 128
+MAX_REASON_CHARS = 1000
 
 
 class MessageError(ValueError):
@@ -106,6 +109,14 @@ class WorkerLimits(msgspec.Struct, frozen=True, omit_defaults=True):
     draft_methods: list[str] = []
     kv_layout: dict[str, Any] | None = None
 
+    def check(self, vocab_size: int) -> None:
+        """MessageError unless an engine of a model with ``vocab_size`` tokens can be like that: memory is laid out by these numbers."""
+        for name in ("max_model_len", "max_total_tokens", "max_num_seqs", "block_size", "num_kv_blocks", "kv_bytes_per_token"):
+            if not 0 < getattr(self, name) <= MAX_LIMIT:
+                raise MessageError(f"{name}: {getattr(self, name)!r} is not allowed; from 1 to {MAX_LIMIT}")
+        if self.vocab_size != vocab_size:
+            raise MessageError(f"vocab_size: {self.vocab_size!r} is not allowed; the model has {vocab_size}")
+
 
 class Ticket(msgspec.Struct, frozen=True, omit_defaults=True):
     """The request is to be handed over after its prompt. ``layerwise``: KV is sent while the prompt is computed, else when it is done."""
@@ -129,6 +140,15 @@ class Event(msgspec.Struct, omit_defaults=True, gc=False):
     error_code: str | None = None
     cache_match: CacheMatch | None = None
     cumulative_logprob: float | None = None
+
+    def check(self, vocab_size: int) -> None:
+        """MessageError unless a model with ``vocab_size`` tokens could have made it: readers look up what these numbers name."""
+        if self.choice < 0:
+            raise MessageError(f"choice: {self.choice!r} is not allowed; from 0")
+        entries = [*(self.logprobs or ()), *(self.prompt_logprobs or ())]
+        for token in (*self.token_ids, *(t for entry in entries for t in (entry.token_id, *entry.top_ids))):
+            if not 0 <= token < vocab_size:
+                raise MessageError(f"token_ids: {token!r} is not allowed; token ids are from 0 to {vocab_size - 1}")
 
     @classmethod
     def of(cls, key: int, event: OutputEvent) -> Event:
@@ -417,6 +437,18 @@ def to_worker(data: bytes | bytearray | memoryview) -> ToWorker:
         return _TO_WORKER.decode(data)
     except (msgspec.MsgspecError, ParameterError, RecursionError) as error:
         raise MessageError(f"a front end said what is no message of protocol {PROTOCOL}: {error}") from error
+
+
+def check_name(name: str) -> None:
+    """MessageError for a name that logs, metrics and terminals could not show as it is."""
+    if not 0 < len(name) <= MAX_NAME_CHARS or not name.isascii() or not name.isprintable() or " " in name:
+        allowed = f"1 to {MAX_NAME_CHARS} printable ASCII characters, none of them a blank"
+        raise MessageError(f"name: {name[:MAX_NAME_CHARS]!r} is not allowed; {allowed}")
+
+
+def shown_reason(reason: str) -> str:
+    """A reason that a peer gives, as logs and terminals may show it."""
+    return "".join(c if c.isprintable() else "?" for c in reason[:MAX_REASON_CHARS])
 
 
 def config_bytes(config: EngineConfig) -> bytes:

@@ -84,10 +84,10 @@ class Operations:
         self.let_go(link)
         return self._entry(link)
 
-    def let_go(self, link: Link) -> None:
-        """Give a worker nothing more, and have it end, for good, when what it has is done."""
+    def let_go(self, link: Link, for_good: bool = True) -> None:
+        """Give a worker nothing more, and have it end when what it has is done; ``for_good``: without another in its place."""
         if link not in self._leaving:
-            if self._launcher is not None and link.name in self._launcher.names:
+            if for_good and self._launcher is not None and link.name in self._launcher.names:
                 self._launcher.release(link.name)
             self._control.fleet.drain(link.worker)
             self._leaving[link] = asyncio.create_task(self._let_go(link))

@@ -30,7 +30,7 @@ HOPELESS = 3  # exit status of a worker that another try would not help
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 30.0
 STEADY_S = 30.0  # a worker that has run so long ends the doubling of pauses
-END_S = 10.0  # that a worker gets to end by itself
+END_S = 30.0  # that a worker gets to end by itself, and to write its cache to disk if it is to
 GIVE_UP_S = 5.0  # that a child looks for its front end
 
 
@@ -123,11 +123,11 @@ class LocalProcesses:
             child.process = await self._spawn(child)
             status = await child.process.wait()
             child.ended.set()
-            if child.released or self._stopping:
-                return
-            if status == HOPELESS:
+            if status == HOPELESS and not self._stopping:  # also of one that was released because it said so
                 self._trouble = f"worker {child.name} cannot run; its message is above"
                 logger.error("%s", self._trouble)
+                return
+            if child.released or self._stopping:
                 return
             if child.wanted:
                 continue

@@ -159,8 +159,12 @@ class WorkerServer:
                         await asyncio.wait_for(self._ended.wait(), wait_s)
                     wait_s = min(2 * wait_s, RETRY_S[1])
                     continue
-                await self._serve(channel)
-                wait_s, served_s = RETRY_S[0], loop.time()
+                if await self._serve(channel):
+                    wait_s, served_s = RETRY_S[0], loop.time()
+                else:  # it came to nothing
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._ended.wait(), wait_s)
+                    wait_s = min(2 * wait_s, RETRY_S[1])
             if self._failure is not None:
                 raise self._failure
         finally:
@@ -179,8 +183,8 @@ class WorkerServer:
 
     # --- one connection -----------------------------------------------------------------------------------------------------------------
 
-    async def _serve(self, channel: Channel[ToWorker]) -> None:
-        """From Hello to the end of the channel, or of the worker."""
+    async def _serve(self, channel: Channel[ToWorker]) -> bool:
+        """From Hello to the end of the channel, or of the worker. Whether it came to Ready."""
         closed, options = asyncio.Event(), self.options
         self._channel = channel
         channel.start(self._take, lambda reason: closed.set())
@@ -191,11 +195,12 @@ class WorkerServer:
         finally:
             for task in (*tasks, *self._tasks):
                 task.cancel()
-            self._is_ready, self._channel = False, None
+            was_ready, self._is_ready, self._channel = self._is_ready, False, None
             channel.close("the worker ends")
             logger.info("the front end is gone: %s", channel.closed_for)
             if self.engine is not None:
                 self.engine.drop_all()
+        return was_ready
 
     async def _beat(self, channel: Channel[ToWorker]) -> None:
         loop = asyncio.get_running_loop()

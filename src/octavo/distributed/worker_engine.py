@@ -36,6 +36,7 @@ from octavo.distributed.messages import (
     Resume,
     Send,
     Submit,
+    check_token_ids,
 )
 from octavo.engine.engine import Engine
 from octavo.engine.engine_thread import EngineThread
@@ -46,7 +47,7 @@ logger = logging.getLogger("octavo.worker")
 
 TELL_S = 0.02  # between two news of the load, while steps are made
 MAX_EVENTS_BYTES = 8 << 20  # of log-probabilities and tokens, about, in one message
-MAX_FAILURES_IN_A_ROW = 3  # steps; an engine that makes no others any more draws all requests, since it is never busy
+MAX_FAILURES_IN_A_ROW = 6  # steps; more than one request is tried for. An engine that makes no others draws all, since it is never busy
 REFUSED = "refused"  # an error code: the request cannot be queued, here or elsewhere
 
 KVMessage = Reserve | Send | Begin | Release | Cancel | Resume
@@ -156,6 +157,7 @@ class WorkerEngine:
             self._num_received += 1
             try:
                 wire.check(self.engine.backend.vocab_size)
+                check_token_ids("output_token_ids", message.output_token_ids, self.engine.backend.vocab_size)
                 self._check_fits(request)
                 self.engine.add(PreparedRequest(request, []), message.output_token_ids)
             except ParameterError as error:

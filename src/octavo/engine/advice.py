@@ -116,7 +116,7 @@ class RuleAdvisor:
         steps, bound_s = last.between(record.first_token_s, record.ended_s), 2.0 * last.usual_s
         gain_s = min(sum(_excess(step, bound_s) for step in steps), max(0.0, seconds[Cause.OTHERS_PREFILL]))
         queued_s = seconds[Cause.QUEUED_PROMPT] - seconds[Cause.PREFILL]  # a short prompt runs at half speed or better beside a long one
-        why = "it waited for long pieces of another's prompt; the bound is twice a usual step"
+        why = "it waited for long pieces of another's prompt, whose own first token comes later with it; the bound is twice a usual step"
         return Advice(f"--max-itl-ms {1000 * bound_s:.2g}", gain_s + max(0.0, queued_s), why)
 
 

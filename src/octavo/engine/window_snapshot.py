@@ -71,5 +71,5 @@ def _engine(engine: Engine) -> WindowEngine:
         acceptance=speculator.stats.alpha,
         foreseen=engine.timeline.foresight.share,
         has_tiers=config.cache.has_kv_tiers,
-        has_groups=capacity.layout is not None and config.cache.groups_kv and len(capacity.layout.layers) > 1,
+        has_groups=capacity.layout is not None and capacity.layout.window is not None,
     )

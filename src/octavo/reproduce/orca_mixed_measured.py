@@ -29,9 +29,9 @@ class Case:
     """``shares``: rates, of the most that iteration-level batching answers. ``batches``: the settings that each way of batching is tried
     with, when all requests are there at once; the better one is taken."""
 
-    num_requests: int = 20
+    num_requests: int = 40
     batches: tuple[int, ...] = (4, 8)
-    shares: tuple[float, ...] = (0.4, 0.8, 1.2, 1.6)
+    shares: tuple[float, ...] = (0.4, 0.8, 1.2, 2.0)
     num_kv_blocks: int = 400
 
 

@@ -1,4 +1,4 @@
-"""Clusters of Splitwise's machines under the engine's own scheduler: prompts whole, in chunks, or on machines of their own.
+"""Clusters of Splitwise's machines under the engine's own scheduler: prompts first, whole, in chunks, or on machines of their own.
 
     design + way + rate + seed ─▶ Simulation of all its machines ─▶ share of requests within both limits ─▶ RateCurve ─▶ bracket
                                                                               best split: who holds longest, of all that were tried
@@ -46,8 +46,15 @@ BLOCK_SIZE = 16
 NUM_LAYERS = 70  # of BLOOM-176B: what goes over layer by layer
 BUDGET = 2048  # tokens of a step, beyond which prompts are computed no faster (Splitwise, section III)
 DRAIN_S = 30.0  # after the last arrival, before who is on the way counts as late
-PROMPTS_WHOLE, CHUNKED, APART, MIXED = "whole", "chunked", "apart", "mixed"
-WAYS = (PROMPTS_WHOLE, CHUNKED, APART, MIXED)
+PROMPTS_FIRST, PROMPTS_WHOLE, CHUNKED, APART, MIXED = "first", "whole", "chunked", "apart", "mixed"
+WAYS = (PROMPTS_FIRST, PROMPTS_WHOLE, CHUNKED, APART, MIXED)
+_IN_WORDS = {
+    PROMPTS_FIRST: "prompts first and alone",
+    PROMPTS_WHOLE: "prompts whole, beside answers",
+    CHUNKED: "chunked prefill",
+    APART: "prefill apart",
+    MIXED: "prefill apart, mixed pool",
+}
 
 DESIGNS = {
     "Baseline-A100": Design("Baseline-A100", A100, 70),
@@ -81,8 +88,7 @@ class Arm:
             raise ValueError(f"way: {self.way!r} is not allowed for {self.design}; machines of their own for prompts, or none")
 
     def __str__(self) -> str:
-        words = {PROMPTS_WHOLE: "prompts whole", CHUNKED: "chunked prefill", APART: "prefill apart", MIXED: "prefill apart, mixed pool"}
-        return f"{self.design}, {words[self.way]}"
+        return f"{self.design}, {_IN_WORDS[self.way]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,9 +208,11 @@ class GoodputStudy:
     def specs(self, arm: Arm) -> list[EngineSpec]:
         """The machines of an arm, those for prompts first."""
         budget = self.options.chunk if arm.way == CHUNKED else BUDGET
+        policy = "prefill_first" if arm.way == PROMPTS_FIRST else "fcfs"
         scheduler = SchedulerConfig(
-            max_num_seqs=min(512, budget), max_num_batched_tokens=budget, enable_chunked_prefill=arm.way == CHUNKED
-        )
+            max_num_seqs=min(512, budget), max_num_batched_tokens=budget, enable_chunked_prefill=arm.way == CHUNKED,
+            scheduling_policy=policy,
+        )  # fmt: skip
         cache, num_blocks, design = CacheConfig(BLOCK_SIZE, enable_prefix_caching=False), int(NUM_KV_TOKENS) // BLOCK_SIZE, arm.design
 
         def spec(hardware: str, role: str) -> EngineSpec:

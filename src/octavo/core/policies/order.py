@@ -165,6 +165,7 @@ def queue_order(scheduling_policy: str) -> QueueOrder:
         "priority": ByPriority,
         "fair": FairByKey,
         "srf": ShortestRemaining,
+        "prefill_first": FirstCome,
     }
     if scheduling_policy not in orders:
         raise ValueError(f"scheduling_policy: {scheduling_policy!r} is not allowed; one of {', '.join(orders)}")
