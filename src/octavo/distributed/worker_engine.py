@@ -36,8 +36,8 @@ from octavo.distributed.messages import (
     Resume,
     Send,
     Submit,
-    check_token_ids,
 )
+from octavo.distributed.wire import check_token_ids
 from octavo.engine.engine import Engine
 from octavo.engine.engine_thread import EngineThread
 from octavo.engine.outputs import OutputEvent
