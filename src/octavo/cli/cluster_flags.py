@@ -37,12 +37,13 @@ _TRANSPORT_HELP = "How KV goes from prefill to decode workers. auto: shm between
 _WIRE_HELP = "KV on its way. auto: as it is stored, bit for bit; int8: rounded, smaller."
 _CHECKSUM_HELP = "Over each piece of KV on its way."
 _LAYERWISE_HELP = "Prompt tokens from which KV is sent while the prompt is computed; shorter ones go in one piece."
+_BORROW_HELP = "Workers of one role never take on the other, however busy its own are."
 _RESERVE_HELP = "Seconds that an answer waits for a decode worker with room; then its prefill worker makes it."
 _COPY_HELP = "Seconds that its KV may take from its first token on."
 
 _CLUSTER_FLAGS = (
     "max_workers", "cluster_secret_file", "router", "worker_wait_s", "worker_suspect_s", "worker_stall_s", "kv_transport", "kv_wire_dtype",
-    "kv_checksum", "handoff_min_layerwise", "handoff_reserve_s", "handoff_copy_s",
+    "kv_checksum", "handoff_min_layerwise", "no_borrow_workers", "handoff_reserve_s", "handoff_copy_s",
 )  # fmt: skip
 
 
@@ -63,6 +64,7 @@ def cluster_options(function: Callable) -> Callable:
             click.option("--kv-wire-dtype", type=click.Choice(["auto", "int8"]), default="auto", show_default=True, help=_WIRE_HELP),
             click.option("--kv-checksum", type=click.Choice(KV_CHECKSUMS), default="none", show_default=True, help=_CHECKSUM_HELP),
             click.option("--handoff-min-layerwise", type=click.IntRange(1), default=512, show_default=True, help=_LAYERWISE_HELP),
+            click.option("--no-borrow-workers", is_flag=True, help=_BORROW_HELP),
             click.option("--handoff-reserve-s", type=POSITIVE, default=30.0, show_default=True, help=_RESERVE_HELP),
             click.option("--handoff-copy-s", type=POSITIVE, default=30.0, show_default=True, help=_COPY_HELP),
         ]
@@ -93,7 +95,7 @@ def cluster_plan(options: dict[str, Any]) -> ClusterPlan | None:
     liveness = LivenessLimits(suspect_s, options["worker_stall_s"], max(30.0, 10 * suspect_s))
     limits = HandoffLimits(reserve_s=options["handoff_reserve_s"], copy_s=options["handoff_copy_s"])
     kv = (options["kv_transport"], options["kv_wire_dtype"], options["kv_checksum"])
-    handover = HandoverOptions(*kv, min_layerwise=options["handoff_min_layerwise"], limits=limits)
+    handover = HandoverOptions(*kv, options["handoff_min_layerwise"], limits, not options["no_borrow_workers"])
     routing = {"worker_wait_s": options["worker_wait_s"], "router": options["router"]}
     chosen = ClusterOptions(liveness=liveness, handover=handover, scale=scale, **routing)
     return ClusterPlan(workers, listen, options["cluster_secret_file"], chosen)

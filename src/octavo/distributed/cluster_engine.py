@@ -31,7 +31,7 @@ from octavo.distributed.dispatcher import Backpressure, Dispatcher, QueueFull
 from octavo.distributed.flights import Flights
 from octavo.distributed.handovers import Handovers
 from octavo.distributed.journeys import Journeys
-from octavo.distributed.messages import Events, FromWorker, Keys, Ready
+from octavo.distributed.messages import Events, FromWorker, Keys, Ready, WorkerLimits
 from octavo.distributed.operations import Operations
 from octavo.distributed.role_router import RoleRouter
 from octavo.distributed.roles import RolePools
@@ -111,7 +111,7 @@ class ClusterEngine:
         )  # fmt: skip
         self.journeys = Journeys()
         prompts = create_router(self.options.router, config.cache.block_size)
-        pools = RolePools(prompts, block_size=config.cache.block_size)
+        pools = RolePools(prompts, None, config.cache.block_size, self.options.handover.may_borrow)
         router = RoleRouter(prompts, pools, lambda: [link.view for link in self.open_links()], self.clock.now)
         self.flights = Flights(Dispatcher(router, Backpressure()), self.options, self.open_links, self.clock.now, self.journeys)
         links, handover = self.open_links, self.options.handover
@@ -213,6 +213,13 @@ class ClusterEngine:
         """Of the workers; before the first one is ready, of the model."""
         found = self.control.fingerprint
         return self.model.fingerprint if found is None else found.removeprefix(f"{self.model.fingerprint}/")
+
+    @property
+    def limits(self) -> WorkerLimits:
+        """Of the worker that holds least. Raises EngineUnavailable before any has been ready."""
+        if self._limits is None:
+            raise EngineUnavailable("no worker has been ready yet")
+        return self._limits.limits
 
     def open_links(self) -> list[Link]:
         """Workers that take requests, by index."""

@@ -23,13 +23,15 @@ MAX_WORKERS = 1024
 class HandoverOptions:
     """How KV goes from prefill to decode workers. ``transport`` auto: shared memory between workers of one host, else TCP. ``wire_dtype``
     auto: as it is stored, so that answers do not depend on where they are made; int8: rounded. Prompts of at least ``min_layerwise`` tokens
-    are sent while they are computed, shorter ones in one piece. ``checksum``: over each piece."""
+    are sent while they are computed, shorter ones in one piece. ``checksum``: over each piece. ``may_borrow``: a worker takes on the other
+    role while its own workers are under pressure."""
 
     transport: str = "auto"
     wire_dtype: str = "auto"
     checksum: str = "none"
     min_layerwise: int = 512
     limits: HandoffLimits = field(default_factory=HandoffLimits)
+    may_borrow: bool = True
 
     def __post_init__(self) -> None:
         for name, allowed in (("transport", KV_TRANSPORTS), ("wire_dtype", WIRE_DTYPES), ("checksum", CHECKSUMS)):
