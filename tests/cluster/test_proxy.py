@@ -37,6 +37,12 @@ def is_gone(connection: socket.socket) -> bool:
     return True
 
 
+def is_turned_away(proxy: Proxy) -> bool:
+    with contextlib.suppress(ConnectionResetError), connect(proxy) as client:  # a reset may be there before the connection is
+        return is_gone(client)
+    return True
+
+
 def test_bytes_pass_both_ways_in_order() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, Proxy(server.getsockname()) as proxy, connect(proxy) as client:
         there, _ = server.accept()
@@ -90,8 +96,7 @@ def test_a_cut_resets_what_is_open_and_takes_new_connections(proxy: Proxy, sink:
 
 def test_refusing(proxy: Proxy, sink: Sink) -> None:
     proxy.refuse(True)
-    with connect(proxy) as client:
-        assert is_gone(client)
+    assert is_turned_away(proxy)
     proxy.refuse(False)
     with connect(proxy) as client:
         client.sendall(b"x")
@@ -99,5 +104,5 @@ def test_refusing(proxy: Proxy, sink: Sink) -> None:
 
 
 def test_a_dead_target_is_a_reset(proxy: Proxy) -> None:
-    with Proxy(("127.0.0.1", 1)) as to_nobody, connect(to_nobody) as client:
-        assert is_gone(client)
+    with Proxy(("127.0.0.1", 1)) as to_nobody:
+        assert is_turned_away(to_nobody)

@@ -20,6 +20,8 @@ from octavo.distributed.open_on_ray import open_on_ray
 from octavo.distributed.placing import PlacingError
 from octavo.engine.engine import Engine
 from octavo.engine.event_stream import EngineUnavailable
+from tests.cluster.known_requests import ask_all, difference, known_requests
+from tests.cluster.processes import Server
 from tests.models.tiny import write_tiny_gguf
 
 ray = pytest.importorskip("ray", reason="the extra ray is not installed")
@@ -29,7 +31,7 @@ WAIT_S = 240.0  # Ray takes its time
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_gguf(tmp_path_factory.mktemp("ray") / "m.gguf")
+    return write_tiny_gguf(tmp_path_factory.mktemp("ray") / "m.gguf", context=512)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -177,3 +179,23 @@ def test_a_model_that_is_not_there_is_trouble_and_not_tried_again(path: Path) ->
             await engine.stop()
 
     asyncio.run(run())
+
+
+def test_served_and_described(path: Path, tmp_path: Path) -> None:
+    """`octavo serve --ray` and `octavo cluster up` as processes, beside a plain server; SIGTERM ends them in good order."""
+    requests = known_requests(20, seed=5, max_prompt_words=40, max_output=12)
+    flags = ["--num-kv-blocks", "64", "--max-num-seqs", "16"]
+    with Server(["serve", "--port", "0", "-m", str(path), *flags], tmp_path / "one.log") as server:
+        right = asyncio.run(ask_all(server.port, requests, 4))
+    described = tmp_path / "cluster.toml"
+    described.write_text(
+        f'model = "{path}"\n[serve]\nport = 0\n[control]\nport = 0\n[engine]\nnum_kv_blocks = 64\nmax_num_seqs = 16\n'
+        f'[ray]\naddress = "auto"\n[[workers]]\nnumber = 2\ncpus = 1\n'
+    )
+    by_flags = ["serve", "--port", "0", "-m", str(path), *flags, "--workers", "2", "--ray"]
+    for arguments in (by_flags, ["cluster", "up", str(described)]):
+        with Server(arguments, tmp_path / "cluster.log") as server:
+            answers = asyncio.run(ask_all(server.port, requests, 8))
+            assert len(server.get("/v1/cluster")["workers"]) == 2
+            assert server.stop() == 0, server.text
+        assert [difference(a, b) for a, b in zip(answers, right, strict=True)] == [None] * len(right)

@@ -11,6 +11,7 @@ from octavo.cli.bench import bench
 from octavo.cli.calibrate import calibrate
 from octavo.cli.chat import chat
 from octavo.cli.cluster import cluster
+from octavo.cli.cluster_up import up
 from octavo.cli.doctor import doctor
 from octavo.cli.explain import explain
 from octavo.cli.kv import kv
@@ -40,6 +41,7 @@ SHARED = set(options_of(click.command()(model_options(engine_options(lambda: Non
 SECTIONS = {
     "serve": (serve, set(options_of(serve)) - SHARED),
     "worker": (worker, set(options_of(worker))),
+    "cluster up": (up, set(options_of(up))),
     "run and chat": (chat, set(options_of(chat)) - SHARED),
     "run": (run, set(options_of(run)) - set(options_of(chat))),
     "bench offline": (OFFLINE, set(options_of(OFFLINE)) - SHARED),

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, Unpack
 
-from octavo.config import EngineConfig
+from octavo.config import ConfigError, EngineConfig
 from octavo.core.clock import WallClock
 from octavo.core.recording import layout_of
 from octavo.core.request import Request, SamplingParams
@@ -36,6 +36,7 @@ from octavo.distributed.operations import Operations
 from octavo.distributed.role_router import RoleRouter
 from octavo.distributed.roles import RolePools
 from octavo.distributed.router import create_router
+from octavo.distributed.scaling import GrowingLauncher, Scaling
 from octavo.engine.engine import resolve_max_model_len
 from octavo.engine.event_stream import EngineUnavailable, EventStream
 from octavo.engine.params import PreparedRequest, RequestOptions, RequestPreparer, check_priority
@@ -134,6 +135,11 @@ class ClusterEngine:
     def start(self) -> None:
         self._opening = asyncio.create_task(self._open())
         self._tasks.append(asyncio.create_task(self._watch()))
+        if self.options.scale is not None:
+            if not isinstance(self.launcher, GrowingLauncher):
+                raise ConfigError("max_workers: whoever starts these workers cannot start more of them")
+            scaling = Scaling(self.options.scale, self.control, self.flights, self.cluster, self.launcher, self.clock.now)
+            self._tasks.append(asyncio.create_task(scaling.run()))
 
     async def _open(self) -> None:
         await self.control.open(self._address)
