@@ -86,7 +86,9 @@ def account_lines(account: dict[str, Any]) -> list[str]:
     """The account of a request as lines of text."""
     wall_s, ttft_s = account["wall_s"], account["ttft_s"]
     first = "no token yet" if ttft_s is None else f"first token after {ttft_s:.3f} s"
-    lines = [f"{account['id']}: {wall_s:.3f} s ({account['state']}, {first}); mainly {account['main_cause']} [{account['bottleneck']}]"]
+    where = f" on {', then '.join(account['workers'])}" if account.get("workers") else ""
+    held = f"mainly {account['main_cause']} [{account['bottleneck']}]"
+    lines = [f"{account['id']}: {wall_s:.3f} s{where} ({account['state']}, {first}); {held}"]
     for part in account["causes"]:
         share = part["seconds"] / wall_s if wall_s else 0.0
         if share >= 0.001 or part["cause"] == "remainder":

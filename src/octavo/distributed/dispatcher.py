@@ -100,6 +100,23 @@ class Dispatcher:
                 self._refuse("waiting requests", len(self._waiting) + 1, limits.most_waiting, engines)
             if tokens is not None and self._num_waiting_tokens + request.num_prompt > tokens:
                 self._refuse("waiting prompt tokens", self._num_waiting_tokens + request.num_prompt, tokens, engines)
+        self._enqueue(request, now)
+
+    def resubmit(self, request: RouteRequest, now: float) -> None:
+        """The engine that a request was sent to is lost, or lost it: it waits again. It was let in once, so it is not refused now."""
+        self._sent.pop(request.request_id, None)
+        if request.request_id in self._waiting:
+            raise ValueError(f"request_id: {request.request_id!r} is not allowed; it waits already")
+        self._enqueue(request, now)
+
+    def send_alone(self, request: RouteRequest, engines: Seq[EngineView]) -> int:
+        """The place in ``engines``, of which there is at least one, where a request that was let in before goes now, past all that wait."""
+        self._sent.pop(request.request_id, None)
+        place = self.router.choose(request, engines)
+        self._sent[request.request_id] = engines[place].index
+        return place
+
+    def _enqueue(self, request: RouteRequest, now: float) -> None:
         cost = request.num_prompt + (request.num_output or 0)
         self.queue.add(request.request_id, request.user, request.priority, max(1, cost), now)
         self._waiting[request.request_id] = request

@@ -90,7 +90,7 @@ class RolePools:
         self.limits = limits or MixedLimits()
         self._prompts = prompts
         self._block_size = block_size
-        self._may_borrow = may_borrow
+        self.may_borrow = may_borrow
         self._workers: dict[int, PooledWorker] = {}
         self._placed: dict[str, Placement] = {}
 
@@ -114,6 +114,20 @@ class RolePools:
 
     def worker(self, index: int) -> PooledWorker:
         return self._workers[index]
+
+    def role_of(self, index: int) -> str | None:
+        """None: no worker has that index."""
+        worker = self._workers.get(index)
+        return None if worker is None else worker.role
+
+    def computes_prompts(self, index: int) -> bool:
+        """By its role, or because it is borrowed for that."""
+        worker = self._workers.get(index)
+        return worker is not None and (worker.role != "decode" or worker.is_mixed)
+
+    def placement(self, request_id: str) -> Placement | None:
+        """Of a request that was placed and is not over."""
+        return self._placed.get(request_id)
 
     def mixed(self) -> list[int]:
         """Workers that are borrowed now."""
@@ -141,9 +155,9 @@ class RolePools:
         """Of its own pool; under pressure of the mixed one too; then a decode worker that has less to do becomes mixed."""
         own = self._views(engines, lambda worker: worker.role != "decode")
         least_s = min((view.pending_s for view in own), default=float("inf"))
-        if own and (least_s <= self.limits.borrow_s or not self._may_borrow):
+        if own and (least_s <= self.limits.borrow_s or not self.may_borrow):
             return self._chosen(request, own)
-        if not self._may_borrow:
+        if not self.may_borrow:
             return None
         able = own + self._views(engines, lambda worker: worker.role == "decode" and worker.is_mixed)
         least_s = min((view.pending_s for view in able), default=float("inf"))
@@ -172,7 +186,7 @@ class RolePools:
         best = max(pool, key=lambda view: (self._free(view), -view.index), default=None)
         if best is not None and self._has_room(best, need):
             return self._workers[best.index]
-        if self._may_borrow and prefill.role == "prefill" and (prefill.is_mixed or self._may_move(prefill, now)):
+        if self.may_borrow and prefill.role == "prefill" and (prefill.is_mixed or self._may_move(prefill, now)):
             if not prefill.is_mixed:
                 self._move(prefill, True, now)
             return prefill

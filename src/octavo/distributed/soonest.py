@@ -43,8 +43,9 @@ class LearnedCosts(Costs):
         self._sums.pop(index, None)
 
     def line(self, index: int) -> tuple[float, float]:
-        """(seconds of a step beside its tokens, seconds of a token), neither below 0; of an engine that told nothing a small guess."""
-        sums = self._sums.get(index)
+        """(seconds of a step beside its tokens, seconds of a token), neither below 0; of an engine that told nothing those of another,
+        and before any has a small guess."""
+        sums = self._sums.get(index) or next(iter(self._sums.values()), None)  # engines are alike until they tell otherwise
         if sums is None:
             return 0.0, _FIRST_TOKEN_S
         weight, tokens, seconds, squares, products = sums

@@ -1,43 +1,36 @@
 """Where the time of requests went, over HTTP: of one answer by its id, of the last or slowest ones, and of all over a window.
 
-Owns which requests of the engine an answer's id stands for, those of the last ones, and the stamps of what is written to clients. The
-accounts are ``engine.explain``'s, the advice is an ``Advisor``'s. No text of anybody is in them; that a prompt is cached for others is told
-with --explain-cache alone.
+Owns which requests of the engine an answer's id stands for, those of the last ones, and the stamps of what is written to clients. What is
+told is the engine's (``serving.Reports``). No text of anybody is in it; that a prompt is cached for others is told with --explain-cache
+alone.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import parse_qs
 
 from octavo.core.recorded_window import OBJECTIVES
 from octavo.core.request import Request
-from octavo.engine.advice import Advisor, RuleAdvisor
-from octavo.engine.engine import Engine
-from octavo.engine.explain import Explanation, explain, summarise
 from octavo.engine.outputs import OutputEvent
-from octavo.engine.replay_advice import ReplayAdvisor, Replayer, ReplayError
-from octavo.engine.request_record import RequestRecord
+from octavo.engine.replay_advice import ReplayError
+from octavo.engine.serving import ReplayUnavailable, Reports, ServingEngine
 from octavo.engine.step_window import MAX_WINDOW_S
 from octavo.server.asgi import Message, Send
 from octavo.server.errors import APIError, invalid
 
 HELD_UP_S = 0.002  # a write takes microseconds; one that takes so long was held up by its client
 MAX_LISTED = 100
-MAX_ADVISED = 256  # requests of a window that the rules look at, about
 MAX_STEPS_SHOWN = 512
 
 
 class Delivery:
     """The writes of one answer: passes messages on and stamps them. ``made`` and ``sent`` for streams; ``done`` ends any answer."""
 
-    def __init__(self, engine: Engine, requests: Sequence[Request], send: Send) -> None:
-        self._timeline, self._clock, self._send = engine.timeline, engine.clock, send
+    def __init__(self, engine: ServingEngine, requests: Sequence[Request], send: Send) -> None:
+        self._engine, self._clock, self._send = engine, engine.clock, send
         self._num_open = {request.request_id: request.params.n for request in requests}
         self._ended: list[str] = []  # requests whose last event is in what is written next
 
@@ -46,7 +39,7 @@ class Delivery:
         await self._send(message)
         end_s = self._clock.now()
         if end_s - begin_s > HELD_UP_S:
-            self._timeline.blocked((*self._num_open, *self._ended), begin_s, end_s)
+            self._engine.blocked((*self._num_open, *self._ended), begin_s, end_s)
 
     def made(self, event: OutputEvent) -> None:
         """The event's chunk will be in the next write."""
@@ -62,21 +55,19 @@ class Delivery:
             ended, self._ended = self._ended, []
             now_s = self._clock.now()
             for request_id in ended:
-                self._timeline.delivered((request_id,), now_s)
+                self._engine.delivered((request_id,), now_s)
 
     def done(self) -> None:
         """The whole answer has been written."""
-        self._timeline.delivered((*self._num_open, *self._ended), self._clock.now())
+        self._engine.delivered((*self._num_open, *self._ended), self._clock.now())
 
 
 class Explainer:
-    """``replayer`` None: windows are not replayed. ``shows_misses``: as --explain-cache."""
+    """The accounts of ``reports`` by the ids of answers."""
 
-    def __init__(self, engine: Engine, shows_misses: bool, replayer: Replayer | None = None) -> None:
+    def __init__(self, engine: ServingEngine, reports: Reports) -> None:
         self._engine = engine
-        self._shows_misses = shows_misses
-        self.advisor: Advisor = RuleAdvisor(engine.config, shows_misses)
-        self.replays = None if replayer is None else ReplayAdvisor(engine, replayer, self.advisor, shows_misses)
+        self._reports = reports
         self._calls: OrderedDict[str, tuple[str, ...]] = OrderedDict()  # an answer's id -> the engine's requests, one a prompt
         self._answers: dict[str, str] = {}  # the other way round
 
@@ -87,59 +78,34 @@ class Explainer:
             self._answers.pop(request_id, None)
         self._calls[response_id] = ids
         self._answers.update(dict.fromkeys(ids, response_id))
-        while len(self._answers) > self._engine.timeline.ended_records.capacity + len(ids):
+        while len(self._answers) > self._engine.num_remembered + len(ids):
             for request_id in self._calls.popitem(last=False)[1]:
                 self._answers.pop(request_id, None)
 
     def delivery(self, requests: Sequence[Request], send: Send) -> Delivery:
         return Delivery(self._engine, requests, send)
 
-    # --- one request --------------------------------------------------------------------------------------------------------------------
-
-    def of_id(self, given: str) -> dict[str, Any]:
+    async def of_id(self, given: str) -> dict[str, Any]:
         """By an answer's id. Raises APIError 404 for one that is unknown, or older than what is remembered."""
-        found = self.of_call(given)
+        found = await self.of_call(given)
         if found is None:
-            remembered = f"the last {self._engine.timeline.ended_records.capacity} that ended and those that run are remembered"
+            remembered = f"the last {self._engine.num_remembered} that ended and those that run are remembered"
             raise APIError(404, f"request_id: {given!r:.200} is not the id of an answer; {remembered}", "request_id", "request_not_found")
         return {"id": given, "object": "request.explanation"} | found
 
-    def of_call(self, response_id: str) -> dict[str, Any] | None:
-        """The account of an answer: that of the prompt which ended last, for the others were ready before; None when nothing is known."""
-        timeline = self._engine.timeline
-        records = [record for record in map(timeline.find, self._calls.get(response_id, ())) if record is not None]
-        if not records:
-            return None
-        last = max(records, key=lambda record: (record.ended_s is None, record.ended_s or 0.0))
-        return self._explained(last).shown() | ({"prompts": len(records)} if len(records) > 1 else {})
+    async def of_call(self, response_id: str) -> dict[str, Any] | None:
+        """The account of an answer; None when nothing is known."""
+        request_ids = self._calls.get(response_id)
+        return None if request_ids is None else await self._reports.account(request_ids)
 
-    def _explained(self, record: RequestRecord) -> Explanation:
-        timeline, now_s = self._engine.timeline, self._engine.clock.now()
-        found = explain(timeline, record, now_s, self._shows_misses)
-        seconds = timeline.seconds_of(record, record.end_s or now_s)
-        return found.advised(self.advisor.of_request(timeline, record, seconds, found.wall_s))
-
-    def listed(self, query: bytes) -> dict[str, Any]:
+    async def listed(self, query: bytes) -> dict[str, Any]:
         """Answers by ``sort``: the recent or the slowest, at most ``limit``, of a ``state``."""
         fields = _query(query, {"sort": "recent", "limit": "10", "state": "all"})
         limit = _whole_number("limit", fields["limit"], 1, MAX_LISTED)
         _one_of("sort", fields["sort"], ("recent", "slowest"))
         _one_of("state", fields["state"], ("all", "running", "finished"))
-        now_s = self._engine.clock.now()
-        state, records = fields["state"], self._engine.timeline.records()
-        if state != "all":
-            records = [record for record in records if (record.ended_s is None) == (state == "running")]
-        if fields["sort"] == "slowest":
-            records.sort(key=lambda r: (now_s if r.end_s is None else r.end_s) - r.received_s)
-        return {"object": "list", "data": [self._entry(record, now_s) for record in records[: -limit - 1 : -1]]}
-
-    def _entry(self, record: RequestRecord, now_s: float) -> dict[str, Any]:
-        found = explain(self._engine.timeline, record, now_s, self._shows_misses).shown()
-        counts = {"prompt_tokens": record.num_prompt_tokens, "completion_tokens": record.num_output_tokens}
-        shown = {name: found[name] for name in ("state", "wall_s", "ttft_s", "main_cause", "bottleneck")}
-        return {"id": self._answers.get(record.request_id, record.request_id)} | counts | shown
-
-    # --- a window -----------------------------------------------------------------------------------------------------------------------
+        found = await self._reports.requests(fields["sort"], limit, fields["state"])
+        return {"object": "list", "data": [one | {"id": self._answers.get(one["id"], one["id"])} for one in found]}
 
     async def summary(self, query: bytes) -> dict[str, Any]:
         """What holds the percentiles of the last ``seconds``, what would help, the engine now, and its last ``steps``. With ``advice``
@@ -152,74 +118,16 @@ class Explainer:
         _one_of("objective", objective, OBJECTIVES)
         if fields["advice"] == "replay":
             await self._replay(window_s)
-        timeline, now_s = self._engine.timeline, self._engine.clock.now()
-        content = {"object": "explain.summary"} | summarise(timeline, window_s, now_s, self._shows_misses).shown()
-        ended = [r for r in timeline.records() if r.ended_s is not None and r.ended_s >= now_s - window_s]
-        some = ended[:: max(1, len(ended) // MAX_ADVISED)]  # enough for a mean, and no burden for a server that is watched
-        content["advice"] = [advice.shown() for advice in self.advisor.of_window(timeline, some, window_s)]
-        if self.replays is not None and self.replays.last is not None:
-            content["replay"] = self.replays.shown(self.replays.last, objective)
-        content["engine"] = self._engine_now()
-        if num_steps:
-            content["steps"] = self._steps(num_steps)
-        return content
+        return {"object": "explain.summary"} | await self._reports.summary(window_s, num_steps, objective)
 
     async def _replay(self, window_s: float) -> None:
-        """Have the window replayed, in another thread. Raises APIError when that cannot be done."""
-        if self.replays is None:
-            raise APIError(501, "advice: 'replay' is not allowed; this server was started without a simulator", "advice", "no_simulator")
+        """Have the window replayed. Raises APIError when that cannot be done."""
         try:
-            await _in_daemon_thread(self.replays.replayed, window_s)
+            await self._reports.replay(window_s)
+        except ReplayUnavailable as error:
+            raise APIError(501, f"advice: 'replay' is not allowed; {error}", "advice", "no_simulator") from None
         except ReplayError as error:
             raise APIError(409, f"advice: the window cannot be replayed: {error}", "advice", "not_replayable") from None
-
-    def _engine_now(self) -> dict[str, Any]:
-        engine, scheduler = self._engine, self._engine.scheduler
-        return {
-            "model": engine.config.model.served_model_name or engine.model.name,
-            "running": scheduler.num_running,
-            "waiting": scheduler.num_waiting,
-            "max_num_seqs": engine.config.scheduler.max_num_seqs,
-            "kv_blocks": scheduler.num_blocks,
-            "kv_used": scheduler.num_used_blocks,
-            "kv_cached": scheduler.num_cached_blocks,
-            "preemptions": scheduler.stats.num_preemptions,
-            "output_tokens": scheduler.stats.num_output_tokens,
-        }
-
-    def _steps(self, num_steps: int) -> list[dict[str, Any]]:
-        with self._engine.timeline.lock:
-            steps = list(self._engine.timeline.window.steps)[-num_steps:]
-        return [
-            {
-                "step": step.step_index, "seconds": round(step.seconds, 7), "prefill_s": round(step.prefill_s, 7),
-                "decode_s": round(step.decode_s, 7), "kv_s": round(step.kv_s, 7), "prompt_tokens": step.num_prompt_tokens,
-                "tokens": step.num_tokens, "sequences": step.num_sequences,
-            }
-            for step in steps
-        ]  # fmt: skip
-
-
-async def _in_daemon_thread(function: Callable[..., object], *args: object) -> None:
-    """Wait until ``function`` is done on a thread that a server which ends does not wait for. Raises what it raises."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[None] = loop.create_future()
-
-    def tell(error: BaseException | None) -> None:
-        if not done.done():  # else whoever waited has gone
-            done.set_result(None) if error is None else done.set_exception(error)
-
-    def run() -> None:
-        failed: BaseException | None = None
-        try:
-            function(*args)
-        except BaseException as error:
-            failed = error
-        with contextlib.suppress(RuntimeError):  # the loop is closed: the server has ended
-            loop.call_soon_threadsafe(tell, failed)
-
-    threading.Thread(target=run, name="octavo-replay", daemon=True).start()
-    await done
 
 
 def _query(query: bytes, defaults: dict[str, str]) -> dict[str, str]:

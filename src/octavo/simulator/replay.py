@@ -119,7 +119,7 @@ class Replayer:
         """One line. Raises RecordingError when the scheduler does something else than the recorded one."""
         if kind == "add":
             request = recording.request_of(data[0])
-            self.scheduler.add(request)
+            self.scheduler.add(request, *data[1:])
             self._live[request.request_id] = _LiveRequest(request)
         elif kind == "abort":
             self.replay.num_aborts += 1

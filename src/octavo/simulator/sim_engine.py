@@ -222,11 +222,11 @@ class SimEngine:
         self.stats.num_handed_over -= 1
         self.loop.resume(request, output_token_ids)
 
-    def reserve(self, request: Request, output_token_ids: list[int]) -> bool:
+    def reserve(self, request: Request, num_tokens: int) -> bool:
         """See ``Transfers.reserve``; whether there was room. False as well for a request that could never run here."""
         self._touch()
         try:
-            return self.scheduler.transfers.reserve(request, output_token_ids) is not None
+            return self.scheduler.transfers.reserve(request, num_tokens) is not None
         except ParameterError:
             return False
 

@@ -23,7 +23,7 @@ from octavo.distributed.roles import MixedLimits, RolePools
 from octavo.distributed.router import Router, RouteRequest, ShortestQueue
 from octavo.engine.outputs import OutputEvent
 from octavo.simulator.engine_spec import EngineSpec
-from octavo.simulator.handing_over import HandoffDesk, HandoffOptions
+from octavo.simulator.handing_over import HandoffOptions, Handovers
 from octavo.simulator.outages import Outage, continued, moments
 from octavo.simulator.records import RequestLog, Slo
 from octavo.simulator.report import SimulationReport, report_of
@@ -69,7 +69,7 @@ class Simulation:
             raise ValueError("engines: prefill engines need decode engines to hand over to, and decode engines prefill engines")
         self._router = router or ShortestQueue()
         self._pools = self._make_pools()
-        self.handoffs = HandoffDesk(self.engines, self.options.handoff, self._pools)
+        self.handoffs = Handovers(self.engines, self.options.handoff, self._pools)
         self._wants_keys = self._router.wants_keys
         for engine in self._entries if self._wants_keys else ():
             engine.tell_keys()
