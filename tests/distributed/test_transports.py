@@ -188,7 +188,7 @@ def test_a_sender_that_closes_early_has_failed(name: str, listener: TransportLis
     out.send(Piece(0, 1, 0, 1), out.buffer(1000))
     out.close()
     out.close()
-    assert sink.over.wait(10.0) and sink.failure == "the peer closed the connection" and not sink.finished
+    assert sink.over.wait(10.0) and sink.failure is not None and not sink.finished
 
 
 def test_silence_ends_it(name: str, sink: KeepingSink) -> None:

@@ -246,7 +246,7 @@ def test_a_copy_that_fails_leaves_the_request_with_its_sender(paths: dict[str, P
                 for listener in cluster.sides[RECEIVER]._listeners.values():
                     listener.close()
             if order.kind is OrderKind.SEND and how == "the transport is unknown":
-                cluster.sides[SENDER]._transports = {"tcp": TcpTransport(SECRET)}
+                cluster.sides[SENDER]._ways = {"tcp": TcpTransport(SECRET)}
             return True
 
         cluster.order_hook = hook
