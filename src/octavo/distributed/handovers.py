@@ -34,6 +34,7 @@ from octavo.distributed.messages import (
     WireRequest,
 )
 from octavo.distributed.role_router import RoleRouter
+from octavo.distributed.shm_transport import is_near
 from octavo.distributed.worker_handover import addresses_of
 
 if TYPE_CHECKING:
@@ -187,7 +188,8 @@ class Handovers:
         if sender.ready is None or receiver.ready is None or not receiver.ready.kv_address:
             return None
         addresses, wanted = addresses_of(receiver.ready.kv_address), self._options.transport
-        same_host = sender.worker.host == receiver.worker.host
+        senders = addresses_of(sender.ready.kv_address or "")
+        same_host = "shm" in addresses and "shm" in senders and is_near(addresses["shm"], senders["shm"])
         for name in (("shm", "tcp") if same_host else ("tcp",)) if wanted == "auto" else (wanted,):
             if name in addresses and name in sender.ready.transports:
                 return name, addresses[name]
