@@ -125,6 +125,9 @@ def test_a_stream_goes_on_when_its_worker_is_killed(served: Served, client: open
         ("--workers-listen 80", "HOST:PORT"),
         ("--router round-robin", "it does nothing without --workers"),
         ("--worker-suspect-s 0 --workers 2", "above 0"),
+        ("--max-workers 3", "it does nothing without --workers"),
+        ("--workers 3 --max-workers 2", "at least --workers (3)"),
+        ("--workers prefill=1,decode=1 --max-workers 4", "a number of --workers"),
     ],
 )
 def test_flags_that_make_no_cluster_are_refused(octavo: Octavo, flags: str, message: str) -> None:

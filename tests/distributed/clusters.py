@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from octavo.config import EngineConfig
@@ -92,7 +94,8 @@ async def cluster(
     model = bigram_model(byte_tokenizer(scripted_worker.PIECES))
     options = options or ClusterOptions(liveness=PATIENT)
     address = Address(path=f"{folder}/workers")
-    engine = ClusterEngine(model, config or bigram_config(), address, secret.encode(), options, processes)
+    clean_up = partial(shutil.rmtree, folder, ignore_errors=True)
+    engine = ClusterEngine(model, config or bigram_config(), address, secret.encode(), options, processes, clean_up)
     engine.start()
     try:
         async with asyncio.timeout(WAIT_S):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from octavo.config import ConfigError
 
 if TYPE_CHECKING:
     from octavo.config import EngineConfig
+    from octavo.distributed.autoscale import ScaleLimits
     from octavo.distributed.cluster_engine import ClusterEngine
     from octavo.distributed.cluster_file import ClusterFile
     from octavo.distributed.local_cluster import ClusterPlan
@@ -24,6 +25,7 @@ KV_CHECKSUMS = ("none", "crc32", "blake2b")
 ROUTERS = ("soonest", "shortest-queue", "predicted-seconds", "round-robin", "prefix-affinity")
 
 _WORKERS_HELP = "Worker processes on this host: a number, or prefill=N,decode=N (default: the engine runs in the server's process)."
+_MAX_HELP = "Start more worker processes while there is more to do, up to so many, and end them again (default: --workers)."
 _RAY_HELP = "Have Ray place the workers, on any of its nodes (extra ray; $RAY_ADDRESS, a running Ray of this host, or a new one)."
 _LISTEN_HELP = "Where workers connect to, HOST:PORT (default: a socket that only this user's processes on this host reach)."
 _SECRET_HELP = "File with the secret that workers prove to know (default: $OCTAVO_CLUSTER_SECRET, or a new one for --workers alone)."
@@ -35,11 +37,14 @@ _TRANSPORT_HELP = "How KV goes from prefill to decode workers. auto: shm between
 _WIRE_HELP = "KV on its way. auto: as it is stored, bit for bit; int8: rounded, smaller."
 _CHECKSUM_HELP = "Over each piece of KV on its way."
 _LAYERWISE_HELP = "Prompt tokens from which KV is sent while the prompt is computed; shorter ones go in one piece."
+_BORROW_HELP = "Workers of one role never take on the other, however busy its own are."
 _RESERVE_HELP = "Seconds that an answer waits for a decode worker with room; then its prefill worker makes it."
 _COPY_HELP = "Seconds that its KV may take from its first token on."
 
-_CLUSTER_FLAGS = ("cluster_secret_file", "router", "worker_wait_s", "worker_suspect_s", "worker_stall_s", "kv_transport", "kv_wire_dtype",
-                  "kv_checksum", "handoff_min_layerwise", "handoff_reserve_s", "handoff_copy_s")  # fmt: skip
+_CLUSTER_FLAGS = (
+    "max_workers", "cluster_secret_file", "router", "worker_wait_s", "worker_suspect_s", "worker_stall_s", "kv_transport", "kv_wire_dtype",
+    "kv_checksum", "handoff_min_layerwise", "no_borrow_workers", "handoff_reserve_s", "handoff_copy_s",
+)  # fmt: skip
 
 
 def cluster_options(function: Callable) -> Callable:
@@ -48,6 +53,7 @@ def cluster_options(function: Callable) -> Callable:
         [
             click.option("--workers", metavar="N|prefill=N,decode=N", help=_WORKERS_HELP),
             click.option("--ray", is_flag=True, help=_RAY_HELP),
+            click.option("--max-workers", type=click.IntRange(1, 1024), help=_MAX_HELP),
             click.option("--workers-listen", metavar="HOST:PORT", help=_LISTEN_HELP),
             click.option("--cluster-secret-file", type=click.Path(dir_okay=False), help=_SECRET_HELP),
             click.option("--router", type=click.Choice(ROUTERS), default="soonest", show_default=True, help=_ROUTER_HELP),
@@ -58,6 +64,7 @@ def cluster_options(function: Callable) -> Callable:
             click.option("--kv-wire-dtype", type=click.Choice(["auto", "int8"]), default="auto", show_default=True, help=_WIRE_HELP),
             click.option("--kv-checksum", type=click.Choice(KV_CHECKSUMS), default="none", show_default=True, help=_CHECKSUM_HELP),
             click.option("--handoff-min-layerwise", type=click.IntRange(1), default=512, show_default=True, help=_LAYERWISE_HELP),
+            click.option("--no-borrow-workers", is_flag=True, help=_BORROW_HELP),
             click.option("--handoff-reserve-s", type=POSITIVE, default=30.0, show_default=True, help=_RESERVE_HELP),
             click.option("--handoff-copy-s", type=POSITIVE, default=30.0, show_default=True, help=_COPY_HELP),
         ]
@@ -83,13 +90,32 @@ def cluster_plan(options: dict[str, Any]) -> ClusterPlan | None:
         listen = None if options["workers_listen"] is None else Address.parse(options["workers_listen"])
     except ValueError as error:
         raise click.BadParameter(str(error).partition(": ")[2], param_hint="'--workers-listen'") from None
+    scale = _scale(options, workers)
     suspect_s = options["worker_suspect_s"]
     liveness = LivenessLimits(suspect_s, options["worker_stall_s"], max(30.0, 10 * suspect_s))
     limits = HandoffLimits(reserve_s=options["handoff_reserve_s"], copy_s=options["handoff_copy_s"])
     kv = (options["kv_transport"], options["kv_wire_dtype"], options["kv_checksum"])
-    handover = HandoverOptions(*kv, min_layerwise=options["handoff_min_layerwise"], limits=limits)
-    chosen = ClusterOptions(liveness=liveness, worker_wait_s=options["worker_wait_s"], router=options["router"], handover=handover)
+    handover = HandoverOptions(*kv, options["handoff_min_layerwise"], limits, not options["no_borrow_workers"])
+    routing = {"worker_wait_s": options["worker_wait_s"], "router": options["router"]}
+    chosen = ClusterOptions(liveness=liveness, handover=handover, scale=scale, **routing)
     return ClusterPlan(workers, listen, options["cluster_secret_file"], chosen)
+
+
+def _scale(options: dict[str, Any], workers: Mapping[str, int]) -> ScaleLimits | None:
+    """From --workers to --max-workers, by load. Raises BadParameter."""
+    from octavo.distributed.autoscale import ScaleLimits
+
+    most, least = options["max_workers"], workers.get("both", 0)
+    if most is None:
+        return None
+    fault = None
+    if options["ray"] or workers.keys() != {"both"}:
+        fault = "it goes with a number of --workers, processes of this host that do both"
+    elif most < least:
+        fault = f"{most} is not allowed; at least --workers ({least})"
+    if fault is not None:
+        raise click.BadParameter(fault, param_hint="'--max-workers'")
+    return ScaleLimits(least=least, most=most)
 
 
 def engine_opener(options: dict[str, Any], described: ClusterFile | None = None) -> OpenCluster | None:

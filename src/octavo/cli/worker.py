@@ -25,11 +25,13 @@ _SECRET_HELP = "File with the cluster's secret (default: $OCTAVO_CLUSTER_SECRET)
 @click.option("--role", type=click.Choice(["both", "prefill", "decode"]), default="both", show_default=True, help="What it is for.")
 @click.option("--threads", type=click.IntRange(1, 1024), help="Compute threads (default: as the front end was told, else all cores).")
 @click.option("--model", help="The front end's model as this host has it (default: as the front end names it).")
+@click.option("--kv-limit-gbps", type=POSITIVE, help="Send KV to other workers at so many gigabits a second at most.")
 @click.option("--give-up-s", type=POSITIVE, help="End after so many seconds without a front end (default: look for it for ever).")
-def worker(connect: str, cluster_secret_file: str | None, name: str | None, **options: Any) -> None:
+def worker(connect: str, cluster_secret_file: str | None, name: str | None, kv_limit_gbps: float | None, **options: Any) -> None:
     """Work for a front end: `octavo serve --workers-listen`. Model and settings are the front end's."""
     from octavo.distributed.channel import Address
     from octavo.distributed.handshake import read_secret
+    from octavo.distributed.throttle import Throttle
     from octavo.distributed.worker import WorkerOptions, WorkerServer
     from octavo.distributed.worker_handover import handing_over
 
@@ -38,7 +40,8 @@ def worker(connect: str, cluster_secret_file: str | None, name: str | None, **op
     except ValueError as error:
         raise click.BadParameter(str(error).partition("; ")[2], param_hint="'--connect'") from None
     named, secret = WorkerOptions(name or f"{socket.gethostname()}-{os.getpid()}", **options), read_secret(cluster_secret_file)
-    sys.exit(run(WorkerServer(address, secret, named, make_kv=handing_over(secret))))
+    throttle = None if kv_limit_gbps is None else Throttle(kv_limit_gbps * 1e9 / 8)
+    sys.exit(run(WorkerServer(address, secret, named, make_kv=handing_over(secret, throttle))))
 
 
 def run(server: WorkerServer) -> int:

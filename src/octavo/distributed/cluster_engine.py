@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, Unpack
 
-from octavo.config import EngineConfig
+from octavo.config import ConfigError, EngineConfig
 from octavo.core.clock import WallClock
 from octavo.core.recording import layout_of
 from octavo.core.request import Request, SamplingParams
@@ -31,11 +31,12 @@ from octavo.distributed.dispatcher import Backpressure, Dispatcher, QueueFull
 from octavo.distributed.flights import Flights
 from octavo.distributed.handovers import Handovers
 from octavo.distributed.journeys import Journeys
-from octavo.distributed.messages import Events, FromWorker, Keys, Ready
+from octavo.distributed.messages import Events, FromWorker, Keys, Ready, WorkerLimits
 from octavo.distributed.operations import Operations
 from octavo.distributed.role_router import RoleRouter
 from octavo.distributed.roles import RolePools
 from octavo.distributed.router import create_router
+from octavo.distributed.scaling import GrowingLauncher, Scaling
 from octavo.engine.engine import resolve_max_model_len
 from octavo.engine.event_stream import EngineUnavailable, EventStream
 from octavo.engine.params import PreparedRequest, RequestOptions, RequestPreparer, check_priority
@@ -110,7 +111,7 @@ class ClusterEngine:
         )  # fmt: skip
         self.journeys = Journeys()
         prompts = create_router(self.options.router, config.cache.block_size)
-        pools = RolePools(prompts, block_size=config.cache.block_size)
+        pools = RolePools(prompts, None, config.cache.block_size, self.options.handover.may_borrow)
         router = RoleRouter(prompts, pools, lambda: [link.view for link in self.open_links()], self.clock.now)
         self.flights = Flights(Dispatcher(router, Backpressure()), self.options, self.open_links, self.clock.now, self.journeys)
         links, handover = self.open_links, self.options.handover
@@ -134,6 +135,11 @@ class ClusterEngine:
     def start(self) -> None:
         self._opening = asyncio.create_task(self._open())
         self._tasks.append(asyncio.create_task(self._watch()))
+        if self.options.scale is not None:
+            if not isinstance(self.launcher, GrowingLauncher):
+                raise ConfigError("max_workers: whoever starts these workers cannot start more of them")
+            scaling = Scaling(self.options.scale, self.control, self.flights, self.cluster, self.launcher, self.clock.now)
+            self._tasks.append(asyncio.create_task(scaling.run()))
 
     async def _open(self) -> None:
         await self.control.open(self._address)
@@ -207,6 +213,13 @@ class ClusterEngine:
         """Of the workers; before the first one is ready, of the model."""
         found = self.control.fingerprint
         return self.model.fingerprint if found is None else found.removeprefix(f"{self.model.fingerprint}/")
+
+    @property
+    def limits(self) -> WorkerLimits:
+        """Of the worker that holds least. Raises EngineUnavailable before any has been ready."""
+        if self._limits is None:
+            raise EngineUnavailable("no worker has been ready yet")
+        return self._limits.limits
 
     def open_links(self) -> list[Link]:
         """Workers that take requests, by index."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from octavo.backends.kv_wire import WIRE_DTYPES
 from octavo.config import ConfigError
 from octavo.distributed.attempts import RetryLimits
+from octavo.distributed.autoscale import ScaleLimits
 from octavo.distributed.fleet import LivenessLimits
 from octavo.distributed.handoff import HandoffLimits
 from octavo.distributed.messages import ROLES
@@ -22,13 +23,15 @@ MAX_WORKERS = 1024
 class HandoverOptions:
     """How KV goes from prefill to decode workers. ``transport`` auto: shared memory between workers of one host, else TCP. ``wire_dtype``
     auto: as it is stored, so that answers do not depend on where they are made; int8: rounded. Prompts of at least ``min_layerwise`` tokens
-    are sent while they are computed, shorter ones in one piece. ``checksum``: over each piece."""
+    are sent while they are computed, shorter ones in one piece. ``checksum``: over each piece. ``may_borrow``: a worker takes on the other
+    role while its own workers are under pressure."""
 
     transport: str = "auto"
     wire_dtype: str = "auto"
     checksum: str = "none"
     min_layerwise: int = 512
     limits: HandoffLimits = field(default_factory=HandoffLimits)
+    may_borrow: bool = True
 
     def __post_init__(self) -> None:
         for name, allowed in (("transport", KV_TRANSPORTS), ("wire_dtype", WIRE_DTYPES), ("checksum", CHECKSUMS)):
@@ -42,7 +45,8 @@ class HandoverOptions:
 class ClusterOptions:
     """``worker_wait_s``: how long a request may wait while there is no worker that takes requests. ``resubmit_per_s`` and
     ``resubmit_burst``: how fast requests of a lost worker are given to others. ``start_s``: how long the first workers may take to be
-    ready (None: as long as they need). ``router``: a name of ``router.ROUTERS``."""
+    ready (None: as long as they need). ``router``: a name of ``router.ROUTERS``. ``scale``: how many workers the launcher
+    is to run, by load (None: as many as it began with); all of them do both."""
 
     liveness: LivenessLimits = field(default_factory=LivenessLimits)
     retries: RetryLimits = field(default_factory=RetryLimits)
@@ -52,6 +56,7 @@ class ClusterOptions:
     start_s: float | None = None
     router: str = "soonest"
     stream_limit_bytes: int = 8 << 20
+    scale: ScaleLimits | None = None
     handover: HandoverOptions = field(default_factory=HandoverOptions)
 
     def __post_init__(self) -> None:

@@ -126,6 +126,10 @@ class Fleet:
         """It gets nothing new from now on."""
         worker.draining = True
 
+    def keep(self, worker: Worker) -> None:
+        """It was draining, and gets requests again."""
+        worker.draining = False
+
     def closed(self, worker: Worker, reason: str, now: float) -> None:
         """Its channel is closed. Idempotent."""
         if worker.state is not WorkerState.GONE:

@@ -81,6 +81,7 @@ class Flights:
         self.handovers: Handovers | None = None  # where there are workers that hand over
         self.num_lost = 0  # attempts
         self.num_given_up = 0  # requests
+        self.num_tokens_in_all = 0  # of all requests that came: prompts, and the output as it was made
         self._options = options
         self._links = links
         self._now = clock
@@ -105,6 +106,12 @@ class Flights:
         return self._flights.get(request_id)
 
     @property
+    def num_waiting_tokens(self) -> int:
+        """Known tokens of the requests that no worker has."""
+        flights = [flight for flight in self._flights.values() if flight.link is None] if self.num_waiting else []
+        return sum(len(flight.request.prompt_token_ids) + flight.attempts.num_sent_tokens for flight in flights)
+
+    @property
     def num_waiting(self) -> int:
         """Requests that no worker has."""
         return len(self.dispatcher) + len(self._again)
@@ -127,6 +134,7 @@ class Flights:
                 del self._flights[request_id]
             raise
         self._idle.clear()
+        self.num_tokens_in_all += sum(len(request.prompt_token_ids) for request in requests)
         if self.watcher is not None:
             for request in requests:
                 self.watcher.opened(request)
@@ -239,6 +247,7 @@ class Flights:
                 self._deliver(flight, new)
 
     def _deliver(self, flight: Flight, event: OutputEvent) -> None:
+        self.num_tokens_in_all += len(event.token_ids)
         if self.watcher is not None and event.token_ids:
             self.watcher.tokens(flight.request.request_id, len(event.token_ids), self._now())
         if not flight.stream.put(event):  # its reader is too far behind, and has been told

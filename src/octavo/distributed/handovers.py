@@ -134,6 +134,7 @@ class Handovers:
                 ticketed = self._ticketed.get(message.key)
                 if ticketed is not None and ticketed.flight.link is link:
                     self._router.pools.prefilled(ticketed.flight.request.request_id)
+                    self._started(link, message.key)  # unless it has said so
                     self._follow(desk.drew(message.key, message.output_token_ids, now))
             case Reserved():
                 self._follow(desk.reserved(message.key, link.index, now))

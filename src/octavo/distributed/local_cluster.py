@@ -61,12 +61,13 @@ def open_cluster(config: EngineConfig, path: str, plan: ClusterPlan, beside: Cal
         beside()
     folder = None if plan.listen is not None else tempfile.mkdtemp(prefix="octavo-")  # that nobody else may enter
     address = plan.listen or Address(path=str(Path(str(folder)) / "workers"))
-    threads = config.backend.threads or share_of_cores(len(names)) if names else None
+    most = max(len(names), plan.options.scale.most if plan.options.scale is not None else 0)
+    threads = config.backend.threads or share_of_cores(most) if names else None
     launcher = LocalProcesses(names, secret.decode(), threads) if names else None
 
     def clean_up() -> None:
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
 
-    shared = shared_config(config, len(names)) if names else config
+    shared = shared_config(config, most) if names else config
     return ClusterEngine(model, shared, address, secret, plan.options, launcher, clean_up)

@@ -23,17 +23,13 @@ import msgspec
 
 from octavo.config import EngineConfig
 from octavo.core.request import ParameterError
-from octavo.distributed.wire import Event, Ticket, WireRequest, WorkerLimits
+from octavo.distributed.wire import Event, MessageError, Ticket, WireRequest, WorkerLimits
 
 PROTOCOL = 1
 SHORT_KEY_BYTES = 8  # of a block's key: what routing compares
 ROLES = ("both", "prefill", "decode")
 MAX_NAME_CHARS = 128
 MAX_REASON_CHARS = 1000
-
-
-class MessageError(ValueError):
-    """Bytes that are no message of this protocol."""
 
 
 class Message(msgspec.Struct, tag_field="t", omit_defaults=True, gc=False):

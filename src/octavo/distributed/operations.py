@@ -71,6 +71,14 @@ class Operations:
             "load": shown,
         }
 
+    @property
+    def is_restarting(self) -> bool:
+        return self._restart is not None
+
+    def is_leaving(self, link: Link) -> bool:
+        """It has been told, or is about to be told, to end."""
+        return link in self._leaving or link.is_leaving
+
     # --- taking workers out -------------------------------------------------------------------------------------------------------------
 
     async def drain(self, worker: str) -> dict[str, Any]:
@@ -127,6 +135,8 @@ class Operations:
                     self._control.shut_down(link)
                 await launcher.replace(name)
                 while not self._is_ready(name, link):
+                    if launcher.trouble is not None:
+                        raise RuntimeError(launcher.trouble)
                     await asyncio.sleep(LOOK_S)
                 self._done += 1
                 logger.info("worker %s has been replaced", name)
@@ -136,7 +146,7 @@ class Operations:
             self._restart = None
 
     def _is_ready(self, name: str, before: Link | None) -> bool:
-        """A successor takes requests; or will never, having been released meanwhile."""
+        """A successor takes requests."""
         link = self._control.find(name)
         return link is not None and link is not before and link.takes_requests
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 import sys
@@ -82,6 +83,14 @@ class LocalProcesses:
         self._address = address
         for child in self._children.values():
             child.keeper = asyncio.create_task(self._keep(child))
+
+    def add(self, role: str) -> str:
+        """Start one more worker; returns its name, which no other has had."""
+        prefix = "worker" if role == "both" else role
+        name = next(name for i in itertools.count() if (name := f"{prefix}-{i}") not in self._children)
+        child = self._children[name] = _Child(name, role)
+        child.keeper = asyncio.create_task(self._keep(child))
+        return name
 
     def release(self, name: str) -> None:
         self._children[name].released = True

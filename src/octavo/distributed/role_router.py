@@ -24,8 +24,9 @@ class RoleRouter(Router):
     def entries(self, engines: Seq[EngineView]) -> list[int]:
         """Places in ``engines`` of those that may be given prompts now: decode workers only when they are borrowed, or may have to be."""
         able = [place for place, view in enumerate(engines) if self.pools.computes_prompts(view.index)]
-        limits = self.pools.limits
-        is_pressed = all(engines[place].pending_s > limits.borrow_s for place in able)
+        if not able:  # they answer whole requests, rather than nobody
+            return list(range(len(engines)))
+        is_pressed = self.pools.may_borrow and all(engines[place].pending_s > self.pools.limits.borrow_s for place in able)
         return list(range(len(engines))) if is_pressed else able
 
     def choose(self, request: RouteRequest, engines: Seq[EngineView]) -> int:

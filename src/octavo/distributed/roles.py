@@ -90,7 +90,7 @@ class RolePools:
         self.limits = limits or MixedLimits()
         self._prompts = prompts
         self._block_size = block_size
-        self._may_borrow = may_borrow
+        self.may_borrow = may_borrow
         self._workers: dict[int, PooledWorker] = {}
         self._placed: dict[str, Placement] = {}
 
@@ -155,9 +155,9 @@ class RolePools:
         """Of its own pool; under pressure of the mixed one too; then a decode worker that has less to do becomes mixed."""
         own = self._views(engines, lambda worker: worker.role != "decode")
         least_s = min((view.pending_s for view in own), default=float("inf"))
-        if own and (least_s <= self.limits.borrow_s or not self._may_borrow):
+        if own and (least_s <= self.limits.borrow_s or not self.may_borrow):
             return self._chosen(request, own)
-        if not self._may_borrow:
+        if not self.may_borrow:
             return None
         able = own + self._views(engines, lambda worker: worker.role == "decode" and worker.is_mixed)
         least_s = min((view.pending_s for view in able), default=float("inf"))
@@ -186,7 +186,7 @@ class RolePools:
         best = max(pool, key=lambda view: (self._free(view), -view.index), default=None)
         if best is not None and self._has_room(best, need):
             return self._workers[best.index]
-        if self._may_borrow and prefill.role == "prefill" and (prefill.is_mixed or self._may_move(prefill, now)):
+        if self.may_borrow and prefill.role == "prefill" and (prefill.is_mixed or self._may_move(prefill, now)):
             if not prefill.is_mixed:
                 self._move(prefill, True, now)
             return prefill

@@ -18,6 +18,10 @@ from octavo.engine.outputs import CacheMatch, OutputEvent
 MAX_LIMIT = 1 << 40  # of what a worker says that it holds
 
 
+class MessageError(ValueError):
+    """Bytes that are no message of this protocol, or say what cannot be."""
+
+
 class WireRequest(msgspec.Struct, omit_defaults=True, gc=False):
     """A ``core.request.Request`` whose parameters are resolved. Clocks do not travel: ``age_s`` is how long ago it arrived."""
 

@@ -167,7 +167,7 @@ class WorkerHandover:
         going = self._going.get(key)
         if going is not None and going.output_token_ids is not None:
             self._forget(going, "it has been handed over")
-            self._engine.loop.release(going.request.request_id)
+            self._engine.release(going.request.request_id)
 
     def _resume(self, key: int) -> None:
         """It runs on here, or, before its first token, is not to be held."""
@@ -253,8 +253,7 @@ class WorkerHandover:
                 self._say(CopyFailed(key, "its KV is not here any more"))
                 return []
             self._end_coming(key)
-            self._engine.loop.begin(coming.request, message.output_token_ids, coming.exact)
-            self._engine.metrics.request_added(coming.request)
+            self._engine.begin(coming.request, message.output_token_ids, coming.exact)
             return []
 
         self._worker.adopt(key)
@@ -280,7 +279,7 @@ class WorkerHandover:
             if going is not None:
                 self._forget(going, "nobody wants it any more")
                 if going.output_token_ids is not None:
-                    self._engine.loop.release(going.request.request_id)
+                    self._engine.release(going.request.request_id)
 
     def failed(self, message: str) -> list[OutputEvent]:
         """See ``StepHooks``."""

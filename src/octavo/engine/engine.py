@@ -196,10 +196,10 @@ class Engine:
         self.loop.add(prepared.request, output_token_ids)
         self.metrics.request_added(prepared.request)
 
-    def begin(self, request: Request, output_token_ids: list[int]) -> None:
+    def begin(self, request: Request, output_token_ids: list[int], exact: bool = True) -> None:
         """Go on with a request that another engine began: see ``EngineLoop.begin``."""
-        self.loop.begin(request, output_token_ids)
-        self.metrics.request_begun(request)
+        self.loop.begin(request, output_token_ids, exact)
+        self.metrics.request_begun(request, self.clock.now())
 
     def release(self, request_id: str) -> None:
         """Another engine goes on with a request that was offered: see ``EngineLoop.release``."""

@@ -115,7 +115,7 @@ class EngineLoop:
         running = self._open(request, output_token_ids)
         self.scheduler.transfers.begin(request.request_id, output_token_ids, exact)
         if self.timeline is not None:
-            self.timeline.added(request)
+            self.timeline.added(request, is_begun=True)
         self._keep(request.request_id, running)
 
     def _open(self, request: Request, output_token_ids: Seq[int] = ()) -> _RunningText:

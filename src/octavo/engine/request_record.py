@@ -84,9 +84,10 @@ class RequestRecord:
     keys: array[int] = field(default_factory=lambda: array("Q"))  # of its full blocks, once it has ended
 
     @classmethod
-    def of(cls, request: Request) -> Self:
-        arrival_s = request.arrival_s
-        received_s = arrival_s if request.received_s is None else min(request.received_s, arrival_s)
+    def of(cls, request: Request, begun_s: float | None = None) -> Self:
+        """``begun_s``: when it began to run here, of one that came from another engine; what was before is told there."""
+        arrival_s = request.arrival_s if begun_s is None else begun_s
+        received_s = arrival_s if request.received_s is None or begun_s is not None else min(request.received_s, arrival_s)
         record = cls(request.request_id, arrival_s, received_s, len(request.prompt_token_ids), request.cache_salt, request.priority)
         record.num_open = record.num_choices = request.params.n
         record.max_tokens = request.params.max_tokens or 0

@@ -72,7 +72,7 @@ class Timeline:
         self._marks = [0.0] * NUM_CAUSES  # of the step being made
         self._mark_s = self._planned_s = self._executed_s = 0.0
         self._begun_s = self._since_s = 0.0
-        self._last_end_s = 0.0  # of a step
+        self._last_end_s = -1.0  # of a step
         self._num_preemptions = 0
         self._slices: list[RequestRecord | None] = []  # of the plan in flight, in its order
         self._prompts: list[tuple[int, int, int]] = []  # of these, slices of prompts: (place, recomputed rows, missed rows)
@@ -81,9 +81,9 @@ class Timeline:
 
     # --- requests -----------------------------------------------------------------------------------------------------------------------
 
-    def added(self, request: Request) -> None:
-        """A request was queued."""
-        record = RequestRecord.of(request)
+    def added(self, request: Request, is_begun: bool = False) -> None:
+        """A request was queued; ``is_begun``: it runs from now on, after tokens that another engine made."""
+        record = RequestRecord.of(request, self._clock.now() if is_begun else None)
         with self.lock:
             running = self._scheduler.running_sequences
             record.num_ahead = max(0, self._scheduler.num_waiting - 1)
