@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
+import pytest
+
 from octavo.bench.stub_worker import StubWorker, token_of
-from octavo.core.request import SamplingParams
+from octavo.core.request import ParameterError, SamplingParams
 from octavo.distributed.channel import Address
 from octavo.distributed.cluster_engine import ClusterEngine
 from octavo.distributed.cluster_options import ClusterOptions
-from octavo.engine.event_stream import EventStream
+from octavo.engine.event_stream import EngineUnavailable, EventStream
+from octavo.engine.params import PreparedRequest
 from tests.distributed.clusters import PATIENT
 from tests.engine.scripted import bigram_config, bigram_model, byte_tokenizer
 
@@ -117,6 +120,36 @@ def test_a_worker_of_another_model_or_name_is_refused() -> None:
             await asyncio.wait_for(other.run(engine.control.address, SECRET), 60)
             assert words in engine.control.last_words[other.name]
         assert [link.name for link in engine.open_links()] == ["good"]
+        await engine.stop()
+        await task
+
+    asyncio.run(run())
+
+
+def test_what_is_wrong_with_a_request_is_said_before_a_worker_sees_it() -> None:
+    async def run() -> None:
+        engine = await front_end()
+
+        def prepare(prompt: list[int], params: SamplingParams) -> PreparedRequest:
+            return engine.prepare_checked(prompt, engine.check_params(params), "r")
+
+        with pytest.raises(EngineUnavailable, match="no worker has been ready"):
+            prepare([5], SamplingParams())
+        worker, task = stub(engine, "stub")
+        await until(lambda: len(engine.open_links()) == 1)
+        for prompt, params, param in (
+            ([], SamplingParams(), "prompt"),
+            ([10**6], SamplingParams(), "prompt"),
+            ([5], SamplingParams(n=65), "n"),
+            ([5] * 9000, SamplingParams(), "prompt"),
+        ):
+            with pytest.raises(ParameterError) as error:
+                prepare(prompt, params)
+            assert error.value.param == param
+        assert prepare([5], SamplingParams(max_tokens=10**6)).warnings
+        engine.draining = True
+        with pytest.raises(EngineUnavailable, match="shutting down"):
+            prepare([5], SamplingParams())
         await engine.stop()
         await task
 
