@@ -135,8 +135,9 @@ def test_a_decode_worker_that_is_killed_takes_nothing_with_it(path: Path) -> Non
     async def run() -> None:
         async with kv_cluster(path, PAIR, num_kv_blocks=170) as cluster:
             for i in range(2):
+                before = cluster.engine.handovers.desk.stats.num_offered
                 task = asyncio.create_task(cluster.run(prompt_of(i), PARAMS))
-                await cluster.until(lambda n=i: len(cluster.engine.handovers.desk) > 0 or cluster.engine.journeys.num_handed_over > n)
+                await cluster.until(lambda n=before: cluster.engine.handovers.desk.stats.num_offered > n)
                 cluster.signal("decode-0", signal.SIGKILL)
                 output = await task
                 assert output.outputs[0].token_ids == expected[i]
@@ -153,7 +154,7 @@ def test_the_prefill_worker_is_killed_and_nothing_stays_reserved(path: Path) -> 
     async def run() -> None:
         async with kv_cluster(path, PAIR, num_kv_blocks=170) as cluster:
             task = asyncio.create_task(cluster.run(prompt_of(0), PARAMS))
-            await cluster.until(lambda: len(cluster.engine.handovers.desk) > 0 or cluster.engine.journeys.num_handed_over > 0)
+            await cluster.until(lambda: cluster.engine.handovers.desk.stats.num_offered > 0)
             cluster.signal("prefill-0", signal.SIGKILL)
             output = await task
             assert output.outputs[0].token_ids == expected

@@ -11,6 +11,7 @@ import pytest
 from octavo.core.request import BeamParams, SamplingParams
 from octavo.distributed.cluster_options import ClusterOptions
 from octavo.distributed.fleet import LivenessLimits, WorkerState
+from octavo.distributed.process_worker import FIRST_PAUSE_S
 from octavo.engine.outputs import OutputEvent, RequestOutput
 from tests.distributed.clusters import Cluster, alone, cluster, run_alone
 
@@ -100,6 +101,7 @@ def test_streams_survive_workers_that_are_killed(expected: list[RequestOutput]) 
                 assert [as_answer(output) for output in await asyncio.gather(*tasks)] == expected
                 assert two.engine.flights.num_lost - before >= len(has) > 0
                 await all_free(two)
+                assert two.processes._children[victim].pause_s == FIRST_PAUSE_S  # who was ready is replaced soon, however often
 
     asyncio.run(run())
 
