@@ -320,6 +320,7 @@ class ClusterEngine:
         self._take_limits(link.ready)
         if self.launcher is not None:
             self.launcher.ready(link.name)
+        self.flights.returned(link.worker.boot_id)
         self._changed.set()
         self.handovers.ready(link)
         self.flights.pump()

@@ -21,7 +21,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray reads it when it starts; it would tell of its use by default
+# Ray reads these when it starts: by default it would tell of its use, and give its workers what others leave of the processors.
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 import ray  # noqa: E402
 import ray.exceptions  # noqa: E402
