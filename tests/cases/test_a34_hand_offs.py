@@ -104,7 +104,7 @@ def resident_bytes(pid: int) -> int:
         return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-@pytest.mark.parametrize("num_rounds", [6, pytest.param(200, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("num_rounds", [4, pytest.param(200, marks=pytest.mark.soak)])
 def test_blocks_are_back_whenever_the_client_leaves(path: Path, num_rounds: int) -> None:
     """``num_rounds`` at each of the four moments; the pools would be full after five leaks. Memory does not grow with them."""
     with LLM(str(path), threads=1, **SIZES) as llm:

@@ -321,3 +321,22 @@ def test_a_step_that_fails_ends_what_was_held_or_reserved(paths: dict[str, Path]
             assert answer.by == [SENDER]
 
     run(engines, use)
+
+
+def test_a_begin_that_does_not_fit_ends_the_hand_off_and_not_the_engine(paths: dict[str, Path]) -> None:
+    async def use(cluster: Cluster) -> None:
+        def hook(order: Order[int]) -> bool:
+            if order.kind is OrderKind.BEGIN:
+                order.moving.output_token_ids.append(1)
+            return True
+
+        cluster.order_hook = hook
+        cluster.submit(prompt_of(40), SAMPLED)
+        await cluster.until(lambda: bool(cluster.heard(CopyFailed)))
+        assert "KV of 0 of them is reserved for" in cluster.heard(CopyFailed)[0][1].reason
+        cluster.order_hook = lambda order: True
+        other = cluster.submit(prompt_of(50), SAMPLED)
+        await cluster.answered(other)
+        assert other.by == [SENDER, RECEIVER]
+
+    run(pair(paths["llama"]), use)

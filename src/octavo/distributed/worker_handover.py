@@ -252,7 +252,11 @@ class WorkerHandover:
                 self._say(CopyFailed(key, "its KV is not here any more"))
                 return []
             self._end_coming(key)
-            self._engine.begin(coming.request, message.output_token_ids, coming.exact)
+            try:
+                self._engine.begin(coming.request, message.output_token_ids, coming.exact)
+            except ParameterError as error:  # the front end wants what was not reserved: its fault is not to end this engine
+                self._engine.scheduler.transfers.cancel(coming.request.request_id)
+                self._say(CopyFailed(key, str(error)))
             return []
 
         self._worker.adopt(key)
