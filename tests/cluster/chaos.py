@@ -32,7 +32,7 @@ from octavo.bench import netns
 from octavo.bench.netns import Network
 from octavo.distributed.handshake import SECRET_VARIABLE, new_secret
 from tests.cluster.chaos_report import ChaosCase, ChaosResult, report
-from tests.cluster.figures import Rate, Seen, judge
+from tests.cluster.figures import Rate, Seen, drift, judge
 from tests.cluster.known_requests import KnownRequest, RequestFailed, ask, ask_all, difference, known_requests
 from tests.cluster.processes import Process, Server
 from tests.cluster.proxy import Proxy
@@ -127,7 +127,7 @@ def run_chaos(case: ChaosCase, folder: Path, say: Any = print) -> ChaosResult:
         left, workers = blocks_in_use(server), server.get("/v1/cluster")["workers"]
     write_timeline(folder / "timeline.txt", seen, plan, duration_s)
     results = judge(seen, plan, (WARM_S, LEAD_S), duration_s)
-    return ChaosResult(case, seen, results, left, workers)
+    return ChaosResult(case, seen, results, left, workers, drift(seen, (WARM_S, LEAD_S), duration_s))
 
 
 def write_timeline(path: Path, seen: Sequence[Seen], plan: Sequence[Round], duration_s: float) -> None:
