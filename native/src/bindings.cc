@@ -16,6 +16,7 @@
 #include <string>
 
 #include "host_kv.h"
+#include "kv_wire_bind.h"
 #include "program/runner.h"
 #include "program/step_outputs.h"
 #include "runtime/cpu_features.h"
@@ -404,6 +405,7 @@ NB_MODULE(_native, m) {
             "On the threads of another model, to take matrices and KV of: the two take turns.");
   bind_building(model);
   bind_running(model);
+  KVWire::bind(model, [](Model& m) -> const Runner& { return m.runner_; });
   m.def("isa_levels", [] {
     std::vector<std::string> levels;
     for (const char* name : kIsaLevels)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from pathlib import Path
 
@@ -22,11 +23,12 @@ MAY_IMPORT = {
     "engine": {"core", "models", "sampling", "costs", "backends", "speculative"},
     "workload": {"core"},
     "server": {"engine", "core", "models", "sampling", "distributed"},
-    "bench": {"core", "engine", "workload", "models", "backends"},
-    "distributed": {"core", "engine"},
+    "bench": {"core", "engine", "workload", "models", "backends", "distributed"},
+    "distributed": {"core", "engine", "models", "costs", "backends.base", "backends.kv_wire", "backends.machine"},
     "simulator": {
         "core", "models.program", "costs", "backends.base", "backends.sim", "speculative", "engine.loop", "engine.timeline",
-        "engine.outputs", "distributed.router", "distributed.handoff", "distributed.pools", "workload",
+        "engine.outputs", "distributed.router", "distributed.views", "distributed.handoff", "distributed.handover", "distributed.pools",
+        "distributed.roles", "workload",
     },  # never torch, ray or the native module
     "planning": {"core", "models", "costs", "simulator", "workload", "distributed.router", "distributed.handoff"},
     "reproduce": {"bench", "simulator", "engine", "workload", "costs.tables"},
@@ -46,12 +48,18 @@ LIBRARIES = {
     "workload": set(),
     "bench": {"numpy", "httptools", "msgspec"},
     "cli": {"click"},
-    "distributed": set(),
+    "distributed": {"msgspec", "ray"},
     "simulator": set(),
     "planning": set(),
     "reproduce": set(),
     "config": set(),
 }
+# modules of distributed/ that compute and nothing else: the same objects serve a simulation and real workers.
+PURE = (
+    "router", "views", "soonest", "published_keys", "fair_queue", "dispatcher", "told_load", "handoff", "handover", "pools", "roles",
+    "role_router", "autoscale",
+)  # fmt: skip
+NOT_PURE = {"asyncio", "multiprocessing", "os", "random", "select", "socket", "ssl", "subprocess", "threading", "time"}
 FILES = sorted(SRC.rglob("*.py"))
 
 
@@ -101,7 +109,23 @@ def test_imports_follow_the_layers(file: Path) -> None:
             assert module.split(".")[0] in LIBRARIES[package], where
 
 
+@pytest.mark.parametrize("name", PURE)
+def test_pure_modules_of_distributed_read_no_clock_and_send_nothing(name: str) -> None:
+    for line, module in imported_modules(SRC / "distributed" / f"{name}.py"):
+        parts = module.split(".")
+        if parts[0] == "octavo":
+            assert parts[1] == "core" or (parts[1] == "distributed" and parts[2] in PURE), f"{name}.py:{line} imports {module}"
+        else:
+            assert parts[0] in sys.stdlib_module_names and parts[0] not in NOT_PURE, f"{name}.py:{line} imports {module}"
+
+
 @pytest.mark.parametrize("file", [f for f in FILES if f.name == "__init__.py" and f.parent != SRC], ids=lambda f: str(f.relative_to(SRC)))
 def test_package_inits_are_empty(file: Path) -> None:
     tree = ast.parse(file.read_text())
     assert all(isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) for node in tree.body), "only a docstring"
+
+
+def test_two_files_import_ray() -> None:
+    pattern = re.compile(r"^\s*(?:import|from) ray\b", re.MULTILINE)
+    found = {file.relative_to(SRC).as_posix() for file in FILES if pattern.search(file.read_text())}
+    assert found == {"distributed/ray_worker.py", "distributed/ray_cluster.py"}

@@ -202,6 +202,25 @@ def test_designs_of_a_machine_file(octavo: Octavo, folder: Path, tiny: Path, tmp
     assert record["best"]["fleet"] == "1 x large for prefill + 2 x small for decode" and record["colocated"] is None
 
 
+def test_a_design_by_its_name(octavo: Octavo, folder: Path, tiny: Path, tmp_path: Path) -> None:
+    designs = '[design.split]\nprefill = "large"\ndecode = "small"\nnum_prefill = 1\nnum_decode = 2\n[design.one]\nboth = "small"\n'
+    (tmp_path / "m.toml").write_text(MACHINES + designs)
+    flags = ("plan", "-m", tiny, "--trace", folder / "trace.csv", *LIMITS, *QUICK, "--json")
+    record = record_of(octavo(*flags, "--machines", tmp_path / "m.toml", "--design", "split"))
+    assert record["best"]["fleet"] == "1 x large for prefill + 2 x small for decode" and record["colocated"] is None
+    ended = octavo(*flags, "--machines", tmp_path / "m.toml", "--design", "x")
+    assert ended.code == 2 and "'--design': 'x' is not allowed; one of split, one" in ended.err
+
+
+def test_designs_of_published_clusters_come_along(octavo: Octavo, folder: Path) -> None:
+    flags = ("plan", "-m", folder / "llama_2_7b.json", "--trace", folder / "trace.csv", *LIMITS, *QUICK, "--json")
+    record = record_of(octavo(*flags, "--design", "HA"))
+    assert record["best"]["fleet"] == "1 x 8*dgx-h100 for prefill + 1 x 8*dgx-a100 for decode"
+    assert [kind["machine"] for kind in record["machines"]] == ["dgx-a100", "dgx-h100"] and record["minimize"] == "usd"
+    ended = octavo(*flags, "--design", "AH")
+    assert ended.code == 2 and "'AH' is not allowed; one of AA, HH, HA, HHcap, baseline-a100, baseline-h100" in ended.err
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

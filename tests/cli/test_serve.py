@@ -54,7 +54,7 @@ def test_flags_reach_the_configuration(octavo: Octavo, started: list, monkeypatc
     flags += "--block-size 32 --kv-cache-memory 2GiB --kv-cache-dtype bf16 --no-enable-prefix-caching "
     flags += "--no-enable-chunked-prefill --backend cpu --compute f32 --threads 2"
     assert octavo("serve", *flags.split()).code == 0
-    config, host, port, options, _ = started[0]
+    config, host, port, options, *_ = started[0]
     assert (host, port) == ("::", 81)
     assert options == ServerOptions(api_key="secret", max_body_bytes=1536, drain_s=2.0)
     assert (config.model.max_model_len, config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens) == (99, 3, 77)
@@ -73,7 +73,7 @@ def test_the_pool_is_given_in_blocks_or_in_bytes(octavo: Octavo, started: list) 
 
 def test_the_defaults_of_the_flags_are_those_of_the_configuration(octavo: Octavo, started: list) -> None:
     assert octavo("serve", "--served-model-name", "m").code == 0
-    config, host, port, options, _ = started[0]
+    config, host, port, options, *_ = started[0]
     default = EngineConfig()
     assert (config.cache, config.scheduler, config.backend) == (default.cache, default.scheduler, default.backend)
     assert (config.model.model, config.model.max_model_len) == (default.model.model, default.model.max_model_len)

@@ -14,6 +14,7 @@ from tests.cli.conftest import Ended, Octavo
 from tests.models import configs
 from tests.models.tiny import write_tiny_gguf
 
+ROLES = ("--num-kv-blocks", "64", "--kv-bytes", "1000", "--rate", "1", "--roles", "prefill=1,decode=1")
 LOAD = ("--rate", "20", "--num-requests", "30", "--prompt-len", "uniform:5:60", "--output-len", "uniform:2:20")
 
 
@@ -134,6 +135,33 @@ def test_fitted_costs_need_no_model(octavo: Octavo, fitted: Path) -> None:
     assert one["step_cost_error"] == 0.032 and "off by 3.2 % (median)" in octavo(*flags[:-1]).out
 
 
+def test_a_pair_of_engines_may_have_a_link_of_its_own(octavo: Octavo, fitted: Path) -> None:
+    flags = (*ROLES, "--fitted", fitted, "--num-requests", "20", "--prompt-len", "40", "--output-len", "5")
+    plain = last_record(octavo("simulate", *flags, "--json"))
+    slow = last_record(octavo("simulate", *flags, "--json", "--links", "0-1=20000:0.5"))
+    assert plain["num_handed_over"] == slow["num_handed_over"] == 20
+    assert slow["itl_s"]["mean"] > 10 * plain["itl_s"]["mean"]
+
+
+def test_engines_lend_each_other_a_hand(octavo: Octavo, tiny: Path) -> None:
+    load = ("--rate", "4000", "--num-requests", "300", "--prompt-len", "60", "--output-len", "20", "--seed", "1")
+    flags = ("simulate", "-m", tiny, "--machine", "t4", "--num-kv-blocks", "2000", "--roles", "prefill=1,decode=3", *load, "--json")
+    for router in ("shortest-queue", "soonest"):
+        plain, mixed = (last_record(octavo(*flags, "--router", router, *more)) for more in ((), ("--mixed",)))
+        assert plain["num_completed"] == mixed["num_completed"] == plain["num_handed_over"] == 300
+        assert mixed["num_handed_over"] <= 300
+
+
+def test_an_engine_may_be_killed(octavo: Octavo, fitted: Path) -> None:
+    flags = ("simulate", "--fitted", fitted, "--num-kv-blocks", "64", *LOAD, "--engines", "2")
+    ended = octavo(*flags, "--outage", "0@0.5-1.5", "--outage", "1@1.0")
+    record = last_record(ended)
+    assert record["num_completed"] == 30 and record["num_moved"] > 0 and "went on elsewhere" in ended.out
+    for outage, message in (("x", "ENGINE@AT"), ("2@1", "numbered from 0 to 1")):
+        refused = octavo(*flags, "--outage", outage)
+        assert refused.code == 2 and "'--outage'" in refused.err and message in refused.err
+
+
 def test_roles_hand_over(octavo: Octavo, fitted: Path) -> None:
     flags = ("simulate", "--fitted", fitted, "--num-kv-blocks", "64", *LOAD, "--json", "--roles", "prefill=1,decode=2")
     assert last_record(octavo(*flags, "--kv-bytes", "1000"))["num_handed_over"] == 30
@@ -224,6 +252,10 @@ def test_drafts_and_prefixes(octavo: Octavo, fitted: Path) -> None:
         (("--fitted", "FITTED", "--num-kv-blocks", "9", "--rate", "1", "--slo", "ttft=0"), "--slo"),
         (("--fitted", "FITTED", "--num-kv-blocks", "9", "--rate", "1", "--slo", "ttft=1,ttft=2"), "each once"),
         (("--fitted", "FITTED", "--num-kv-blocks", "9", "--rate", "1", "--roles", "prefill=1"), "--roles"),
+        (("--fitted", "FITTED", "--num-kv-blocks", "9", "--rate", "1", "--mixed"), "--mixed"),
+        (("--fitted", "FITTED", "--num-kv-blocks", "9", "--rate", "1", "--engines", "2", "--links", "0-1=1e9"), "--links"),
+        (("--fitted", "FITTED", *ROLES, "--links", "0-2=1e9"), "--links"),
+        (("--fitted", "FITTED", *ROLES, "--links", "0-1"), "--links"),
         (("--fitted", "FITTED", "--num-kv-blocks", "9", "--rate", "1", "--duration", "-1"), "--duration"),
         (("--fitted", "FITTED", "--num-kv-blocks", "9", "--rate", "1", "--roles", "prefill=1,decode=1", "--engines", "2"), "--engines"),
         (("--fitted", "FITTED", "--num-kv-blocks", "9", "--concurrency", "1", "--burstiness", "2"), "--burstiness"),

@@ -96,12 +96,19 @@ class Harness:
         self.guess = guess
         self.granularity = granularity
         self.plans: list[StepPlan] = []
+        self.continued: set[str] = set()
 
-    def add(self, request: Request) -> None:
-        self.scheduler.add(request)
+    def add(self, request: Request, num_made: int = 0) -> None:
+        """``num_made``: output tokens that were made elsewhere, of which nobody hears here."""
+        made = plain_run(request, 0, self.scheduler.limits.max_total_tokens) if num_made else Text()
+        self.scheduler.add(request, made.token_ids[:num_made])
         self.requests[request.request_id] = request
         for choice in range(request.params.n):
             self.texts[request.request_id, choice] = Text()
+        if num_made:
+            self.continued.add(request.request_id)
+            logprobs = made.logprobs[: num_made if request.params.logprobs is not None else 0]
+            self.texts[request.request_id, 0] = Text(made.token_ids[:num_made], logprobs, made.prompt_logprobs)
         self.check()
 
     def begin(self) -> StepPlan | None:
@@ -227,6 +234,7 @@ class Harness:
         if report is None:
             failed = event.finish_reason in (FinishReason.ABORT, FinishReason.ERROR)
             unasked = scheduler._state.kv.index is None or request.params.prompt_logprobs is not None
+            unasked = unasked or event.request_id in self.continued
             assert failed or unasked, f"{event.request_id} was looked up, and nothing is said of it"
             return
         assert num_cached + report.num_computed <= report.position < len(request.prompt_token_ids), f"{num_cached} of {report}"

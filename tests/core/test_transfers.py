@@ -47,9 +47,9 @@ def test_a_sequence_goes_on_where_it_was_handed_over() -> None:
     assert [event.token_ids for event in sender.step()] == [[6]]
     tokens = sender.scheduler.transfers.offer("a")
     assert tokens == [6] and not sender.scheduler.has_work and sender.scheduler.num_used_blocks == 2
-    blocks = receiver.scheduler.transfers.reserve(job, tokens)
+    blocks = receiver.scheduler.transfers.reserve(job, 6)
     assert blocks is not None and len(blocks) == 2 and receiver.scheduler.num_running == 1
-    receiver.scheduler.transfers.begin("a")
+    receiver.scheduler.transfers.begin("a", tokens)
     sender.scheduler.transfers.release("a")
     plan = receiver.begin()
     assert plan is not None
@@ -95,10 +95,10 @@ def test_it_waits_for_a_place_if_others_have_them_all() -> None:
 def test_without_room_or_place_nothing_is_reserved() -> None:
     receiver = Side(num_blocks=5, max_num_seqs=2)
     reserve = receiver.scheduler.transfers.reserve
-    assert reserve(request("a"), [6]) is not None
-    assert reserve(request("b", 12), [12]) is None  # three blocks, and one to grow into
-    assert reserve(request("c", 3), [3]) is not None
-    assert reserve(request("d", 3), [3]) is None  # no place
+    assert reserve(request("a"), 6) is not None
+    assert reserve(request("b", 12), 12) is None  # three blocks, and one to grow into
+    assert reserve(request("c", 3), 3) is not None
+    assert reserve(request("d", 3), 3) is None  # no place
     receiver.scheduler.check_invariants()
     receiver.scheduler.transfers.cancel("a")
     receiver.scheduler.transfers.cancel("c")
@@ -114,22 +114,29 @@ def test_what_cannot_be_handed_over_is_refused() -> None:
     for name in ("two", "long", "unknown"):
         with pytest.raises(ValueError, match=f"request_id: '{name}' is not allowed"):
             side.scheduler.transfers.offer(name)
-    for job, tokens, param in (
-        (request("a", n=2), [6], "n"),
-        (request("a", temperature=0.0, beam=BeamParams(2)), [6], "n"),
-        (request("a", 80), [80], "prompt"),
-        (request("a", max_tokens=1), [6], "output_token_ids"),
-        (request("a"), [], "output_token_ids"),
+    for job, num_tokens, param in (
+        (request("a", n=2), 6, "n"),
+        (request("a", temperature=0.0, beam=BeamParams(2)), 6, "n"),
+        (request("a", 80), 80, "prompt"),
+        (request("a", max_tokens=1), 6, "output_token_ids"),
+        (request("a"), 5, "output_token_ids"),
+        (request("a"), 13, "output_token_ids"),
     ):
         with pytest.raises(ParameterError) as error:
-            transfers.reserve(job, tokens)
+            transfers.reserve(job, num_tokens)
         assert error.value.param == param
-    transfers.reserve(request("a"), [6])
+    transfers.reserve(request("a"), 6)
     with pytest.raises(ParameterError, match="not finished yet"):
-        transfers.reserve(request("a"), [6])
-    for move in (transfers.begin, transfers.cancel, transfers.release, transfers.resume):
+        transfers.reserve(request("a"), 6)
+    for move in (transfers.cancel, transfers.release, transfers.resume):
         with pytest.raises(KeyError):
             move("unknown")
+    with pytest.raises(KeyError):
+        transfers.begin("unknown", [6])
+    for tokens in ([], [6, 7]):
+        with pytest.raises(ParameterError, match="KV of 0 of them is reserved for"):
+            transfers.begin("a", tokens)
+    assert transfers.sequences, "a begin that was refused leaves the reservation"
 
 
 def test_after_an_engine_error_nothing_is_held() -> None:
@@ -137,10 +144,14 @@ def test_after_an_engine_error_nothing_is_held() -> None:
     side.scheduler.add(request("a"))
     side.step()
     side.scheduler.transfers.offer("a")
-    side.scheduler.transfers.reserve(request("b"), [6])
+    side.scheduler.transfers.reserve(request("b"), 6)
     side.scheduler.fail_all("broken")
     side.scheduler.check_invariants()
     assert side.scheduler.num_used_blocks == 0 and side.scheduler.num_running == 0
+
+
+def _num_with_kv(job: Request, output_token_ids: list[int]) -> int:
+    return len(job.prompt_token_ids) + len(output_token_ids) - 1
 
 
 @pytest.mark.parametrize("seed", range(25))
@@ -165,14 +176,15 @@ def test_books_balance_whatever_happens(seed: int) -> None:
                     offered.append((place, name, side.scheduler.transfers.offer(name)))
         elif move < 0.5 and offered:
             place, name, tokens = offered.pop(rng.randrange(len(offered)))
-            if rng.random() < 0.7 and sides[1 - place].scheduler.transfers.reserve(jobs[name], tokens) is not None:
+            job, transfers = jobs[name], sides[1 - place].scheduler.transfers
+            if rng.random() < 0.7 and transfers.reserve(job, _num_with_kv(job, tokens)) is not None:
                 reserved.append((place, name, tokens))
             else:
                 sides[place].scheduler.transfers.resume(name)
         elif move < 0.6 and reserved:
-            place, name, _ = reserved.pop(rng.randrange(len(reserved)))
+            place, name, tokens = reserved.pop(rng.randrange(len(reserved)))
             if rng.random() < 0.7:
-                sides[1 - place].scheduler.transfers.begin(name)
+                sides[1 - place].scheduler.transfers.begin(name, tokens)
                 sides[place].scheduler.transfers.release(name)
             else:
                 sides[1 - place].scheduler.transfers.cancel(name)
@@ -188,8 +200,8 @@ def test_books_balance_whatever_happens(seed: int) -> None:
             one.scheduler.check_invariants()
     for place, name, _ in offered:
         sides[place].scheduler.transfers.resume(name)
-    for place, name, _ in reserved:
-        sides[1 - place].scheduler.transfers.begin(name)
+    for place, name, tokens in reserved:
+        sides[1 - place].scheduler.transfers.begin(name, tokens)
         sides[place].scheduler.transfers.release(name)
     for one in sides:
         while one.plan is not None or one.scheduler.has_work:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.costs.machines import Design, MachineError, find_machine, known_machines, read_machine_file, read_machines
+from octavo.costs.machines import Design, MachineError, find_machine, known_designs, known_machines, read_machine_file, read_machines
 
 WHOLE = '[m]\nbasis = "measured"\nops_per_s = 1e12\nbytes_per_s = 1e11\nmemory_bytes = 1e9\n'
 
@@ -23,6 +23,20 @@ def test_the_machines_that_come_along_say_where_their_figures_come_from() -> Non
     for machine in machines.values():
         assert machine.basis == "datasheet" and machine.usd_per_hour is None
         assert 0 < machine.idle_w < machine.busy_w
+
+
+def test_the_designs_that_come_along_are_those_of_splitwise() -> None:
+    file = known_designs()
+    designs = {name: (design.both, design.prefill, design.decode) for name, design in file.designs.items()}
+    assert designs == {
+        "AA": (None, "dgx-a100", "dgx-a100"), "HH": (None, "dgx-h100", "dgx-h100"), "HA": (None, "dgx-h100", "dgx-a100"),
+        "HHcap": (None, "dgx-h100", "dgx-h100-capped"),
+        "baseline-a100": ("dgx-a100", None, None), "baseline-h100": ("dgx-h100", None, None),
+    }  # fmt: skip
+    full, capped = file.machines["dgx-h100"], file.machines["dgx-h100-capped"]
+    assert capped.bytes_per_s == full.bytes_per_s and full.ops_share / capped.ops_share == pytest.approx(1.3, rel=0.01)
+    assert capped.busy_w == pytest.approx(0.7 * full.busy_w) and all(machine.devices == 8 for machine in file.machines.values())
+    assert not set(file.machines) & set(known_machines())  # they are no part of what is tried where no design is named
 
 
 def test_figures_by_formula(tmp_path: Path) -> None:

@@ -74,6 +74,43 @@ def test_time_outs(state: str, deadline_s: float, after: str, actions: list[Acti
     assert (handoff.state, handoff.failure) == (HandoffState(after), failure)
 
 
+def early(state: str) -> Handoff:
+    """Offered when its prompt began."""
+    handoff = Handoff("r", 0, 1000, 9.0, LIMITS, drawn=False)
+    if state != "offered":
+        handoff.reserved(7, 10.0)
+    if state == "arrived":
+        assert handoff.copied(11.0) == [] and handoff.state is HandoffState.RESERVED
+    return handoff
+
+
+def test_it_is_copied_when_all_kv_is_there_and_the_first_token_is_drawn() -> None:
+    both = [Action.BEGIN, Action.RELEASE]
+    assert early("arrived").drew(12.0) == both
+    handoff = early("reserved")
+    assert handoff.drew(12.0) == [] and handoff.copied(13.0) == both and handoff.deadline_s == 16.0
+    for done in (handoff, early("arrived")):
+        with pytest.raises(HandoffError):
+            done.copied(14.0)
+    with pytest.raises(HandoffError, match="its first token was not waited for"):
+        handoff_in("offered").drew(10.0)
+
+
+@pytest.mark.parametrize("state", ["offered", "reserved", "arrived"])
+def test_before_the_first_token_only_that_is_timed(state: str) -> None:
+    handoff = early(state)
+    assert handoff.deadline_s == 9.0 + LIMITS.prompt_s and handoff.expire(600.0) == []
+    actions = handoff.expire(9.0 + LIMITS.prompt_s)
+    assert actions == ([Action.RESUME] if state == "offered" else [Action.CANCEL, Action.RESUME])
+    assert handoff.failure == "the first token took longer than 600 s"
+
+
+def test_after_it_the_receiver_and_the_copy_are() -> None:
+    for state, deadline_s in (("offered", 13.0), ("reserved", 14.0)):
+        handoff = early(state)
+        assert handoff.drew(12.0) == [] and handoff.deadline_s == deadline_s
+
+
 def test_at_any_time_one_side_can_go_on() -> None:
     """Whatever happens, either the sender resumes or the receiver begins, never both and never neither."""
     for moves in product([*MOVES, "expire"], repeat=4):

@@ -10,6 +10,8 @@ import pytest
 from octavo.cli.bench import bench
 from octavo.cli.calibrate import calibrate
 from octavo.cli.chat import chat
+from octavo.cli.cluster import cluster
+from octavo.cli.cluster_up import up
 from octavo.cli.doctor import doctor
 from octavo.cli.explain import explain
 from octavo.cli.kv import kv
@@ -21,6 +23,7 @@ from octavo.cli.run import run
 from octavo.cli.serve import serve
 from octavo.cli.simulate import simulate
 from octavo.cli.top import top
+from octavo.cli.worker import worker
 from tests.docs.pages import ROOT, own_part, page, rows_by_name, section
 
 PAGE = page("docs/flags.md")
@@ -37,6 +40,8 @@ def options_of(command: click.Command) -> dict[str, click.Option]:
 SHARED = set(options_of(click.command()(model_options(engine_options(lambda: None)))))
 SECTIONS = {
     "serve": (serve, set(options_of(serve)) - SHARED),
+    "worker": (worker, set(options_of(worker))),
+    "cluster up": (up, set(options_of(up))),
     "run and chat": (chat, set(options_of(chat)) - SHARED),
     "run": (run, set(options_of(run)) - set(options_of(chat))),
     "bench offline": (OFFLINE, set(options_of(OFFLINE)) - SHARED),
@@ -55,8 +60,14 @@ SECTIONS = {
     "kv ls": (kv.commands["ls"], set(options_of(kv.commands["ls"]))),
     "kv clear": (kv.commands["clear"], set(options_of(kv.commands["clear"]))),
     "bench advice": (bench.commands["advice"], set(options_of(bench.commands["advice"])) - SHARED),
+    "bench cluster": (bench.commands["cluster"], set(options_of(bench.commands["cluster"]))),
+    "cluster status": (cluster.commands["status"], set(options_of(cluster.commands["status"]))),
+    "cluster drain": (cluster.commands["drain"], set(options_of(cluster.commands["drain"]))),
+    "cluster restart": (cluster.commands["restart"], set(options_of(cluster.commands["restart"]))),
     "bench waste": (bench.commands["waste"], set(options_of(bench.commands["waste"]))),
     "bench simulator": (bench.commands["simulator"], set(options_of(bench.commands["simulator"])) - SHARED),
+    "bench routing": (bench.commands["routing"], set(options_of(bench.commands["routing"]))),
+    "bench goodput": (bench.commands["goodput"], set(options_of(bench.commands["goodput"]))),
     "calibrate": (calibrate, set(options_of(calibrate)) - SHARED),
     "quantize": (quantize, set(options_of(quantize))),
     "plan": (plan, set(options_of(plan))),

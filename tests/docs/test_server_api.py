@@ -15,6 +15,7 @@ from octavo.core import step
 from octavo.core.request import ParameterError, SamplingParams
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.engine import Engine
+from octavo.engine.metric_families import metric_families
 from octavo.engine.params import MAX_BAD_WORD_CHARS, MAX_BAD_WORDS, MAX_STOP_CHARS, MAX_STOPS
 from octavo.server import connection, openai_types
 from octavo.server.app import OPEN_PATHS, ServerOptions, create_app
@@ -160,7 +161,7 @@ def test_error_codes() -> None:
 
 
 def test_metrics(engine: Engine) -> None:
-    body, _ = exposition(engine)
+    body, _ = exposition(metric_families(engine))
     lines = body.decode().splitlines()
     helps = {line.split(" ", 3)[2]: line.split(" ", 3)[3] for line in lines if line.startswith("# HELP ")}
     kinds = {line.split()[2]: line.split()[3] for line in lines if line.startswith("# TYPE ")}

@@ -11,7 +11,8 @@ import pytest
 from octavo import SamplingParams
 from octavo.core.request import Request
 from octavo.core.step import TokenEvent
-from octavo.engine.async_engine import AsyncEngine, EngineUnavailable, EventStream, StreamOverflow, _size_bytes
+from octavo.engine.async_engine import AsyncEngine
+from octavo.engine.event_stream import EngineUnavailable, EventStream, StreamOverflow, _size_bytes
 from octavo.engine.outputs import OutputEvent
 from tests.engine.scripted import Bigram, bigram_engine
 

@@ -15,6 +15,7 @@ from octavo import LLM, SamplingParams
 from octavo.config import ConfigError
 from octavo.core.request import FinishReason, ParameterError
 from octavo.engine.engine import Engine
+from octavo.engine.metric_families import metric_families
 from octavo.server.prometheus import exposition
 from tests.engine.scripted import Bigram, bigram_config, bigram_model, byte_ids, byte_tokenizer
 from tests.models.tiny import write_tiny_gguf
@@ -110,7 +111,8 @@ def test_nothing_is_held_after_a_failed_step_or_an_abort(reservation: str) -> No
 
 
 def filled(engine: Engine) -> float:
-    (line,) = [line for line in exposition(engine)[0].decode().splitlines() if line.startswith("octavo_kv_slots_filled_ratio ")]
+    lines = exposition(metric_families(engine))[0].decode().splitlines()
+    (line,) = [line for line in lines if line.startswith("octavo_kv_slots_filled_ratio ")]
     return float(line.split()[1])
 
 

@@ -13,6 +13,7 @@ from octavo.core.cost import StepShape
 from octavo.core.step import StepPlan
 from octavo.engine.itl_warnings import ItlWarnings
 from octavo.engine.llm import make_config
+from octavo.engine.metric_families import metric_families
 from octavo.server.prometheus import exposition
 from tests.engine.timed import HOST_S, Law, TimedRun
 
@@ -202,7 +203,7 @@ def test_a_bound_that_cannot_be_kept_is_reported_and_starves_nobody(caplog: pyte
 
 def test_metrics_say_how_often_by_how_much_and_how_wrong_predictions_were() -> None:
     run = with_streams(Law(), max_itl_ms=4.0)
-    lines = exposition(run.engine)[0].decode().splitlines()
+    lines = exposition(metric_families(run.engine))[0].decode().splitlines()
     values = {line.split()[0]: float(line.split()[1]) for line in lines if not line.startswith("#")}
     excess, model = run.engine.metrics.itl_excess_s, run.engine.gap_model
     assert values["octavo_inter_token_bound_broken_total"] == values["octavo_inter_token_excess_seconds_count"] == excess.count > 0

@@ -130,10 +130,11 @@ def test_backends_that_do_not_say_what_they_run_on_are_not_calibrated() -> None:
 
 def test_every_engine_learns_and_shows_how_far_off_it_is(model: Path, home: Path) -> None:
     """With a bound on gaps or without, from a calibration or from nothing; the same cost for all that ask."""
+    from octavo.engine.metric_families import metric_families
     from octavo.server.prometheus import exposition
 
     def shown(engine: Engine, name: str) -> float:
-        (line,) = [line for line in exposition(engine)[0].decode().splitlines() if line.startswith(name + " ")]
+        (line,) = [line for line in exposition(metric_families(engine))[0].decode().splitlines() if line.startswith(name + " ")]
         return float(line.split()[1])
 
     for calibrate, scheduler in ((False, {}), (True, {}), (True, {"max_itl_ms": 50.0})):

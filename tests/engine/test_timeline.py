@@ -298,3 +298,51 @@ def test_reading_while_it_runs_changes_nothing_and_adds_up() -> None:
             if record.ended_s is None and record.state is not RecordState.NEW:
                 assert sum(timeline.seconds_of(record, end_s)) == pytest.approx(end_s - record.arrival_s, abs=1e-9)
     assert max(map(unexplained, timeline.records())) < 1e-6
+
+
+# --- requests that another engine goes on with -----------------------------------------------------------------------------------------
+
+
+def test_a_request_that_is_held_back_and_given_away_ends_here() -> None:
+    run = TimedRun(Law())
+    run.add("goes", 40, 10)
+    run.add("stays", 30, 20)
+    run.run_until("goes", 1)
+    run.engine.loop.offer("goes")
+    offered_s = run.clock.now()
+    for _ in range(3):
+        run.step()
+    held_s = run.clock.now() - offered_s
+    assert seconds(run, "goes")[Cause.HAND_OFF] == pytest.approx(held_s)
+    run.engine.release("goes")
+    run.clock.advance(1.0)
+    record = run.engine.timeline.find("goes")
+    assert record is not None and record.state is RecordState.ENDED and record.finish_reason is None
+    assert record.seconds[Cause.HAND_OFF] == pytest.approx(held_s) and unexplained(record) < 1e-9
+    run.run_until("stays", 20)
+    assert unexplained(run.engine.timeline.find("stays")) < 1e-9  # type: ignore[arg-type]
+    assert not run.engine.timeline._live and not run.engine.metrics._progress
+
+
+@pytest.mark.parametrize("has_place", [True, False])
+def test_a_request_that_nobody_took_goes_on_here(has_place: bool) -> None:
+    run = TimedRun(Law(), max_num_seqs=2)
+    run.add("held", 40, 6)
+    run.add("other", 30, 60 if has_place else 4)
+    run.run_until("held", 1)
+    request = run.engine.scheduler.running_sequences[0].request
+    assert request.request_id == "held"
+    made = run.engine.loop.offer("held")
+    if not has_place:
+        run.add("late", 30, 60)
+        run.run_until("late", 1)
+        run.add("later", 30, 60)
+        run.run_until("later", 1)
+    begin_s = run.clock.now()
+    run.clock.advance(0.5)
+    run.engine.loop.resume(request, made)
+    run.run_until("held", 6)
+    record = run.engine.timeline.find("held")
+    assert record is not None and record.finish_reason is FinishReason.LENGTH and unexplained(record) < 1e-9
+    assert record.seconds[Cause.HAND_OFF] >= 0.5
+    assert (record.seconds[Cause.PREEMPTED] > 0.0) == (not has_place), (begin_s, record.seconds)

@@ -10,10 +10,12 @@ import pytest
 
 from octavo.core.step import StepPlan, StepResult
 from octavo.distributed.handoff import HandoffLimits, Link
-from octavo.distributed.router import PrefixAffinity, RoundRobin, Router, ShortestQueue
+from octavo.distributed.roles import MixedLimits
+from octavo.distributed.router import PrefixAffinity, RoundRobin, Router, RouteRequest, ShortestQueue, create_router
 from octavo.simulator.engine_spec import EngineSpec, Speculation
 from octavo.simulator.handing_over import HandoffOptions
 from octavo.simulator.report import SimulationReport
+from octavo.simulator.sim_costs import SimCosts
 from octavo.simulator.sim_engine import SimEngine
 from octavo.simulator.simulation import Simulation, SimulationOptions
 from octavo.workload.arrivals import OpenLoop
@@ -24,10 +26,10 @@ from tests.simulator.engines import PlanCost, engine
 PlanLog = list[tuple[int, int, tuple[tuple[int, int, int], ...]]]  # (engine, step, ((seq_id, start, rows), ...))
 
 
-class FewestBlocks:
+class FewestBlocks(Router):
     """A router that looks at the pools, so that no run of steps stays whole."""
 
-    def choose(self, request: object, engines: Any) -> int:
+    def choose(self, request: RouteRequest, engines: Any) -> int:
         return max(range(len(engines)), key=lambda i: (engines[i].num_available_blocks, -i))
 
 
@@ -50,6 +52,8 @@ CASES: dict[str, tuple[list[EngineSpec], dict[str, Any]]] = {
     "split": (SPLIT, {"handoff": LINK}),
     "split, no room in time": ([SPLIT[0], replace(SPLIT[1], num_blocks=12)], {"handoff": HandoffOptions(Link(5e3), HandoffLimits(2.0))}),
     "split, slow link": (SPLIT, {"handoff": HandoffOptions(Link(1300.0), HandoffLimits(copy_s=2.0))}),
+    "router of published keys": ([engine(), engine()], {"router": lambda: create_router("soonest", 4, SimCosts())}),
+    "mixed pool": (SPLIT, {"handoff": LINK, "mixed": MixedLimits(borrow_s=1.0, return_s=0.9, hold_s=5.0)}),
     "drafts": ([engine(speculation=Speculation(3, 0.6))], {}),
 }
 

@@ -11,7 +11,7 @@ import pytest
 from octavo.core.policies.splitwise_scheduler import SplitwiseScheduler
 from octavo.core.scheduler import Scheduler
 from octavo.costs.tables import TableCost
-from octavo.distributed.router import RouteRequest
+from octavo.distributed.router import Router, RouteRequest
 from octavo.simulator.engine_spec import EngineSpec
 from octavo.simulator.simulation import Simulation, SimulationOptions
 from octavo.workload.requests import WorkloadRequest
@@ -20,7 +20,7 @@ from tests.simulator.splitwise_golden import NUM_KV_TOKENS, RUNS, per_request, t
 BASELINES = [run for run in RUNS if run["name"] == "baseline-a100-4"]
 
 
-class FewestPending:
+class FewestPending(Router):
     """``token_jsq`` over the schedulers' own count."""
 
     def choose(self, request: RouteRequest, engines: Seq[Any]) -> int:

@@ -80,7 +80,9 @@ Runner::Phase& Runner::phase_of(PhaseKind kind) {
 
 void Runner::add_row_op(const RowOp& op) {
   if (op.kind == RowOpKind::kQuantize) buffers_.at((size_t)op.in)->quantized = true;
-  phase_of(PhaseKind::kRows).rows.push_back(op);
+  Phase& phase = phase_of(PhaseKind::kRows);
+  if (op.kind == RowOpKind::kStoreKV) phase.stores.push_back(op.layer);
+  phase.rows.push_back(op);
 }
 
 void Runner::add_matmul(const MatmulOp& op) {
@@ -163,6 +165,7 @@ void Runner::get_ready() {
     phases_[i].next_matmul = next;
     if (phases_[i].kind == PhaseKind::kMatmul) next = i;
   }
+  kv_progress_.resize((size_t)kv_->num_layers());
   scratch_.clear();
   for (int t = 0; t < pool_.size(); ++t) scratch_.emplace_back(scratch);
 }

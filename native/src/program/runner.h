@@ -18,6 +18,7 @@
 #include "kernels/sampling.h"
 #include "kv/kv_store.h"
 #include "runtime/aligned.h"
+#include "program/kv_progress.h"
 #include "program/shared_prefixes.h"
 #include "program/step_input.h"
 #include "program/weight_packer.h"
@@ -139,6 +140,9 @@ class Runner {
   void count_kv_reads(bool on);
   KVReads kv_reads() const;
 
+  // Of the step that runs, for threads that do not run it.
+  const KVProgress& kv_progress() const { return kv_progress_; }
+
   KVStore* kv() { return kv_.get(); }
   const KVStore* kv() const { return kv_.get(); }
   const PackedMatrix& matrix(int index) const { return *matrices_.at((size_t)index); }
@@ -160,6 +164,7 @@ class Runner {
     std::vector<RowOp> rows;
     std::vector<MatmulOp> matmuls;
     AttentionOp attention;
+    std::vector<int> stores;  // layers whose keys and values its row ops store
     std::vector<int> buffers;
     int num_blocks = 0;      // of all matmuls
     size_t next_matmul = 0;  // index of the next phase of products behind this one; none: number of phases
@@ -230,6 +235,7 @@ class Runner {
   void run_by_phases(const Stage& stage, const StepInput& in, int thread);
   void run_shared(const Phase& phase, const StepInput& in, int rows, int thread, size_t index);
   void run_row(const Phase& phase, const StepInput& in, int row);
+  void run_rows(const Phase& phase, const StepInput& in, Rows rows);
   void run_row_op(const RowOp& op, const StepInput& in, int row);
   void run_matmuls(const Phase& phase, int rows, int thread, size_t index);
   void run_blocks(const Phase& phase, int rows, int begin, int end);
@@ -277,6 +283,7 @@ class Runner {
   std::vector<std::unique_ptr<RopeTable>> ropes_;
   HeadOp head_;
   std::shared_ptr<KVStore> kv_;
+  KVProgress kv_progress_;
 
   // per step
   std::vector<RowPlace> places_;

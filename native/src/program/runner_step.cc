@@ -30,6 +30,7 @@ void Runner::step(const StepInput& in, LogitsConsumer& consumer) {
   if (!kv_) throw std::logic_error("step before allocate_kv");
   if (in.num_rows == 0) return;
   prepare(in);
+  kv_progress_.begin(in.num_rows);
   pool_.each([&](int thread) { run_step(in, consumer, thread); });
 }
 
@@ -190,8 +191,7 @@ void Runner::run_panel(size_t begin, size_t end, const Stage& stage, size_t pane
   const Rows rows{stage.panels[panel], stage.panels[panel + 1]};
   for (size_t i = begin; i < end; ++i) {
     const Phase& phase = phases_[i];
-    if (phase.kind == PhaseKind::kRows)
-      for (int row = rows.begin; row < rows.end; ++row) run_row(phase, in, row);
+    if (phase.kind == PhaseKind::kRows) run_rows(phase, in, rows);
     if (phase.kind == PhaseKind::kMatmul)
       for (const MatmulOp& op : phase.matmuls) run_matmul(op, rows, 0, matrices_[(size_t)op.weight]->num_blocks);
     if (phase.kind == PhaseKind::kAttention) attend_panel(phase.attention, rows, panel, in, thread);
@@ -204,9 +204,7 @@ void Runner::run_by_phases(const Stage& stage, const StepInput& in, int thread) 
     const Phase& phase = phases_[i];
     // Few rows are sooner done by one thread than shared out between two meetings.
     if (phase.kind == PhaseKind::kRows && stage.rows < kRowsAlone) {
-      pool_.barrier_then([&] {
-        for (int row = 0; row < stage.rows; ++row) run_row(phase, in, row);
-      });
+      pool_.barrier_then([&] { run_rows(phase, in, {0, stage.rows}); });
       met = true;
       continue;
     }
@@ -219,8 +217,11 @@ void Runner::run_by_phases(const Stage& stage, const StepInput& in, int thread) 
 
 void Runner::run_shared(const Phase& phase, const StepInput& in, int rows, int thread, size_t index) {
   std::atomic<int>& next = counter(index, 0);
-  if (phase.kind == PhaseKind::kRows)
-    for (int row = next.fetch_add(1); row < rows; row = next.fetch_add(1)) run_row(phase, in, row);
+  if (phase.kind == PhaseKind::kRows) {
+    int done = 0;
+    for (int row = next.fetch_add(1); row < rows; row = next.fetch_add(1), ++done) run_row(phase, in, row);
+    for (int layer : phase.stores) kv_progress_.add(layer, done);
+  }
   if (phase.kind == PhaseKind::kMatmul) run_matmuls(phase, rows, thread, index);
   if (phase.kind != PhaseKind::kAttention) return;
   walk_shared(phase.attention, in, thread, index);
@@ -228,6 +229,11 @@ void Runner::run_shared(const Phase& phase, const StepInput& in, int rows, int t
   if (!any_partial_) return;
   pool_.barrier();
   run_merge(phase, in, counter(index, 1));
+}
+
+void Runner::run_rows(const Phase& phase, const StepInput& in, Rows rows) {
+  for (int row = rows.begin; row < rows.end; ++row) run_row(phase, in, row);
+  for (int layer : phase.stores) kv_progress_.add(layer, rows.end - rows.begin);
 }
 
 void Runner::run_row(const Phase& phase, const StepInput& in, int row) {

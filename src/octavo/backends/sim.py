@@ -29,13 +29,19 @@ class TextSource(Protocol):
 
 
 class PlaceholderText:
-    """Each sequence repeats one token that its seed names: equal requests of equal seed give equal text, others part at once."""
+    """Each sequence repeats one token that its seed names: equal requests of equal seed give equal text, others part at once.
 
-    def __init__(self, vocab_size: int = DEFAULT_VOCAB_SIZE) -> None:
+    ``only``: all repeat this one, so that a load can say beforehand what will have been answered.
+    """
+
+    def __init__(self, vocab_size: int = DEFAULT_VOCAB_SIZE, only: int | None = None) -> None:
+        if only is not None and not 0 <= only < vocab_size:
+            raise ValueError(f"only: {only!r} is not allowed; from 0 to {vocab_size - 1}")
         self._vocab_size = vocab_size
+        self._only = only
 
     def token(self, key: int, position: int) -> int:
-        return key % self._vocab_size
+        return key % self._vocab_size if self._only is None else self._only
 
 
 class SimBackend:
@@ -60,7 +66,7 @@ class SimBackend:
         self.vocab_size = vocab_size
         self.max_num_slots = max_num_seqs + MAX_N
         self._text = text or PlaceholderText(vocab_size)
-        self._says_one_token = text is None
+        self._says_one_token = isinstance(self._text, PlaceholderText)
         self._move_s = move_s
         self._draft_s = draft_s
         self._keys: dict[int, int] = {}  # slot -> seed of the noise of its sequence

@@ -51,6 +51,12 @@ class OwnServer:
         self._errors.close()
         signal.signal(signal.SIGTERM, self._old_handler)
 
+    @property
+    def pid(self) -> int:
+        """Of the process that serves."""
+        assert self._process is not None, "it has not been started"
+        return self._process.pid
+
     def _start(self) -> subprocess.Popen[str]:
         """In a session of its own: a Ctrl-C is for the generator, which then stops the server."""
         return subprocess.Popen(

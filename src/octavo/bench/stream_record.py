@@ -55,6 +55,7 @@ class StreamRecord:
     num_cached: int = 0
     error_kind: str | None = None
     error_message: str = ""
+    texts: list[str] | None = None  # of its events, where somebody wants them
 
     @property
     def num_tokens(self) -> int:
@@ -118,6 +119,8 @@ class EventReader:
             choice = chunk.choices[0]
             if choice.finish_reason is None or choice.text:
                 record.event_times.append(now_s)
+                if record.texts is not None:
+                    record.texts.append(choice.text or "")
             if choice.finish_reason is not None:
                 self._finish_s = now_s
         if chunk.usage is not None:

@@ -1,4 +1,4 @@
-"""GET requests of the commands to a running server."""
+"""Requests of the commands to a running server."""
 
 from __future__ import annotations
 
@@ -22,11 +22,22 @@ def server_options(function: Callable) -> Callable:
 
 def get_json(url: str, path: str, api_key: str | None, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
     """The JSON object at ``path``. Raises ClickException with the server's own sentence, or with why there is no answer."""
+    return _json_of(url, path, api_key, timeout_s)
+
+
+def post_json(url: str, path: str, api_key: str | None, body: dict[str, Any], timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
+    """The JSON object that answers ``body``. Raises as ``get_json``."""
+    return _json_of(url, path, api_key, timeout_s, json.dumps(body).encode())
+
+
+def _json_of(url: str, path: str, api_key: str | None, timeout_s: float, data: bytes | None = None) -> dict[str, Any]:
     if not url.startswith(("http://", "https://")):
         raise click.BadParameter(f"{url!r} does not begin with http:// or https://", param_hint="'--url'")
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+    if data is not None:
+        headers["Content-Type"] = "application/json"
     try:
-        request = urllib.request.Request(url.rstrip("/") + path, headers=headers)
+        request = urllib.request.Request(url.rstrip("/") + path, data, headers)
         with urllib.request.urlopen(request, timeout=timeout_s) as response:
             content = json.load(response)
     except urllib.error.HTTPError as error:

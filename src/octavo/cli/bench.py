@@ -8,6 +8,9 @@ import click
 
 from octavo.cli.bench_advice import advice
 from octavo.cli.bench_cascade import cascade
+from octavo.cli.bench_cluster import goodput, routing
+from octavo.cli.bench_front_end import cluster
+from octavo.cli.bench_handoff import handoff
 from octavo.cli.bench_prefix import prefix
 from octavo.cli.bench_serve import serve
 from octavo.cli.bench_simulator import simulator
@@ -262,7 +265,11 @@ def spec(
 
 
 bench.add_command(advice)
+bench.add_command(routing)
+bench.add_command(goodput)
 bench.add_command(cascade)
+bench.add_command(cluster)
+bench.add_command(handoff)
 bench.add_command(prefix)
 bench.add_command(serve)
 bench.add_command(simulator)

@@ -106,7 +106,9 @@ def account_lines(account: dict[str, Any]) -> list[str]:
     """The account of a request as lines of text."""
     wall_s, ttft_s = account["wall_s"], account["ttft_s"]
     first = "no token yet" if ttft_s is None else f"first token after {ttft_s:.3f} s"
-    lines = [f"{account['id']}: {wall_s:.3f} s ({account['state']}, {first}); mainly {account['main_cause']} [{account['bottleneck']}]"]
+    where = f" on {', then '.join(account['workers'])}" if account.get("workers") else ""
+    held = f"mainly {account['main_cause']} [{account['bottleneck']}]"
+    lines = [f"{account['id']}: {wall_s:.3f} s{where} ({account['state']}, {first}); {held}"]
     small_s = list[float]()
     for part in account["causes"]:
         share = part["seconds"] / wall_s if wall_s else 0.0
@@ -117,7 +119,8 @@ def account_lines(account: dict[str, Any]) -> list[str]:
         lines.append(f"  {part['cause']:<16} {part['seconds']:>10.4f} s {100 * share:>5.1f} %  {bar:<{BAR}}  {part['detail']}".rstrip())
     if small_s:
         lines.append(f"  and {counted(len(small_s), 'cause')} below 0.1 %, {in_words(sum(small_s))} together; --json has all")
-    untold = UNTOLD.get(account["bottleneck"]) if not account["advice"] else None
+    can_replay = "workers" not in account  # of several workers nothing is replayed
+    untold = UNTOLD.get(account["bottleneck"]) if can_replay and not account["advice"] else None
     return [*lines, *advice_lines(account["advice"]), *([f"  {untold}; octavo explain --advise replays it"] if untold else [])]
 
 

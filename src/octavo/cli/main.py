@@ -14,6 +14,8 @@ _COMMANDS = {
     "run": ("octavo.cli.run", "run", "Answer one prompt and exit."),
     "chat": ("octavo.cli.chat", "chat", "Talk with a model in the terminal."),
     "serve": ("octavo.cli.serve", "serve", "Serve a model over an OpenAI-compatible API."),
+    "cluster": ("octavo.cli.cluster", "cluster", "See to the workers of a running server."),
+    "worker": ("octavo.cli.worker", "worker", "Run an engine for a front end elsewhere."),
     "pull": ("octavo.cli.models", "pull", "Download a model into the cache."),
     "models": ("octavo.cli.models", "models", "List the models of the catalogue and the cache."),
     "kv": ("octavo.cli.kv", "kv", "List and clear the KV cache on disk."),

@@ -68,6 +68,7 @@ _OPTIONS: list[Callable] = [
     click.option("--max-num-batched-tokens", type=int, default=512, show_default=True, help="Most tokens computed in one step."),
     click.option("--max-num-seqs", type=int, default=256, show_default=True, help="Most sequences that run at once on an engine."),
     click.option("--machines", type=click.Path(exists=True, dir_okay=False), help="TOML file of machines (default: those of Octavo)."),
+    click.option("--design", multiple=True, help="This cluster alone: of --machines, or AA, HH, HA, HHcap, baseline-a100, baseline-h100."),
     click.option("--machine", multiple=True, help="This one alone, by its name; may be given several times."),
     click.option("--fitted", type=click.Path(exists=True, dir_okay=False), help="One more machine: coefficients that were fitted on it."),
     click.option("--max-devices", type=click.IntRange(1), default=8, show_default=True, help="Most devices that share steps."),
@@ -251,12 +252,20 @@ def _engine(options: dict[str, Any], load: PlanLoad) -> Engine:
 
 def _kinds(options: dict[str, Any]) -> tuple[list[MachineKind], list[Design]]:
     """The kinds of machines that may be taken, and the designs of --machines, if it has any."""
-    from octavo.costs.machines import MachineFile, known_machines, read_machine_file
+    from octavo.costs.machines import MachineFile, known_designs, known_machines, read_machine_file
     from octavo.planning.kinds import MachineKind
 
-    file = MachineFile(known_machines(), {}) if options["machines"] is None else read_machine_file(options["machines"])
+    if options["machines"] is not None:
+        file = read_machine_file(options["machines"])
+    else:
+        file = known_designs() if options["design"] else MachineFile(known_machines(), {})
     machines = dict(file.machines)
     designs = list(file.designs.values())
+    if options["design"]:
+        unknown = [name for name in options["design"] if name not in file.designs]
+        if unknown:
+            refuse("design", f"{unknown[0]!r} is not allowed; one of {', '.join(file.designs) or 'none, in this file'}")
+        designs = [design for design in designs if design.name in options["design"]]
     for design in designs:
         machines |= {name: known_machines()[name] for name in design.machines if name not in machines}
     if options["machine"]:

@@ -62,6 +62,9 @@ _OPTIONS: list[Callable] = [
     click.option("--roles", help="prefill=N,decode=M: prompts and answers on separate engines, in place of --engines."),
     click.option("--router", type=click.Choice(ROUTERS), default=ROUTERS[0], show_default=True, help="Which engine a request goes to."),
     click.option("--link", type=ByteSize(), default=str(25 * 10**9), show_default=True, help="Bytes per second between engines."),
+    click.option("--links", help="SENDER-RECEIVER=BYTES_PER_S[:LATENCY_S],... of engines, by number, with a link of their own."),
+    click.option("--mixed", is_flag=True, help="Let prefill and decode engines lend each other a hand under pressure."),
+    click.option("--outage", "outages", multiple=True, help="ENGINE@AT[-BACK]: kill an engine, by number, and bring it back; in seconds."),
     click.option("--slo", help="Limits in seconds, such as ttft=0.5,itl=0.05 (also e2e, gap): the share of requests within them."),
     click.option("--json", "as_json", is_flag=True, help="Print only the JSON record."),
 ]
@@ -85,12 +88,14 @@ def simulate(**options: Any) -> None:
     from octavo.simulator.scenario import engines
 
     specs = checked("roles", lambda: engines(spec, options["engines"], options["roles"]))
-    run_options = _run_options(options)
+    run_options = _run_options(options, len(specs))
     load = _load(options, source)
     from octavo.distributed.router import create_router
+    from octavo.simulator.sim_costs import SimCosts
     from octavo.simulator.simulation import Simulation
 
-    report = Simulation(specs, create_router(options["router"], cache.block_size), run_options).run(load)
+    router = create_router(options["router"], cache.block_size, SimCosts())
+    report = Simulation(specs, router, run_options).run(load)
     error = None if source.coefficients is None else source.coefficients.median_error
     num_left_out = None if source.replay is None else source.replay.num_left_out
     if not options["as_json"]:
@@ -126,6 +131,8 @@ _NEEDED = (
     ("acceptance", "spec", "nothing is drafted"),
     ("draft_ms", "spec", "nothing is drafted"),
     ("link", "roles", "nothing is handed over"),
+    ("links", "roles", "nothing is handed over"),
+    ("mixed", "roles", "all engines do both"),
 )
 """(flag, the one without which it means nothing, why)"""
 _OVERRIDDEN = (
@@ -171,16 +178,28 @@ def _list_machines(path: str | None) -> None:
 # --- the load ---------------------------------------------------------------------------------------------------------------------------
 
 
-def _run_options(options: dict[str, Any]) -> SimulationOptions:
+def _run_options(options: dict[str, Any], num_engines: int) -> SimulationOptions:
     from octavo.distributed.handoff import Link
+    from octavo.distributed.roles import MixedLimits
     from octavo.simulator.handing_over import HandoffOptions
+    from octavo.simulator.links import parse_links
+    from octavo.simulator.outages import moments, parse_outage
     from octavo.simulator.records import Slo
     from octavo.simulator.scenario import parse_slo
     from octavo.simulator.simulation import SimulationOptions
 
     slo = Slo(**checked("slo", lambda: parse_slo(options["slo"]))) if options["slo"] else Slo()
     link = checked("link", lambda: Link(float(options["link"]), 1e-4))
-    return SimulationOptions(slo, options["seed"], options["concurrency"], options["duration"], handoff=HandoffOptions(link))
+    links = checked("links", lambda: parse_links(options["links"])) if options["links"] else {}
+    beyond = [max(pair) for pair in links if max(pair) >= num_engines]
+    if beyond:
+        refuse("links", f"there is no engine {beyond[0]}; they are numbered from 0 to {num_engines - 1}")
+    outages = [checked("outage", lambda text=text: parse_outage(text)) for text in options["outages"]]  # type: ignore[misc]
+    checked("outage", lambda: moments(outages, num_engines))
+    return SimulationOptions(
+        slo, options["seed"], options["concurrency"], options["duration"], handoff=HandoffOptions(link, links=links),
+        mixed=MixedLimits() if options["mixed"] else None, outages=outages,
+    )  # fmt: skip
 
 
 def _load(options: dict[str, Any], source: Source) -> Iterable[WorkloadRequest]:
@@ -262,6 +281,7 @@ def _shown(report: SimulationReport, has_limits: bool) -> str:
         f"{report.num_completed} of {counted(report.num_arrived, 'request')} in {number(report.duration_s)} s (simulated): "
         f"{number(report.requests_per_s)} requests/s, {number(report.output_tokens_per_s)} output token/s",
         *([f"{report.num_refused} refused: {report.first_refusal}"] if report.num_refused else []),
+        *([f"{report.num_moved} went on elsewhere, their engine being gone"] if report.num_moved else []),
         *([f"{report.num_unfinished} on their way at the end"] if report.num_unfinished else []),
         "; ".join(
             [

@@ -60,7 +60,9 @@ def picture(
     engine = summary["engine"]
     rate = "" if tokens_per_s is None else f"   {tokens_per_s:.0f} token/s"
     head = f"octavo top   {engine['model']}   {engine['running']} running, {engine['waiting']} waiting{rate}"
-    lines = [head[:width], "", *_pool(engine, width), *_steps(summary.get("steps", []), width, colours), ""]
+    workers = summary.get("workers", [])
+    lines = [head[:width], "", *_pool(engine, width), *_workers(workers, width)]
+    lines += [*_all_steps(summary.get("steps", []), [worker["name"] for worker in workers], width, colours), ""]
     rest = [*_bottlenecks(summary), "", *_requests(requests, engine), "", *_advice(summary)]
     return lines + [line if len(line) <= width else line[: width - 1] + "…" for line in rest]
 
@@ -82,6 +84,28 @@ def _pool(engine: dict[str, Any], width: int) -> list[str]:
         f"  KV pool [{pool}] {used}"[:width],
         f"  places  [{places}] {engine['running']} of {seqs}; {engine['preemptions']} preemptions"[:width],
     ]
+
+
+def _workers(workers: list[dict[str, Any]], width: int) -> list[str]:
+    """Of a cluster, what each of its workers has to do."""
+    lines = []
+    for worker in workers:
+        engine, room = worker["engine"], max(10, width - 60)
+        bar = _bar([("#", engine["kv_used"] / engine["kv_blocks"]), ("-", engine["kv_cached"] / engine["kv_blocks"])], room)
+        said = f"{engine['running']} running, {engine['waiting']} waiting"
+        lines.append(f"  {worker['name'][:20]:<20} {worker['role']:<7} [{bar}] {said}"[:width])
+    return lines
+
+
+def _all_steps(steps: list[dict[str, Any]], workers: list[str], width: int, colours: bool) -> list[str]:
+    """Those of each worker, where there are some."""
+    if not workers:
+        return _steps(steps, width, colours)
+    lines = []
+    for name in workers:
+        head, *rest = _steps([step for step in steps if step["worker"] == name], width, colours)
+        lines += [f"  {name[:width - 2]}", head, *rest]
+    return lines
 
 
 def _steps(steps: list[dict[str, Any]], width: int, colours: bool) -> list[str]:
@@ -133,6 +157,8 @@ def _advice(summary: dict[str, Any]) -> list[str]:
     lines = ["  would help, by the time stamps of the window (mean wall time of a request):" if summary["advice"] else _NOTHING]
     lines += [_gain(one) for one in summary["advice"][:4]]
     replay = summary.get("replay")
+    if replay is None and summary.get("workers"):
+        return lines
     if replay is None:
         held = {percentiles[name]["bottleneck"] for percentiles in (summary["ttft"], summary["itl"]) for name in percentiles}
         untold = [] if summary["advice"] else [f"  {UNTOLD[one]}" for one in UNTOLD if one in held]

@@ -72,6 +72,16 @@ class BlockTables:
             table.append(self._allocate())
         return True
 
+    def expect(self, seq: Sequence, num_tokens: int) -> bool:
+        """Blocks for the KV of the first ``num_tokens`` tokens of ``seq``, which holds none: it comes from elsewhere.
+
+        False, and nothing changed, when blocks are short. ``seq.num_scheduled`` says the number until ``arrived``.
+        """
+        return self.grow(seq, num_tokens, [])
+
+    def arrived(self, seq: Sequence) -> None:
+        """What ``seq`` expected is there: its ``num_computed`` says so from here on."""
+
     def truncate(self, seq: Sequence) -> None:
         """Give back the blocks behind the computed tokens: they were for drafts that did not come true."""
         table = seq.block_table

@@ -50,6 +50,16 @@ class SchedulerGauges:
         return len(self._state.waiting)
 
     @property
+    def num_offered(self) -> int:
+        """Sequences that wait to be taken over by another engine: see ``transfers``."""
+        return self._state.num_held
+
+    @property
+    def num_reserved(self) -> int:
+        """Places of sequences that come from another engine."""
+        return self._state.num_reserved
+
+    @property
     def num_blocks(self) -> int:
         return self._state.kv.pool.num_blocks
 

@@ -5,6 +5,8 @@ the number of its computed tokens alone, which never falls while it holds blocks
 preempted gives all blocks back. Forks begin with what their parent has passed. A part that all holders have passed is given up when
 room is needed (``PagePool``), at once when nobody else could ask for it.
 
+A sequence whose KV comes from elsewhere never gets window parts of what its tokens have passed already: nobody sends them.
+
 So what the index offers may lack window parts. A prompt shares the longest run of offered blocks behind which all parts are there that its
 next row reads. Beyond that it computes blocks that are offered already; the window part of such a block goes over to the one offered.
 
@@ -65,6 +67,7 @@ class GroupedKV(KVManager):
         self.pages = pool.pages
         self.needs = needs
         self._passed: dict[int, int] = {}  # seq_id -> leading blocks that it has passed
+        self._expected: dict[int, int] = {}  # seq_id -> tokens whose KV is on its way from elsewhere
 
     @property
     def num_pages(self) -> int:
@@ -81,8 +84,9 @@ class GroupedKV(KVManager):
         return -(-missing // self.needs.num_pages)
 
     def _num_there(self, seq: Sequence) -> int:
-        """Tokens of ``seq`` that are computed, or that the plan brings back: the blocks of these have the parts that they will have."""
-        return seq.num_computed + (0 if self.restorer is None else self.restorer.num_loading(seq))
+        """Tokens of ``seq`` that are computed, or brought from elsewhere: the blocks of these have the parts that they will have."""
+        expected = self._expected.get(seq.seq_id, 0)
+        return seq.num_computed + expected + (0 if self.restorer is None else self.restorer.num_loading(seq))
 
     def can_admit(self, seq: Sequence, match: PrefixMatch, num_spare: int) -> bool:
         pool, needs, nodes = self.pool, self.needs, match.nodes
@@ -170,7 +174,22 @@ class GroupedKV(KVManager):
                 self.pool.acquire(block)
         self._passed[child.seq_id] = passed
 
+    def expect(self, seq: Sequence, num_tokens: int) -> bool:
+        pool, needs = self.pool, self.needs
+        num_blocks, passed = self.blocks_for(num_tokens), needs.num_passed(num_tokens)
+        num_pages = needs.num_full * num_blocks + needs.num_window * (num_blocks - passed)
+        if num_pages > pool.num_available_pages or num_blocks > pool.num_available_ids:
+            return False
+        for i in range(num_blocks):
+            seq.block_table.append(self._allocate(windowed=i >= passed))
+        self._expected[seq.seq_id] = num_tokens
+        return True
+
+    def arrived(self, seq: Sequence) -> None:
+        del self._expected[seq.seq_id]
+
     def release(self, seq: Sequence, forget: bool) -> None:
+        self._expected.pop(seq.seq_id, None)
         for block in seq.block_table[: self._passed.pop(seq.seq_id, 0)]:
             self.pool.unpass(block)
         super().release(seq, forget)
@@ -244,6 +263,7 @@ class GroupedKV(KVManager):
         holders = list(holders)
         super().check_invariants(holders)
         pool = self.pool
+        assert self._expected.keys() <= {seq.seq_id for seq in holders}, "KV is on its way to a sequence that holds no blocks"
         passed = [0] * pool.num_ids
         assert self._passed.keys() <= {seq.seq_id for seq in holders}, "a sequence has passed blocks and holds none"
         for seq in holders:

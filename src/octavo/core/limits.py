@@ -120,3 +120,11 @@ class StopRule:
                     break
         del token_ids[num_kept:]
         return end
+
+
+def check_outputs(request: Request, num_output_tokens: int, rule: StopRule) -> None:
+    """ParameterError unless a sequence of ``request`` can go on after so many output tokens that were made elsewhere."""
+    if request.params.n != 1 or request.params.beam is not None:
+        raise ParameterError("n", request.params.n, "one choice, and no beams, can go on after tokens that were made elsewhere")
+    if not 0 < num_output_tokens < rule.max_tokens:
+        raise ParameterError("output_token_ids", num_output_tokens, f"at least 1 and less than max_tokens, which is {rule.max_tokens} here")

@@ -227,7 +227,7 @@ class Planner:
             state.order.started(owner.request)
             state.stats.num_started += 1
             state.stats.queue_s += max(0.0, now - owner.request.arrival_s)
-            if state.kv.index is not None and not wants_prompt_logprobs(seq):
+            if state.kv.index is not None and not wants_prompt_logprobs(seq) and not seq.num_output_tokens:
                 state.stats.prefix_query_tokens += seq.num_prompt_tokens
         waits = self._adopt_prefix(draft, seq, match)
         if state.swaps.holds(seq):

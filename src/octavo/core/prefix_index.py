@@ -25,6 +25,7 @@ from hashlib import blake2b
 from operator import attrgetter
 from typing import NamedTuple
 
+from octavo.core.key_changes import KeyChanges
 from octavo.core.match_report import MatchEnd, MatchReport
 
 KEY_BYTES = 32
@@ -68,6 +69,15 @@ def root_key(fingerprint: str, namespace: Namespace) -> bytes:
     return digest.digest()
 
 
+def prompt_keys(fingerprint: str, namespace: Namespace, token_ids: Seq[int], block_size: int) -> list[bytes]:
+    """Keys of the full blocks of a prompt that a match may find, from the first; the last token is computed in any case."""
+    key, keys = root_key(fingerprint, namespace), list[bytes]()
+    for start in range(0, (len(token_ids) - 1) // block_size * block_size, block_size):
+        key = block_key(key, pack_tokens(token_ids[start : start + block_size]))
+        keys.append(key)
+    return keys
+
+
 class PrefixIndex:
     """``num_remembered`` keys of evicted blocks are kept, so that a report can tell an eviction from a first visit (not those of tails).
 
@@ -83,6 +93,7 @@ class PrefixIndex:
         self._first_blocks: dict[bytes, dict[bytes, PrefixNode]] = {}  # full children of roots: by tokens, then by key
         self._evicted: OrderedDict[bytes, None] = OrderedDict()  # oldest first
         self._num_remembered = num_remembered
+        self.changes: KeyChanges | None = None  # where somebody wants to hear of keys of full blocks
 
     def __len__(self) -> int:
         """Number of blocks that the index offers."""
@@ -152,6 +163,8 @@ class PrefixIndex:
         if parent.parent is None and self.is_full(node):
             self._first_blocks.setdefault(tokens, {})[key] = node
         self._evicted.pop(key, None)
+        if self.changes is not None and self.is_full(node):
+            self.changes.published(key)
         return node
 
     def forget(self, block: int) -> PrefixNode:
@@ -166,6 +179,8 @@ class PrefixIndex:
             del self._nodes[parent.key]
         if self.is_full(node):
             self._remember(node, parent)
+            if self.changes is not None:
+                self.changes.forgotten(node.key)
         return node
 
     def _remember(self, node: PrefixNode, parent: PrefixNode) -> None:

@@ -4,6 +4,7 @@ A scheduler reads nothing but what it is told, so the same lines told again make
 is; each other one is a list that begins with its kind and the number of plans made before:
 
     ["add", 0, {request}]                          ["abort", 3, id]                         ["fail", 3, message]
+    ["add", 2, {request}, output tokens]           of a request that goes on after tokens made elsewhere
     ["plan", 3, now, digest, drafts, costs]        ["result", 3, seconds, move_seconds, slices, text_stops]
 
 ``digest`` names the plan that was made of it (null: none), so that a replay can tell at once where it leaves the recorded run. ``costs``

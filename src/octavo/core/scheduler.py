@@ -20,8 +20,9 @@ from octavo.core.cost import GapCost, PreemptionCost
 from octavo.core.gauges import SchedulerGauges
 from octavo.core.kv_pages import PageLayout
 from octavo.core.kv_tiers import KVTiers
-from octavo.core.limits import StopEnd, StopRule
+from octavo.core.limits import StopEnd, StopRule, check_outputs
 from octavo.core.planner import Planner
+from octavo.core.prefix_index import PrefixIndex
 from octavo.core.request import FinishReason, ParameterError, Request, Sequence, SequenceStatus, num_places
 from octavo.core.result_checks import StepProtocolError, TextStops, check_result
 from octavo.core.state import NO_GUESSES, Draft, Guesses, RequestState, SchedulerState
@@ -72,10 +73,19 @@ class Scheduler(SchedulerGauges):
         self._in_flight: Draft | None = None
         self._num_plans = 0
 
+    @property
+    def prefix_index(self) -> PrefixIndex | None:
+        """Of the KV pool; None without a prefix cache."""
+        return self._state.kv.index
+
     # --- requests -----------------------------------------------------------------------------------------------------------------------
 
-    def add(self, request: Request) -> None:
-        """Queue a request. ParameterError when it can never run: empty or too long prompt, n above max_num_seqs, an id in use."""
+    def add(self, request: Request, output_token_ids: Seq[int] = ()) -> None:
+        """Queue a request. ParameterError when it can never run: empty or too long prompt, n above max_num_seqs, an id in use.
+
+        ``output_token_ids``: tokens that it made elsewhere and goes on after, as a sequence does that was preempted. None of them ends it;
+        it has one choice and no beams.
+        """
         state, n = self._state, num_places(request.params)
         if request.request_id in state.requests:
             raise ParameterError("request_id", request.request_id, "a request with this id is not finished yet")
@@ -83,9 +93,12 @@ class Scheduler(SchedulerGauges):
         if n > state.config.max_num_seqs:
             limit = f"at most max_num_seqs ({state.config.max_num_seqs}), since all of them run together"
             raise ParameterError("n" if request.params.beam is None else "beam_width", n, limit)
-        tokens = list(request.prompt_token_ids)
-        seq = Sequence(state.next_seq_id(), request, num_choices=n, token_ids=tokens, num_prompt_tokens=len(tokens))
+        tokens = [*request.prompt_token_ids, *output_token_ids]
+        seq = Sequence(state.next_seq_id(), request, num_choices=n, token_ids=tokens, num_prompt_tokens=len(request.prompt_token_ids))
         rule = StopRule.of(request, state.limits.max_output_tokens(request))
+        if output_token_ids:
+            check_outputs(request, len(output_token_ids), rule)
+            seq.num_preemptions = 1  # its KV was lost with the engine that made it
         owner = state.requests[request.request_id] = RequestState(request, state.stats.num_requests, rule, [seq])
         if request.params.beam is not None:
             owner.beams = BeamGroup(BeamSearch.of(request, rule))

@@ -8,20 +8,26 @@
                               └──────cancel──▶ gone
 
 The two sides know nothing of each other; who moves the bytes, and what happens when that fails, is ``distributed.handoff``'s business.
+Room may be reserved before the sender has computed anything, so that KV goes over while the prompt is computed: nothing of a reserved
+sequence is read before it begins, its tokens included.
 An offered sequence keeps its blocks and takes no part in steps. A reserved one has its blocks and its place among the running ones; what
 the blocks hold means nothing before ``begin``. All of it may happen while a step of others is in flight.
 """
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
 from octavo.core import admission
-from octavo.core.limits import StopRule
+from octavo.core.limits import StopRule, check_outputs
 from octavo.core.prefix_match import PrefixMatch
 from octavo.core.request import ParameterError, Request, Sequence, SequenceStatus
 from octavo.core.state import Draft, RequestState, SchedulerState
 from octavo.core.step import StepPlan
+
+UNKNOWN_TOKEN = -1  # in a reserved sequence, where a token will be
 
 
 class Transfers:
@@ -81,18 +87,17 @@ class Transfers:
 
     # --- receiver -----------------------------------------------------------------------------------------------------------------------
 
-    def reserve(self, request: Request, output_token_ids: Seq[int]) -> list[int] | None:
-        """Blocks for the KV of all tokens but the last, in order of position; None when there is no room or place now.
+    def reserve(self, request: Request, num_tokens: int) -> list[int] | None:
+        """Blocks for the KV of the first ``num_tokens`` tokens, which are to be all but the last when it begins, in order of position.
 
-        Raises ParameterError when there can never be: too long, an id in use, n above 1 or beams, which are not handed over.
+        These are the prompt's, or more. None when there is no room or place now. Raises ParameterError when there can never be: too long,
+        an id in use, n above 1 or beams, which are not handed over.
         """
         state = self._state
         if request.request_id in state.requests or request.request_id in self._reserved:
             raise ParameterError("request_id", request.request_id, "a request with this id is not finished yet")
-        if request.params.n != 1 or request.params.beam is not None:
-            raise ParameterError("n", request.params.n, "one choice, and no beams, can be handed over")
         state.limits.check_prompt(request)
-        owner = self._owner(request, [*request.prompt_token_ids, *output_token_ids])
+        owner = self._owner(request, num_tokens)
         seq = owner.sequences[0]
         state.requests[request.request_id] = owner  # for the questions of admission alone
         has_room = admission.has_room(state, Draft(StepPlan(-1), 0), seq, PrefixMatch([]))
@@ -100,29 +105,36 @@ class Transfers:
         if not has_room:
             return None
         state.kv.reserve(seq)
-        seq.num_scheduled = len(seq.token_ids) - 1  # computed elsewhere, and on its way
-        if not state.kv.grow(seq, seq.num_scheduled, []):  # admission counts on window layers giving back what they pass, chunk by chunk
-            seq.num_scheduled = 0
+        if not state.kv.expect(seq, num_tokens):  # admission counts on window layers giving back what they pass, chunk by chunk
             state.kv.release(seq, forget=True)
             return None
+        seq.num_scheduled = num_tokens  # computed elsewhere, and on its way
         self._reserved[request.request_id] = owner
         state.num_reserved += 1
         return list(seq.block_table)
 
-    def _owner(self, request: Request, token_ids: list[int]) -> RequestState:
-        state = self._state
-        seq = Sequence(state.next_seq_id(), request, token_ids=token_ids, num_prompt_tokens=len(request.prompt_token_ids))
+    def _owner(self, request: Request, num_tokens: int) -> RequestState:
+        """Of tokens that are not known yet, those behind the prompt, there are as many as there will be."""
+        state, num_prompt = self._state, len(request.prompt_token_ids)
         rule = StopRule.of(request, state.limits.max_output_tokens(request))
-        if not 0 < seq.num_output_tokens < rule.max_tokens:
-            limit = f"at least 1 and less than max_tokens, which is {rule.max_tokens} here"
-            raise ParameterError("output_token_ids", seq.num_output_tokens, limit)
+        check_outputs(request, num_tokens + 1 - num_prompt, rule)
+        token_ids = [*request.prompt_token_ids, *[UNKNOWN_TOKEN] * (num_tokens + 1 - num_prompt)]
+        seq = Sequence(state.next_seq_id(), request, token_ids=token_ids, num_prompt_tokens=num_prompt)
         return RequestState(request, state.stats.num_requests, rule, [seq], started=True)
 
-    def begin(self, request_id: str) -> None:
-        """The reserved blocks hold the KV: the request runs. KeyError if it is not reserved."""
-        state, owner = self._state, self._take_reserved(request_id)
-        seq = owner.sequences[0]
+    def begin(self, request_id: str, output_token_ids: Seq[int], exact: bool = True) -> None:
+        """The reserved blocks hold the KV of the prompt and of all ``output_token_ids`` but the last: the request runs.
+
+        ``exact``: to the bit what this engine would have computed; else the prefix cache does not offer it to others. KeyError if it is not
+        reserved, ParameterError when the blocks are for another number of tokens.
+        """
+        state, seq = self._state, self._reserved[request_id].sequences[0]
+        if len(output_token_ids) != seq.num_output_tokens:
+            raise ParameterError("output_token_ids", len(output_token_ids), f"KV of {seq.num_output_tokens - 1} of them is reserved for")
+        owner = self._take_reserved(request_id)
+        seq.token_ids[seq.num_prompt_tokens :] = output_token_ids
         seq.num_computed, seq.num_scheduled = seq.num_scheduled, 0
+        state.kv.arrived(seq)
         owner.arrival_index = state.stats.num_requests
         state.requests[request_id] = owner
         state.stats.num_requests += 1
@@ -130,6 +142,8 @@ class Transfers:
         state.order.started(owner.request)
         owner.rank = state.order.rank(owner.request, owner.sequences, owner.stop_rule.max_tokens)
         state.insert_running(seq)
+        if not exact:
+            state.kv.withhold(seq)
         state.kv.publish(seq)
 
     def cancel(self, request_id: str) -> None:
@@ -153,6 +167,26 @@ class Transfers:
             self.release(request_id)
         for request_id in [*self._reserved]:
             self.cancel(request_id)
+
+    # --- reading ------------------------------------------------------------------------------------------------------------------------
+
+    def sender_sequence(self, request_id: str) -> Sequence | None:
+        """The one sequence of a request that waits, runs or is offered here; None when there is none, or several."""
+        owner = self._state.requests.get(request_id) or self._offered.get(request_id)
+        return owner.sequences[0] if owner is not None and len(owner.sequences) == 1 else None
+
+    def is_offered(self, request_id: str) -> bool:
+        return request_id in self._offered
+
+    def is_reserved(self, request_id: str) -> bool:
+        return request_id in self._reserved
+
+    def pages_of(self, blocks: Iterable[int], num_columns: int) -> array[int]:
+        """Where ``blocks`` lie, int32 [blocks][columns], flat; -1: not there, since its window has passed. As ``StepPlan.pages``."""
+        pool, pages = self._state.kv.pool, array("i")
+        for block in blocks:
+            pages.extend(pool.pages_of(block) or range(block * num_columns, (block + 1) * num_columns))
+        return pages
 
     @property
     def sequences(self) -> list[Sequence]:

@@ -1,4 +1,4 @@
-"""Machines: what a roofline divides by. Plain data, read from the TOML files beside this module or from a file of the user's.
+"""Machines: what a roofline divides by. Plain data, read from the TOML files that come along or from a file of the user's.
 
 A file has one machine per table:
 
@@ -121,6 +121,17 @@ def known_machines() -> dict[str, Machine]:
         if entry.name.endswith(".toml"):
             found |= _machine_file(entry.read_bytes(), entry.name, {}).machines
     return found
+
+
+def known_designs() -> MachineFile:
+    """The designs of published clusters that come with Octavo, and the machines that they name."""
+    machines, designs = dict[str, Machine](), dict[str, Design]()
+    for entry in sorted(files("octavo.costs").joinpath("designs").iterdir(), key=lambda entry: entry.name):
+        if entry.name.endswith(".toml"):
+            found = _machine_file(entry.read_bytes(), entry.name, {})
+            machines |= found.machines
+            designs |= found.designs
+    return MachineFile(machines, designs)
 
 
 def find_machine(name: str, path: str | Path | None = None) -> Machine:

@@ -7,6 +7,10 @@
        ▼                     ▼                    ▼
      failed               failed               released
 
+It may be offered when its prompt begins: then KV is copied while the rest is computed, and it is copied when all KV has arrived and the
+sender has drawn the first token (``drew``). Waiting for a receiver, or for the copy, is timed from the first token on: before it, nobody
+waits. That the first token comes at all is timed from the offer.
+
 The receiver allocates, the bytes are copied, then the sender frees (as in DistServe, Zhong et al., OSDI 2024, section 4). Until ``copied``
 the request is the sender's, who can always go on with it; from then on it is the receiver's.
 Each move returns what the two sides are to do. Times are told; nothing here waits, sends or knows an engine. The same objects serve a
@@ -43,48 +47,74 @@ class HandoffError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class HandoffLimits:
-    """Seconds that each edge may take; the clock of an edge starts with the one before."""
+    """Seconds that each edge may take; the clock of an edge starts with the one before, at the earliest with the first token.
+
+    ``prompt_s``: from an offer to the first token.
+    """
 
     reserve_s: float = 30.0
     copy_s: float = 30.0
     release_s: float = 30.0
+    prompt_s: float = 600.0
 
     def __post_init__(self) -> None:
-        for name in ("reserve_s", "copy_s", "release_s"):
+        for name in ("reserve_s", "copy_s", "release_s", "prompt_s"):
             if not getattr(self, name) > 0.0:
                 raise ValueError(f"{name}: {getattr(self, name)!r} is not allowed; above 0 seconds")
 
 
 @dataclass(slots=True)
 class Handoff:
-    """One request on its way. ``num_bytes``: of KV to move; ``failure``: why it failed."""
+    """One request on its way. ``num_bytes``: of KV to move; ``drawn``: it has its first token; ``arrived``: all KV is in the receiver's
+    blocks; ``failure``: why it failed."""
 
     request_id: str
     sender: int
     num_bytes: int
     offered_s: float
     limits: HandoffLimits = HandoffLimits()
+    drawn: bool = True
+    arrived: bool = False
     state: HandoffState = HandoffState.OFFERED
     receiver: int | None = None
     failure: str | None = None
     deadline_s: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self.deadline_s = self.offered_s + self.limits.reserve_s
+        self.deadline_s = self.offered_s + (self.limits.reserve_s if self.drawn else self.limits.prompt_s)
 
     @property
     def is_over(self) -> bool:
         return self.state in (HandoffState.RELEASED, HandoffState.FAILED)
 
+    def drew(self, now: float) -> list[Action]:
+        """The sender has drawn the first token of a request that was offered before, and holds it."""
+        if self.drawn or self.state not in (HandoffState.OFFERED, HandoffState.RESERVED):
+            raise HandoffError(f"hand-off of {self.request_id!r}: it is {self.state.value}, and its first token was not waited for")
+        self.drawn = True
+        if self.arrived:
+            return self._settle(now)
+        is_offered = self.state is HandoffState.OFFERED
+        self.deadline_s = now + (self.limits.reserve_s if is_offered else self.limits.copy_s)
+        return []
+
     def reserved(self, receiver: int, now: float) -> list[Action]:
         """``receiver`` has blocks for it."""
         self._leave(HandoffState.OFFERED, "reserved")
-        self.state, self.receiver, self.deadline_s = HandoffState.RESERVED, receiver, now + self.limits.copy_s
+        self.state, self.receiver = HandoffState.RESERVED, receiver
+        if self.drawn:
+            self.deadline_s = now + self.limits.copy_s
         return [Action.COPY]
 
     def copied(self, now: float) -> list[Action]:
-        """All bytes are in the receiver's blocks."""
+        """All bytes are in the receiver's blocks. Nothing is to be done yet while the first token is not drawn."""
         self._leave(HandoffState.RESERVED, "copied")
+        if self.arrived:
+            raise HandoffError(f"hand-off of {self.request_id!r}: its KV has arrived before")
+        self.arrived = True
+        return self._settle(now) if self.drawn else []
+
+    def _settle(self, now: float) -> list[Action]:
         self.state, self.deadline_s = HandoffState.COPIED, now + self.limits.release_s
         return [Action.BEGIN, Action.RELEASE]
 
@@ -108,11 +138,15 @@ class Handoff:
             return []
         if self.state is HandoffState.COPIED:
             return self.released()
-        waited_for = "a receiver with room" if self.state is HandoffState.OFFERED else "the copy"
-        limit_s = self.limits.reserve_s if self.state is HandoffState.OFFERED else self.limits.copy_s
+        waited_for, limit_s = "the copy", self.limits.copy_s
+        if not self.drawn:
+            waited_for, limit_s = "the first token", self.limits.prompt_s
+        elif self.state is HandoffState.OFFERED:
+            waited_for, limit_s = "a receiver with room", self.limits.reserve_s
         return self.fail(f"{waited_for} took longer than {limit_s:g} s")
 
     def _leave(self, state: HandoffState, move: str) -> None:
+        """HandoffError unless it is in ``state``."""
         if self.state is not state:
             raise HandoffError(f"hand-off of {self.request_id!r}: it is {self.state.value}, so it cannot become {move}")
 

@@ -1,64 +1,24 @@
 """Which engine a request goes to. Pure: routers see numbers of engines and requests, and keep what they remember themselves.
 
-The same objects route a simulation and real workers. A router never sends anything, and never reads a clock.
+The same objects route a simulation and real workers. A router never sends anything, and never reads a clock. Baselines are here, beside the
+one that goes by its own memory of where beginnings of prompts went; ``soonest`` has the one that goes by what engines tell.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
-from typing import Protocol
+
+from octavo.distributed.soonest import SoonestDone
+from octavo.distributed.views import Costs, EngineView, Router, RouteRequest
+
+__all__ = [
+    "ROUTERS", "Costs", "EngineView", "PrefixAffinity", "RoundRobin", "RouteRequest", "Router", "ShortestQueue", "SoonestDone",
+    "create_router",
+]  # fmt: skip
 
 
-class EngineView(Protocol):
-    """What a router may know of an engine at the moment it asks."""
-
-    @property
-    def index(self) -> int:
-        """Its number among all engines."""
-        ...
-
-    @property
-    def pending_tokens(self) -> int:
-        """Known tokens without KV, of waiting and running sequences; a decoding one counts 1."""
-        ...
-
-    @property
-    def num_sequences(self) -> int:
-        """Waiting and running."""
-        ...
-
-    @property
-    def num_available_blocks(self) -> int:
-        """KV blocks that can still be handed out."""
-        ...
-
-    @property
-    def pending_s(self) -> float:
-        """Seconds that ``pending_tokens`` are predicted to take, the step in flight aside."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class RouteRequest:
-    """``num_output``: output tokens, where somebody knows or guesses; routers of real engines get None. ``session``: requests that share it
-    share a prefix. ``prefix_keys``: keys of the prompt's full blocks (``prefix_index.block_key``), from the first; may be empty."""
-
-    request_id: str
-    num_prompt: int
-    num_output: int | None = None
-    session: str | None = None
-    prefix_keys: tuple[bytes, ...] = ()
-
-
-class Router(Protocol):
-    def choose(self, request: RouteRequest, engines: Seq[EngineView]) -> int:
-        """The place in ``engines``, of which there is at least one, of the engine that is to take ``request``."""
-        ...
-
-
-class RoundRobin:
+class RoundRobin(Router):
     """Each in turn."""
 
     def __init__(self) -> None:
@@ -70,7 +30,7 @@ class RoundRobin:
         return place
 
 
-class ShortestQueue:
+class ShortestQueue(Router):
     """The engine with the least work ahead; of equals the one with fewer sequences, then the first.
 
     ``by_seconds``: work is counted in predicted seconds, which lets engines of different speed share a queue; else in pending tokens.
@@ -88,12 +48,14 @@ class ShortestQueue:
         return best
 
 
-class PrefixAffinity:
+class PrefixAffinity(Router):
     """To where the longest beginning of the prompt has gone before, unless that engine has much more work ahead than the least busy one.
 
     Beginnings are known by session, or by the keys of their blocks. ``max_extra_tokens``: pending tokens that a hit may cost; a long
     match is worth its own length on top. ``num_remembered`` entries are kept, the last used ones.
     """
+
+    wants_keys = True
 
     def __init__(self, block_size: int, max_extra_tokens: int = 2048, num_remembered: int = 1 << 16) -> None:
         self._block_size = block_size
@@ -130,11 +92,12 @@ class PrefixAffinity:
             self._homes.popitem(last=False)
 
 
-ROUTERS = ("shortest-queue", "predicted-seconds", "round-robin", "prefix-affinity")
+ROUTERS = ("shortest-queue", "predicted-seconds", "round-robin", "prefix-affinity", "soonest")
 
 
-def create_router(name: str, block_size: int = 16) -> Router:
-    """The router of that name. ValueError lists those that there are."""
+def create_router(name: str, block_size: int = 16, costs: Costs | None = None) -> Router:
+    """The router of that name. ``costs``: prices for "soonest", which learns them where there are none. ValueError lists those that there
+    are."""
     if name == "shortest-queue":
         return ShortestQueue()
     if name == "predicted-seconds":
@@ -143,4 +106,6 @@ def create_router(name: str, block_size: int = 16) -> Router:
         return RoundRobin()
     if name == "prefix-affinity":
         return PrefixAffinity(block_size)
+    if name == "soonest":
+        return SoonestDone(block_size, costs)
     raise ValueError(f"router: {name!r} is not allowed; one of {', '.join(ROUTERS)}")

@@ -17,6 +17,7 @@ class Bottleneck(str, Enum):
     QUEUE = "queue"
     CLIENT = "client"
     HOST = "host"
+    NETWORK = "network"
 
 
 class Cause(IntEnum):
@@ -49,6 +50,10 @@ class Cause(IntEnum):
     DELIVERY = 24
     SLOW_READER = 25
     QUEUED_PROMPT = 26
+    QUEUED_WORKER = 27
+    HAND_OFF = 28
+    NETWORK = 29
+    WORKER_LOST = 30
 
 
 NUM_CAUSES = len(Cause)
@@ -83,10 +88,14 @@ MEANINGS: dict[Cause, tuple[Bottleneck, str]] = {
     Cause.OTHER_PROMPTS: (Bottleneck.QUEUE, "done, waiting for the other prompts of the same call"),
     Cause.DELIVERY: (Bottleneck.HOST, "from the last token to the last byte handed to the connection"),
     Cause.SLOW_READER: (Bottleneck.CLIENT, "the client did not take what was written"),
+    Cause.QUEUED_WORKER: (Bottleneck.QUEUE, "waiting at the front end: no worker was there, or all had enough to do"),
+    Cause.HAND_OFF: (Bottleneck.NETWORK, "its first token drawn, until the worker that was to go on had its KV"),
+    Cause.NETWORK: (Bottleneck.NETWORK, "on its way between the front end and a worker, there and back"),
+    Cause.WORKER_LOST: (Bottleneck.HOST, "its worker was lost, until another one had made its next token"),
 }
 
 BOTTLENECK_OF = tuple(MEANINGS[cause][0] for cause in Cause)
 
 NEEDED = frozenset({Cause.PREPARATION, Cause.PREFILL, Cause.DECODE, Cause.MASKS, Cause.SAMPLING, Cause.DETOKENISE, Cause.SCHEDULING,
-                    Cause.BETWEEN_STEPS, Cause.DELIVERY})  # fmt: skip
+                    Cause.BETWEEN_STEPS, Cause.DELIVERY, Cause.NETWORK})  # fmt: skip
 """What a request takes with an engine to itself. Whatever else it takes, somebody or something made it wait."""

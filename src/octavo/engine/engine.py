@@ -10,7 +10,7 @@ import functools
 import itertools
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TextIO, Unpack
 
 from octavo.backends.base import Backend
@@ -37,6 +37,7 @@ from octavo.speculative.speculator import create_speculator
 
 if TYPE_CHECKING:
     from octavo.engine.kv_tiering import KVTiering
+    from octavo.engine.step_hooks import StepHooks
     from octavo.engine.step_log import StepLog
     from octavo.models.loaded import LoadedModel
 
@@ -61,6 +62,7 @@ class Engine:
         self.metrics = EngineMetrics(max_itl_s)
         self.step_cost = FittedCost(calibrated_cost(backend))  # the one cost of steps: all that ask what a step takes share it
         self.step_log: StepLog | None = None  # told of every step, where somebody wants to know
+        self.step_hooks: StepHooks | None = None
         self.gap_model = None if max_itl_ms is None else GapModel(self.step_cost)
         self._itl_warnings = ItlWarnings(max_itl_s)
         self.num_failures_in_a_row = 0
@@ -186,9 +188,20 @@ class Engine:
         """Output tokens that a prompt of this length leaves room for; 0 or less: none."""
         return self.scheduler.limits.max_total_tokens - num_prompt_tokens
 
-    def add(self, prepared: PreparedRequest) -> None:
-        self.loop.add(prepared.request)
+    def add(self, prepared: PreparedRequest, output_token_ids: Sequence[int] = ()) -> None:
+        """Queue it. ``output_token_ids``: see ``EngineLoop.add``."""
+        self.loop.add(prepared.request, output_token_ids)
         self.metrics.request_added(prepared.request)
+
+    def begin(self, request: Request, output_token_ids: list[int], exact: bool = True) -> None:
+        """Go on with a request that another engine began: see ``EngineLoop.begin``."""
+        self.loop.begin(request, output_token_ids, exact)
+        self.metrics.request_begun(request, self.clock.now())
+
+    def release(self, request_id: str) -> None:
+        """Another engine goes on with a request that was offered: see ``EngineLoop.release``."""
+        self.loop.release(request_id)
+        self.metrics.request_left(request_id)
 
     def abort(self, request_id: str) -> list[OutputEvent]:
         """End a request; no further token of it is computed. Unknown and finished ids do nothing."""
@@ -196,7 +209,8 @@ class Engine:
 
     def fail_all(self, message: str) -> list[OutputEvent]:
         """End every request with an error event."""
-        return self._made(self.loop.fail_all(message))
+        events = self.loop.fail_all(message)
+        return self._made(events if self.step_hooks is None else events + self.step_hooks.failed(message))
 
     @property
     def has_work(self) -> bool:
@@ -216,6 +230,8 @@ class Engine:
                 return []
             if self.tiering is not None:
                 self.tiering.before_execute()
+            if self.step_hooks is not None:
+                self.step_hooks.before_execute(plan)
             result = self.backend.execute(plan)
             events = self.loop.finish_step(plan, result)
         except Exception as error:  # whatever a backend raises or returns, or a fault in planning: the engine must outlive it
@@ -293,9 +309,7 @@ def resolve_num_kv_blocks(
         memory_bytes = cache.kv_cache_memory
         useful = None
     else:
-        from octavo.backends.machine import available_memory_bytes
-
-        memory_bytes = min(int(available_memory_bytes() * DEFAULT_KV_SHARE), MAX_DEFAULT_KV_BYTES)
+        memory_bytes = default_kv_bytes()
         useful = config.scheduler.max_num_seqs * -(-max_model_len // cache.block_size)
     bytes_per_block = backend.kv_capacity(memory_bytes).bytes_per_block
     if draft_lodges and useful is not None:
@@ -307,6 +321,13 @@ def resolve_num_kv_blocks(
     if num_blocks < 1:
         raise ConfigError(f"kv_cache_memory: {memory_bytes} bytes hold no block; one takes {bytes_per_block}")
     return num_blocks
+
+
+def default_kv_bytes() -> int:
+    """Memory of the KV pool where nobody says how much: a share of what is available now."""
+    from octavo.backends.machine import available_memory_bytes
+
+    return min(int(available_memory_bytes() * DEFAULT_KV_SHARE), MAX_DEFAULT_KV_BYTES)
 
 
 def resolve_num_host_blocks(config: EngineConfig, backend: Backend) -> int:

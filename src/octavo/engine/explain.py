@@ -19,7 +19,7 @@ from octavo.core.request import FinishReason
 from octavo.core.words import counted
 from octavo.engine.causes import BOTTLENECK_OF, MEANINGS, NAMES, NEEDED, Bottleneck, Cause
 from octavo.engine.request_record import MAX_CHUNKS, RecordState, RequestRecord
-from octavo.engine.step_window import Held, held_by
+from octavo.engine.step_window import GapClasses, Held, gap_quantiles, held_by
 
 if TYPE_CHECKING:
     from octavo.engine.advice import Advice
@@ -213,16 +213,25 @@ QUANTILES = {"p50": 0.5, "p99": 0.99}
 def summarise(timeline: Timeline, window_s: float, now_s: float, shows_misses: bool = True) -> Summary:
     """The last ``window_s`` seconds: requests that ended, first tokens and gaps between tokens."""
     since_s = now_s - window_s
-    records = timeline.records()
+    with timeline.lock:
+        classes = timeline.window.gap_classes(since_s)
+    is_whole = timeline.ended_records.forgotten_s < since_s
+    return summary_of(timeline.records(), classes, window_s, now_s, is_whole, shows_misses)
+
+
+def summary_of(
+    records: Seq[RequestRecord], gaps: GapClasses, window_s: float, now_s: float, is_whole: bool, shows_misses: bool = True
+) -> Summary:
+    """Of ``records``, those that ended, or had their first token, in the last ``window_s`` seconds; ``gaps``: those of the window."""
+    since_s = now_s - window_s
     ended = [r for r in records if r.ended_s is not None and r.ended_s >= since_s]
     told = [r for r in records if r.first_token_s is not None and r.first_token_s >= since_s]
     seconds = [sum(r.seconds[cause] for r in ended) for cause in Cause]
     if not shows_misses:
         hide_misses(seconds, sum(r.own_missed_s for r in ended))
-    with timeline.lock:
-        num_gaps, gaps = timeline.window.gaps(since_s, tuple(QUANTILES.values()))
-    itl, causes = dict(zip(QUANTILES, gaps, strict=False)), dict(zip(Cause, seconds, strict=True))
-    return Summary(window_s, len(ended), len(told), num_gaps, _ttft(told), itl, causes, timeline.ended_records.forgotten_s < since_s)
+    num_gaps, held = gap_quantiles(gaps, tuple(QUANTILES.values()))
+    itl, causes = dict(zip(QUANTILES, held, strict=False)), dict(zip(Cause, seconds, strict=True))
+    return Summary(window_s, len(ended), len(told), num_gaps, _ttft(told), itl, causes, is_whole)
 
 
 def _ttft(told: Seq[RequestRecord]) -> dict[str, Held]:

@@ -74,10 +74,13 @@ class EngineLoop:
     def has_work(self) -> bool:
         return self.scheduler.has_work
 
-    def add(self, request: Request) -> None:
-        """Queue a request whose parameters are resolved (``max_tokens`` a number, limits checked)."""
-        running = self._open(request)
-        self.scheduler.add(request)
+    def add(self, request: Request, output_token_ids: Seq[int] = ()) -> None:
+        """Queue a request whose parameters are resolved (``max_tokens`` a number, limits checked).
+
+        ``output_token_ids`` were made elsewhere, and their text has been sent: see ``Scheduler.add``. What comes is what comes after them.
+        """
+        running = self._open(request, output_token_ids)
+        self.scheduler.add(request, output_token_ids)
         if self.timeline is not None:
             self.timeline.added(request)
         self._keep(request.request_id, running)
@@ -86,21 +89,33 @@ class EngineLoop:
         """Hold a request back for another engine: see ``Transfers.offer``. Its text is not made here any more."""
         output_token_ids = self.scheduler.transfers.offer(request_id)
         self._drop(request_id)
+        if self.timeline is not None:
+            self.timeline.offered(request_id)
         return output_token_ids
+
+    def release(self, request_id: str) -> None:
+        """Another engine goes on with a request that was offered: see ``Transfers.release``."""
+        self.scheduler.transfers.release(request_id)
+        if self.timeline is not None:
+            self.timeline.released(request_id)
 
     def resume(self, request: Request, output_token_ids: list[int]) -> None:
         """A request that was offered runs on here: see ``Transfers.resume``."""
         running = self._open(request, output_token_ids)
         self.scheduler.transfers.resume(request.request_id)
+        if self.timeline is not None:
+            self.timeline.resumed(request.request_id)
         self._keep(request.request_id, running)
 
-    def begin(self, request: Request, output_token_ids: list[int]) -> None:
+    def begin(self, request: Request, output_token_ids: list[int], exact: bool = True) -> None:
         """A request that another engine began runs on here, where blocks are reserved and filled: see ``Transfers.begin``.
 
         The text of ``output_token_ids`` has been sent; what comes is the text of the tokens after them.
         """
         running = self._open(request, output_token_ids)
-        self.scheduler.transfers.begin(request.request_id)
+        self.scheduler.transfers.begin(request.request_id, output_token_ids, exact)
+        if self.timeline is not None:
+            self.timeline.added(request, is_begun=True)
         self._keep(request.request_id, running)
 
     def _open(self, request: Request, output_token_ids: Seq[int] = ()) -> _RunningText:

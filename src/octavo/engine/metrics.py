@@ -75,6 +75,14 @@ class EngineMetrics:
         self.num_prompt_tokens += len(request.prompt_token_ids)
         self._progress[request.request_id] = _Progress(request.arrival_s, request.params.n)
 
+    def request_begun(self, request: Request, now_s: float) -> None:
+        """A request that another engine began goes on here: its first token was drawn there."""
+        self._progress[request.request_id] = _Progress(now_s, request.params.n, {0: now_s})
+
+    def request_left(self, request_id: str) -> None:
+        """Another engine goes on with it."""
+        self._progress.pop(request_id, None)
+
     def step_done(self, plan: StepPlan, seconds: float) -> None:
         self.step_s.observe(seconds)
         self.step_tokens.observe(plan.num_tokens)

@@ -5,6 +5,7 @@ Decides nothing: plans are those of the scheduler that it is. What is written is
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from typing import Any, TextIO
 
 from octavo.config import CacheConfig, SchedulerConfig
@@ -43,9 +44,10 @@ class RecordedScheduler(Scheduler):
         )  # fmt: skip
         file.write(recording.dump(head))
 
-    def add(self, request: Request) -> None:
-        super().add(request)  # what is refused leaves no trace
-        self._write("add", recording.request_fields(request))
+    def add(self, request: Request, output_token_ids: Seq[int] = ()) -> None:
+        super().add(request, output_token_ids)  # what is refused leaves no trace
+        more = [list(output_token_ids)] if output_token_ids else []
+        self._write("add", recording.request_fields(request), *more)
 
     def abort(self, request_id: str) -> list[TokenEvent]:
         self._write("abort", request_id)
@@ -74,8 +76,8 @@ class RecordedScheduler(Scheduler):
             self._file.flush()
         return events
 
-    def _write(self, kind: str, data: object) -> None:
-        self._file.write(recording.dump([kind, self._num_plans, data]))
+    def _write(self, kind: str, *data: object) -> None:
+        self._file.write(recording.dump([kind, self._num_plans, *data]))
 
     def _costs(self) -> list[Any]:
         """What the plan was priced with: both cost models, as far as there are any."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Self
 
 from octavo.core.match_report import MatchReport
 from octavo.core.request import FinishReason, Request, Sequence
@@ -83,9 +84,10 @@ class RequestRecord:
     keys: array[int] = field(default_factory=lambda: array("Q"))  # of its full blocks, once it has ended
 
     @classmethod
-    def of(cls, request: Request) -> RequestRecord:
-        arrival_s = request.arrival_s
-        received_s = arrival_s if request.received_s is None else min(request.received_s, arrival_s)
+    def of(cls, request: Request, begun_s: float | None = None) -> Self:
+        """``begun_s``: when it began to run here, of one that came from another engine; what was before is told there."""
+        arrival_s = request.arrival_s if begun_s is None else begun_s
+        received_s = arrival_s if request.received_s is None or begun_s is not None else min(request.received_s, arrival_s)
         record = cls(request.request_id, arrival_s, received_s, len(request.prompt_token_ids), request.cache_salt, request.priority)
         record.num_open = record.num_choices = request.params.n
         record.max_tokens = request.params.max_tokens or 0
@@ -99,6 +101,12 @@ class RequestRecord:
 
     def charge(self, cause: Cause, seconds: float) -> None:
         self.seconds[cause] += seconds
+
+    def hold_up(self, begin_s: float, end_s: float) -> None:
+        """A write for it was held up by its client."""
+        self.blocked_s += end_s - begin_s
+        if self.ended_s is not None:
+            self.tail_blocked_s += max(0.0, end_s - max(begin_s, self.ended_s))
 
     def note_away(self, bottleneck: Bottleneck, seconds: float) -> None:
         """Of the gap to its next token, so much is this one's."""

@@ -29,6 +29,10 @@ Parts = Sequence[float]
 """Seconds in the order of ``Bottleneck``."""
 
 
+GapClasses = dict[int, "array[float]"]
+"""Gaps by the place of their class: how many, then seconds in the order of ``Bottleneck``."""
+
+
 def in_order(parts: Mapping[Bottleneck, float]) -> list[float]:
     return [parts.get(bottleneck, 0.0) for bottleneck in Bottleneck]
 
@@ -60,7 +64,7 @@ class StepParts(NamedTuple):
     def parts(self) -> Parts:
         """What a gap that is this step consists of."""
         host_s = max(0.0, self.end_s - self.since_s - self.prefill_s - self.decode_s - self.kv_s)
-        return (self.prefill_s, self.decode_s, self.kv_s, 0.0, 0.0, host_s)
+        return (self.prefill_s, self.decode_s, self.kv_s, 0.0, 0.0, host_s, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,18 +133,32 @@ class StepWindow:
     def gaps(self, since_s: float, quantiles: tuple[float, ...]) -> tuple[int, list[Held]]:
         """(number of gaps that ended since then, each quantile of them). What holds the median is told by the gaps of its class, what
         holds a higher quantile by all gaps from there on. No gaps: an empty list."""
-        merged: dict[int, array[float]] = {}
+        return gap_quantiles(self.gap_classes(since_s), quantiles)
+
+    def gap_classes(self, since_s: float) -> GapClasses:
+        """The gaps that ended since then."""
+        merged: GapClasses = {}
         for second, gaps in self._seconds:
             if second + 1 <= since_s:
                 continue
             for place, found in gaps.items():
-                into = merged.setdefault(place, _no_gaps())
-                into[:] = array("d", map(sum, zip(into, found, strict=True)))
-        total = round(sum(found[0] for found in merged.values()))
-        return total, [_quantile(merged, total, q) for q in quantiles] if total else []
+                add_gaps(merged, place, found)
+        return merged
 
 
-def _quantile(merged: dict[int, array[float]], total: int, q: float) -> Held:
+def add_gaps(into: GapClasses, place: int, found: Sequence[float]) -> None:
+    """Add the gaps of a class to those that are there."""
+    there = into.setdefault(place, _no_gaps())
+    there[:] = array("d", map(sum, zip(there, found, strict=True)))
+
+
+def gap_quantiles(classes: GapClasses, quantiles: tuple[float, ...]) -> tuple[int, list[Held]]:
+    """See ``StepWindow.gaps``."""
+    total = round(sum(found[0] for found in classes.values()))
+    return total, [_quantile(classes, total, q) for q in quantiles] if total else []
+
+
+def _quantile(merged: GapClasses, total: int, q: float) -> Held:
     left = math.ceil(q * total)
     for place in sorted(merged):
         left -= round(merged[place][0])

@@ -43,9 +43,8 @@ _IN_STEP, _ENDED = RecordState.IN_STEP, RecordState.ENDED
 _DECODE, _OTHERS_DECODE, _OTHERS_PREFILL = int(Cause.DECODE), int(Cause.OTHERS_DECODE), int(Cause.OTHERS_PREFILL)
 _SCHEDULING, _BETWEEN_STEPS = int(Cause.SCHEDULING), int(Cause.BETWEEN_STEPS)
 _SWAPPED, _RESTORED = int(Cause.SWAPPED), int(Cause.RESTORED)
-_MARKED = tuple(
-    map(int, (Cause.SCHEDULING, Cause.DETOKENISE, Cause.SAMPLING, Cause.MASKS, Cause.DRAFTS, Cause.SWAPPED, Cause.RESTORED))
-)  # what a step's marks may be of
+_MARKS = (Cause.SCHEDULING, Cause.DETOKENISE, Cause.SAMPLING, Cause.MASKS, Cause.DRAFTS, Cause.SWAPPED, Cause.RESTORED)
+_MARKED = tuple(map(int, _MARKS))  # what a step's marks may be of
 
 
 class Timeline:
@@ -76,7 +75,7 @@ class Timeline:
         self._marks = [0.0] * NUM_CAUSES  # of the step being made
         self._mark_s = self._planned_s = self._executed_s = 0.0
         self._begun_s = self._since_s = 0.0
-        self._last_end_s = 0.0  # of a step
+        self._last_end_s = -1.0  # of a step
         self._num_preemptions = 0
         self._slices: list[RequestRecord | None] = []  # of the plan in flight, in its order
         self._prompts: list[tuple[int, int, int]] = []  # of these, slices of prompts: (place, recomputed rows, missed rows)
@@ -85,12 +84,12 @@ class Timeline:
 
     # --- requests -----------------------------------------------------------------------------------------------------------------------
 
-    def added(self, request: Request) -> None:
-        """A request was queued."""
-        record = RequestRecord.of(request)
+    def added(self, request: Request, is_begun: bool = False) -> None:
+        """A request was queued; ``is_begun``: it runs from now on, after tokens that another engine made."""
+        record = RequestRecord.of(request, self._clock.now() if is_begun else None)
         with self.lock:
             running = self._scheduler.running_sequences
-            record.num_ahead = self._scheduler.num_waiting - 1
+            record.num_ahead = max(0, self._scheduler.num_waiting - 1)
             record.num_tokens_ahead = self._num_queued_tokens + sum(len(s.token_ids) - s.num_computed for s in running)
             self._num_queued_tokens += record.num_prompt_tokens
             self._live[record.request_id] = self._untold[record.request_id] = record
@@ -105,13 +104,31 @@ class Timeline:
                 if record is not None and event.finish_reason is not None:
                     self._end_choice(record, event.finish_reason, now_s)
 
+    def offered(self, request_id: str) -> None:
+        """A running request was taken out of the steps, between two of them, for another engine to go on with."""
+        with self.lock:
+            if (record := self._in_step.pop(request_id, None)) is not None:
+                record.seconds, record.decode_s = self._taken_over(record), 0.0
+                record.state, record.out_cause, record.since_s = RecordState.OUT, Cause.HAND_OFF, self._summed_s
+
+    def resumed(self, request_id: str) -> None:
+        """Nobody went on with it: it takes part in steps again, as soon as there is room."""
+        with self.lock:
+            if (record := self._live.get(request_id)) is not None and record.state is RecordState.OUT:
+                self._out[request_id] = record
+
+    def released(self, request_id: str) -> None:
+        """Another engine goes on with it: here it has ended, for no reason of its own."""
+        with self.lock:
+            if (record := self._live.get(request_id)) is not None:
+                record.num_open = 1
+                self._end_choice(record, None, self._clock.now())
+
     def blocked(self, request_ids: Iterable[str], begin_s: float, end_s: float) -> None:
         """A write for these requests was held up by their client from ``begin_s`` to ``end_s``."""
         with self.lock:
             for record in filter(None, map(self.find, request_ids)):
-                record.blocked_s += end_s - begin_s
-                if record.ended_s is not None:
-                    record.tail_blocked_s += max(0.0, end_s - max(begin_s, record.ended_s))
+                record.hold_up(begin_s, end_s)
             self.window.add_gap(end_s, end_s - begin_s, in_order({Bottleneck.CLIENT: end_s - begin_s}))
 
     def delivered(self, request_ids: Iterable[str], now_s: float) -> None:
@@ -247,7 +264,7 @@ class Timeline:
         """Charge a record for its time up to the beginning of the step being planned, and take it out of its state."""
         if record.state is RecordState.OUT:
             self._charge_out(record, self._begun_s)
-            del self._out[record.request_id]
+            self._out.pop(record.request_id, None)
             return
         record.seconds, record.decode_s = self._taken_over(record), 0.0
         if record.state is _IN_STEP:
@@ -360,7 +377,7 @@ class Timeline:
             if event.finish_reason is not None and event.request_id in self._live:
                 self._end_choice(self._live[event.request_id], event.finish_reason, now_s)
 
-    def _end_choice(self, record: RequestRecord, reason: FinishReason, now_s: float) -> None:
+    def _end_choice(self, record: RequestRecord, reason: FinishReason | None, now_s: float) -> None:
         record.num_open -= 1
         if record.num_open:
             return

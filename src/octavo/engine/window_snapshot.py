@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from octavo.engine.engine import Engine
 
 MAX_REQUESTS = 500
-_INCOMPLETE = (FinishReason.ABORT, FinishReason.ERROR)
+_INCOMPLETE = (FinishReason.ABORT, FinishReason.ERROR, None)  # None: it runs on, here or on another engine
 
 
 def snapshot(engine: Engine, seconds: float, max_requests: int = MAX_REQUESTS) -> RecordedWindow:

@@ -23,14 +23,15 @@ import octavo
 from octavo.core.clock import Clock
 from octavo.core.request import ParameterError
 from octavo.core.speculative_params import SpeculativeParams
-from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.params import RequestOptions
 from octavo.engine.replay_advice import Replayer
+from octavo.engine.serving import ServingEngine
 from octavo.server import asgi
 from octavo.server.asgi import App, BodyReader, ClientLeft, Header, KeyCheck, Receive, Scope, Send
 from octavo.server.calls import Answer, Call, CallIdentity, ChoiceFormat, Wanted, open_call
 from octavo.server.chat import ChatFormat, chat_prompt
 from octavo.server.choices import num_shown
+from octavo.server.cluster import ClusterRoutes
 from octavo.server.completions import CompletionFormat, completion_prompts
 from octavo.server.errors import APIError, invalid
 from octavo.server.explain import Explainer
@@ -64,16 +65,21 @@ class Exchange:
 class Service:
     """What the routes do, for one engine."""
 
-    def __init__(self, engine: AsyncEngine, options: ServerOptions, replayer: Replayer | None = None) -> None:
+    def __init__(self, engine: ServingEngine, options: ServerOptions, replayer: Replayer | None = None) -> None:
         self.engine = engine
         self.options = options
-        self.model = engine.engine.model
-        self.reader = PromptReader(self.model.tokenizer, engine.engine.max_model_len)
-        self.model_name = engine.engine.config.model.served_model_name or self.model.name
+        self.model = engine.model
+        self.reader = PromptReader(self.model.tokenizer, engine.max_model_len)
+        self.model_name = engine.model_name
         self.started = int(time.time())
-        fingerprint = engine.engine.backend.fingerprint()
-        self.explainer = Explainer(engine.engine, options.explain_cache, replayer)
-        self.fingerprint = "fp_" + hashlib.blake2b(fingerprint.encode(), digest_size=6).hexdigest()
+        self.reports = engine.reports(options.explain_cache, replayer)
+        self.explainer = Explainer(engine, self.reports)
+        self.cluster = ClusterRoutes(engine.cluster, options.api_key is not None)
+
+    @property
+    def fingerprint(self) -> str:
+        """As answers show it. Workers say it when they are ready."""
+        return "fp_" + hashlib.blake2b(self.engine.fingerprint.encode(), digest_size=6).hexdigest()
 
     async def completions(self, exchange: Exchange) -> None:
         request = await run_aside(len(exchange.body) // 16, parse_body, exchange.body, CompletionRequest)
@@ -131,7 +137,7 @@ class Service:
             (ids,) = await self.reader.encode_all([request.prompt], request.add_special_tokens is not False, "prompt")
         else:
             ids = (await chat_prompt(request, len(exchange.body), self.model, self.reader)).token_ids
-        content: dict[str, Any] = {"count": len(ids), "max_model_len": self.engine.engine.max_model_len, "tokens": ids}
+        content: dict[str, Any] = {"count": len(ids), "max_model_len": self.engine.max_model_len, "tokens": ids}
         content["token_strs"] = await run_aside(len(ids), self._token_texts, ids) if request.return_token_strs else None
         await self._send_with_warnings(exchange, content, request.warnings)
 
@@ -165,19 +171,29 @@ class Service:
         await asgi.send_json(exchange.send, {"version": octavo.__version__}, headers=exchange.headers)
 
     async def metrics(self, exchange: Exchange) -> None:
-        body, content_type = exposition(self.engine.engine, self.options.explain_cache)
+        body, content_type = exposition(await self.reports.metrics())
         await asgi.send_body(exchange.send, 200, body, ((b"content-type", content_type), *exchange.headers))
 
     async def explain(self, exchange: Exchange) -> None:
-        content = self.explainer.of_id(exchange.scope["path_params"]["request_id"])
+        content = await self.explainer.of_id(exchange.scope["path_params"]["request_id"])
         await asgi.send_json(exchange.send, content, headers=exchange.headers)
 
     async def requests(self, exchange: Exchange) -> None:
-        await asgi.send_json(exchange.send, self.explainer.listed(exchange.scope["query_string"]), headers=exchange.headers)
+        content = await self.explainer.listed(exchange.scope["query_string"])
+        await asgi.send_json(exchange.send, content, headers=exchange.headers)
 
     async def explain_summary(self, exchange: Exchange) -> None:
         content = await self.explainer.summary(exchange.scope["query_string"])
         await asgi.send_json(exchange.send, content, headers=exchange.headers)
+
+    async def cluster_status(self, exchange: Exchange) -> None:
+        await asgi.send_json(exchange.send, self.cluster.status(), headers=exchange.headers)
+
+    async def cluster_drain(self, exchange: Exchange) -> None:
+        await asgi.send_json(exchange.send, await self.cluster.drain(exchange.body), headers=exchange.headers)
+
+    async def cluster_restart(self, exchange: Exchange) -> None:
+        await asgi.send_json(exchange.send, await self.cluster.restart(exchange.body), headers=exchange.headers)
 
     async def health(self, exchange: Exchange) -> None:
         """200 while requests are taken and the engine makes progress, else 503."""
@@ -189,6 +205,27 @@ class Service:
         health = self.engine.health()
         await asgi.send_json(exchange.send, {"status": health.detail}, 200 if health.live else 503, exchange.headers)
 
+    def routes(self) -> list[tuple[str, str, Callable[[Exchange], Awaitable[None]]]]:
+        """Method, path and handler of each."""
+        return [
+            ("POST", "/v1/chat/completions", self.chat_completions),
+            ("POST", "/v1/completions", self.completions),
+            ("GET", "/v1/models", self.models),
+            ("GET", "/v1/models/{model:path}", self.one_model),
+            ("GET", "/v1/requests", self.requests),
+            ("GET", "/v1/requests/{request_id:path}/explain", self.explain),
+            ("GET", "/v1/explain/summary", self.explain_summary),
+            ("GET", "/v1/cluster", self.cluster_status),
+            ("POST", "/v1/cluster/drain", self.cluster_drain),
+            ("POST", "/v1/cluster/restart", self.cluster_restart),
+            ("POST", "/tokenize", self.tokenize),
+            ("POST", "/detokenize", self.detokenize),
+            ("GET", "/health", self.health),
+            ("GET", "/health/live", self.live),
+            ("GET", "/metrics", self.metrics),
+            ("GET", "/version", self.version),
+        ]
+
     def _model_card(self) -> dict[str, Any]:
         return {
             "id": self.model_name,
@@ -197,7 +234,7 @@ class Service:
             "owned_by": "octavo",
             "root": self.model.name,
             "parent": None,
-            "max_model_len": self.engine.engine.max_model_len,
+            "max_model_len": self.engine.max_model_len,
         }
 
     def _check_model(self, name: str | None) -> None:
@@ -235,7 +272,7 @@ class Endpoint:
             await asgi.send_error(send, error, headers)
 
 
-def create_app(engine: AsyncEngine, options: ServerOptions | None = None, replayer: Replayer | None = None) -> App:
+def create_app(engine: ServingEngine, options: ServerOptions | None = None, replayer: Replayer | None = None) -> App:
     """The ASGI application. It starts ``engine`` with its lifespan and stops it at the end. ``replayer``: what runs recorded windows again
     to say what would have helped (None: nobody)."""
     options = options or ServerOptions()
@@ -251,23 +288,9 @@ def create_app(engine: AsyncEngine, options: ServerOptions | None = None, replay
             await engine.stop(0.0)
 
     def route(method: str, path: str, handler: Callable[[Exchange], Awaitable[None]]) -> Route:
-        return Route(path, Endpoint(bodies, handler, engine.engine.clock), methods=[method])
+        return Route(path, Endpoint(bodies, handler, engine.clock), methods=[method])
 
-    routes = [
-        route("POST", "/v1/chat/completions", service.chat_completions),
-        route("POST", "/v1/completions", service.completions),
-        route("GET", "/v1/models", service.models),
-        route("GET", "/v1/models/{model:path}", service.one_model),
-        route("GET", "/v1/requests", service.requests),
-        route("GET", "/v1/requests/{request_id:path}/explain", service.explain),
-        route("GET", "/v1/explain/summary", service.explain_summary),
-        route("POST", "/tokenize", service.tokenize),
-        route("POST", "/detokenize", service.detokenize),
-        route("GET", "/health", service.health),
-        route("GET", "/health/live", service.live),
-        route("GET", "/metrics", service.metrics),
-        route("GET", "/version", service.version),
-    ]
+    routes = [route(*one) for one in service.routes()]
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _http_error})
     app.router.redirect_slashes = False
     if options.api_key is not None:

@@ -14,9 +14,10 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 from octavo.core.request import SamplingParams
-from octavo.engine.async_engine import AsyncEngine, EngineUnavailable, StreamOverflow
+from octavo.engine.event_stream import EngineUnavailable, StreamOverflow
 from octavo.engine.outputs import CacheMatch, CompletionOutput, GenerationError, OutputEvent, RequestOutput
 from octavo.engine.params import PreparedRequest, RequestOptions
+from octavo.engine.serving import ServingEngine
 from octavo.server.asgi import Header, Scope, Send, drop_connection, send_json
 from octavo.server.choices import best_choices
 from octavo.server.errors import as_api_error
@@ -121,7 +122,7 @@ def _shown_match(match: CacheMatch | None) -> dict[str, Any] | None:
     return None if match is None else {name: value for name, value in asdict(match).items() if value is not None}
 
 
-async def open_call(engine: AsyncEngine, identity: CallIdentity, prompts: Sequence[Prompt], wanted: Wanted) -> Call:
+async def open_call(engine: ServingEngine, identity: CallIdentity, prompts: Sequence[Prompt], wanted: Wanted) -> Call:
     """Check all prompts of a call before any of them is queued. Raises ParameterError, EngineUnavailable."""
     params = wanted.params
     size = sum(len(prompt.token_ids) + PROMPT_COST for prompt in prompts) + sum(map(len, params.bad_words))
@@ -129,7 +130,7 @@ async def open_call(engine: AsyncEngine, identity: CallIdentity, prompts: Sequen
     return await run_aside(size, _checked_call, engine, identity, prompts, wanted)
 
 
-def _checked_call(engine: AsyncEngine, identity: CallIdentity, prompts: Sequence[Prompt], wanted: Wanted) -> Call:
+def _checked_call(engine: ServingEngine, identity: CallIdentity, prompts: Sequence[Prompt], wanted: Wanted) -> Call:
     unique = uuid.uuid4().hex  # clients may use one name twice, the engine may not
     response_id = f"{identity.id_prefix}-{wanted.request_id or unique}"
     prepared = []
@@ -137,10 +138,10 @@ def _checked_call(engine: AsyncEngine, identity: CallIdentity, prompts: Sequence
     for i, prompt in enumerate(prompts):
         params = checked
         if params.max_tokens is None and wanted.default_max_tokens is not None:
-            room = engine.engine.room(len(prompt.token_ids))
+            room = engine.room(len(prompt.token_ids))
             default = max(wanted.default_max_tokens, params.min_tokens)
             params = replace(params, max_tokens=max(1, min(default, room)))
-        prepared.append(engine.engine.prepare_checked(prompt.token_ids, params, f"{unique}-{i}", **wanted.options))
+        prepared.append(engine.prepare_checked(prompt.token_ids, params, f"{unique}-{i}", **wanted.options))
     outputs = [RequestOutput.start(one.request, prompt.text, one.warnings) for one, prompt in zip(prepared, prompts, strict=True)]
     warnings = list(dict.fromkeys([*wanted.warnings, *(w for one in prepared for w in one.warnings)]))
     shown = (wanted.num_shown, wanted.explain_cache, wanted.explains)
@@ -151,7 +152,7 @@ class Answer:
     """Runs one call and sends its answer; aborts what is left of it when sending ends early."""
 
     def __init__(
-        self, engine: AsyncEngine, call: Call, choice_format: ChoiceFormat, scope: Scope, send: Send, explainer: Explainer
+        self, engine: ServingEngine, call: Call, choice_format: ChoiceFormat, scope: Scope, send: Send, explainer: Explainer
     ) -> None:
         self._engine = engine
         self._call = call
@@ -181,7 +182,7 @@ class Answer:
         content["choices"] = [self._format.whole(index, output, choice) for index, (output, choice) in enumerate(shown)]
         content["usage"] = call.usage()
         content |= self._format.whole_fields(call.outputs)
-        content |= self._explanation()
+        content |= await self._explanation()
         if call.warnings:
             content["warnings"] = call.warnings
         await send_json(self._send, content, headers=headers, until_taken=True)
@@ -202,14 +203,14 @@ class Answer:
                 if data:
                     await self._send_chunks(data, headers)
                 events = await stream.read()
-                explanation: dict[str, Any] = self._explanation() if stream.finished and not include_usage else {}
+                explanation: dict[str, Any] = await self._explanation() if stream.finished and not include_usage else {}
                 data, error = self._chunks(events, frames, explanation)
             if error is not None:
                 if not (data or self._started):
                     raise error
                 data += error_event(as_api_error(error).content())
             elif include_usage:
-                data += frames.usage(call.usage(), self._explanation())
+                data += frames.usage(call.usage(), await self._explanation())
             if len(data) > _LARGE_BYTES:  # so much may lie unsent in the server, and what follows is not written before
                 await self._write(data, headers)
                 data = b""
@@ -229,9 +230,9 @@ class Answer:
             await self._send({"type": "http.response.start", "status": 200, "headers": [*EVENT_STREAM_HEADERS, *headers]})
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
-    def _explanation(self) -> dict[str, Any]:
+    async def _explanation(self) -> dict[str, Any]:
         """More top-level fields of an answer whose requests have ended: where the time went, if that was asked for."""
-        return {"explain": self._explainer.of_call(self._call.response_id)} if self._call.explains else {}
+        return {"explain": await self._explainer.of_call(self._call.response_id)} if self._call.explains else {}
 
     def _chunks(self, events: list[OutputEvent], frames: Frames, last_fields: dict[str, Any]) -> tuple[bytes, Exception | None]:
         """The chunks of some events, in one piece, and the error that ended them. Keeps no output: a stream's memory does not grow.

@@ -11,8 +11,9 @@ import msgspec
 
 from octavo.core.request import ParameterError
 from octavo.core.step import NO_TOKEN_ALLOWED
-from octavo.engine.async_engine import EngineUnavailable
+from octavo.engine.event_stream import EngineUnavailable
 from octavo.engine.outputs import GenerationError
+from octavo.engine.serving import NO_WORKER
 
 logger = logging.getLogger("octavo.server")
 
@@ -53,6 +54,8 @@ def as_api_error(error: Exception) -> APIError:
     if isinstance(error, GenerationError):
         if error.code == NO_TOKEN_ALLOWED:
             return invalid(str(error), None, NO_TOKEN_ALLOWED)
+        if error.code == NO_WORKER:
+            return APIError(503, str(error), code="unavailable", headers=((b"retry-after", b"5"),))
         return APIError(500, str(error), code="generation_failed")
     logger.error("request failed", exc_info=error)
     return APIError(500, "the server failed to answer; its log says why", code="internal_error")

@@ -1,4 +1,4 @@
-"""Serves a model in this process, from a configuration to a socket: the order in which a start does things, and nothing else.
+"""Serves a model, from a configuration to a socket: the order in which a start does things, and nothing else.
 
 The port is bound first, so that one in use is known at once. Then the model is loaded, and what serves HTTP is imported beside that:
 this module imports none of it before.
@@ -10,6 +10,7 @@ import gc
 import importlib
 import logging
 import socket
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from octavo.config import EngineConfig
@@ -18,8 +19,19 @@ from octavo.server.options import ServerOptions
 
 if TYPE_CHECKING:
     from octavo.engine.replay_advice import Replayer
+    from octavo.engine.serving import ServingEngine
+
+    LoadEngine = Callable[[EngineConfig, Callable[[], object]], ServingEngine]
 
 logger = logging.getLogger("octavo.server")
+
+
+def load_in_process(config: EngineConfig, beside: Callable[[], object]) -> ServingEngine:
+    """The engine that makes its steps in this process. ``beside`` is called while weights are packed on other threads."""
+    loaded = Engine.load(config, beside)
+    from octavo.engine.async_engine import AsyncEngine
+
+    return AsyncEngine(loaded)
 
 
 def run_server(
@@ -28,30 +40,28 @@ def run_server(
     port: int = 8000,
     options: ServerOptions | None = None,
     replayer: Replayer | None = None,
+    load_engine: LoadEngine = load_in_process,
 ) -> None:
     """Serve until a signal. Port 0 takes a free one. Before that: ConfigError, ModelFileError, BackendError, OSError (port in use).
-    ``replayer``: see ``create_app``."""
+    ``replayer``: see ``create_app``. ``load_engine``: makes the engine, and calls its second argument meanwhile."""
     options = options or ServerOptions()
     listener = _listen(host, port)
     gc.disable()  # next to nothing of what a start makes is garbage: walking it again and again would be time for nothing
     try:
-        loaded = Engine.load(config, beside=_import_server)
+        engine = load_engine(config, _import_server)
     except BaseException:
         gc.enable()
         listener.close()
         raise
-    from octavo.engine.async_engine import AsyncEngine
     from octavo.server.app import create_app
     from octavo.server.run import make_server
 
     field = config.speculative.waits_to_be_asked
     if field is not None:
         logger.info("%s is set and spec is off: drafts are made for requests alone that ask for them (speculative)", field)
-    engine = AsyncEngine(loaded)
     app = create_app(engine, options, replayer)
-    name = config.model.served_model_name or loaded.model.name
     shown = f"[{host}]" if ":" in host else host
-    ready = f"octavo: {name} is ready at http://{shown}:{listener.getsockname()[1]} (Ctrl-C stops)"
+    ready = f"octavo: {engine.model_name} is ready at http://{shown}:{listener.getsockname()[1]} (Ctrl-C stops)"
     server = make_server(app, engine, options, ready)
     gc.collect()
     gc.freeze()  # what is loaded stays: full collections need not walk the vocabulary in the middle of a stream

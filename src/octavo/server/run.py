@@ -16,7 +16,7 @@ from typing import Any
 
 import uvicorn
 
-from octavo.engine.async_engine import AsyncEngine
+from octavo.engine.serving import ServingEngine
 from octavo.server.asgi import App
 from octavo.server.connection import Connection, ConnectionLimits
 from octavo.server.options import ServerOptions
@@ -31,7 +31,7 @@ CLOSE_S = 5  # for responses to be written after the engine has stopped
 class Server(uvicorn.Server):
     """uvicorn's server with a drain before its shutdown, limits for slow clients, and exit code 0 for a signal that was obeyed."""
 
-    def __init__(self, config: uvicorn.Config, engine: AsyncEngine, options: ServerOptions, ready_message: str) -> None:
+    def __init__(self, config: uvicorn.Config, engine: ServingEngine, options: ServerOptions, ready_message: str) -> None:
         super().__init__(config)
         self._engine = engine
         self._drain_s = options.drain_s
@@ -45,8 +45,25 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         for listener in sockets or ():
             listener.listen(LISTEN_BACKLOG)
-        if self.started and self._ready_message:
+        if not self.started or not await self._engine_ready():
+            return
+        if self._ready_message:
             print(self._ready_message, flush=True)
+
+    async def _engine_ready(self) -> bool:
+        """Wait until the engine can serve; False when a signal came first. Meanwhile /health says what is missing."""
+        ready = asyncio.ensure_future(self._engine.ready())
+        try:
+            while not ready.done() and not self._signal_received:
+                await asyncio.wait((ready,), timeout=0.1)
+            if ready.done():
+                ready.result()
+            return ready.done()
+        except BaseException:
+            await self._engine.stop(0.0)
+            raise
+        finally:
+            ready.cancel()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._signal_received:
@@ -72,7 +89,7 @@ class Server(uvicorn.Server):
             self.should_exit = True
 
 
-def make_server(app: App, engine: AsyncEngine, options: ServerOptions, ready_message: str = "") -> Server:
+def make_server(app: App, engine: ServingEngine, options: ServerOptions, ready_message: str = "") -> Server:
     """A server that is not running yet; it is to be run on a socket."""
     plain: dict[str, Any] = {"log_config": None, "access_log": False, "server_header": False, "proxy_headers": False, "lifespan": "on"}
     limits = ConnectionLimits(options.head_s, options.stall_s, max_connections())

@@ -1,30 +1,36 @@
 """Prefill and decode on separate engines: hand-offs on their way through a simulation.
 
-Owns the hand-offs and their due times; who sends is told by the simulation, who receives is asked of a router. Offers that nobody has room
-for wait in order of arrival, and are made again whenever room may have come.
+Carries out what the desk of hand-offs says, the same class as in a cluster: its orders are calls here, and copies take the time of a link.
+Owns when copies are through; who sends is told by the simulation, who receives is asked of a router.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import deque
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count
 
 from octavo.core.request import Request
-from octavo.distributed.handoff import Action, Handoff, HandoffLimits, HandoffState, Link
+from octavo.distributed.handoff import HandoffLimits, Link
+from octavo.distributed.handover import HandoverDesk, Moving, Order, OrderKind
+from octavo.distributed.roles import RolePools
 from octavo.distributed.router import Router, RouteRequest, ShortestQueue
+from octavo.simulator.links import Links
 from octavo.simulator.sim_engine import SimEngine
 
 
 @dataclass(frozen=True, slots=True)
 class HandoffOptions:
-    """``link``: each prefill engine has one like it, to send over. ``router`` chooses among the decode engines that have room."""
+    """``link``: each engine that sends has one like it, to all others. ``links``: those of (sender, receiver) pairs that differ, each of
+    which is shared by that pair alone. ``router`` chooses among the decode engines that have room, where nobody was chosen before."""
 
     link: Link = field(default_factory=lambda: Link(25e9, 1e-4))
     limits: HandoffLimits = HandoffLimits()
     router: Router = field(default_factory=ShortestQueue)
+    links: Mapping[tuple[int, int], Link] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -39,54 +45,74 @@ class HandoffStats:
 
 
 @dataclass(slots=True)
-class _Moving:
-    """A hand-off with what it hands over. ``overlap_s``: the sender's last step, beside which layers may have been sent."""
+class _Load:
+    """What is handed over. ``overlap_s``: the sender's last step, beside which layers may have been sent."""
 
-    handoff: Handoff
     request: Request
-    output_token_ids: list[int]
     overlap_s: float
-    copied_s: float = float("inf")
+    wanted: int | None = None  # the receiver that was chosen when the request came
 
 
-class HandoffDesk:
-    """All hand-offs of a simulation. ``engines``: all engines, by index."""
+class Handovers:
+    """All hand-offs of a simulation. ``engines``: all engines, by index. ``pools``: hears where a request came to be."""
 
-    def __init__(self, engines: Seq[SimEngine], options: HandoffOptions) -> None:
-        self.stats = HandoffStats()
+    def __init__(self, engines: Seq[SimEngine], options: HandoffOptions, pools: RolePools | None = None) -> None:
+        self._pools = pools
         self._options = options
         self._engines = engines
         self._receivers = [engine for engine in engines if engine.spec.role == "decode"]
-        self._links = {engine.index: replace(options.link, free_s=0.0) for engine in engines if engine.spec.role == "prefill"}
-        self._waiting: deque[_Moving] = deque()  # offered, in order
-        self._due: list[tuple[float, int, _Moving]] = []  # (copied or deadline, number, hand-off)
-        self._numbers = count()
-        self._room_may_be_there = False
+        self._down = set[int]()  # engines that are gone
+        self._open: list[int] = []  # keys of hand-offs, some of them over
+        self._links = Links(options.link, options.links)
+        self._desk: HandoverDesk[_Load] = HandoverDesk(options.limits, self._choose, most_asked=1)  # answers come at once
+        self._copies: list[tuple[float, int]] = []  # (copied, key)
+        self._copy_s = 0.0
+        self._keys = count()
+
+    @property
+    def stats(self) -> HandoffStats:
+        desk = self._desk.stats
+        return HandoffStats(
+            desk.num_offered, desk.num_handed_over, desk.num_failed, desk.num_bytes, desk.waited_s, self._copy_s, desk.first_failure
+        )
 
     def next_s(self) -> float:
         """When the next hand-off is copied or has waited too long; infinity when none is on its way."""
-        while self._due and self._is_stale(*self._due[0]):
-            heapq.heappop(self._due)
-        return self._due[0][0] if self._due else float("inf")
+        while self._copies and self._desk.find(self._copies[0][1]) is None:
+            heapq.heappop(self._copies)
+        copied_s = self._copies[0][0] if self._copies else float("inf")
+        return min(copied_s, self._desk.next_s)
 
-    def _is_stale(self, due_s: float, _: int, moving: _Moving) -> bool:
-        return moving.handoff.is_over or due_s not in (moving.copied_s, moving.handoff.deadline_s)
-
-    def offer(self, sender: SimEngine, request: Request, now: float, overlap_s: float) -> None:
-        """``request`` has drawn its first token on ``sender`` and goes on elsewhere."""
+    def offer(self, sender: SimEngine, request: Request, now: float, overlap_s: float, wanted: int | None = None) -> None:
+        """``request`` has drawn its first token on ``sender`` and goes on elsewhere: on engine ``wanted`` if it has room."""
         output_token_ids = sender.offer(request.request_id)
         num_tokens = len(request.prompt_token_ids) + len(output_token_ids) - 1
         num_bytes = num_tokens * sender.spec.kv_bytes_per_token
-        handoff = Handoff(request.request_id, sender.index, num_bytes, now, self._options.limits)
-        moving = _Moving(handoff, request, output_token_ids, overlap_s)
-        self.stats.num_offered += 1
-        self._waiting.append(moving)
-        self._push(handoff.deadline_s, moving)
-        self._room_may_be_there = True
+        load, key = _Load(request, overlap_s, wanted), next(self._keys)
+        if len(self._open) > 64 + 2 * len(self._desk):
+            self._open = [one for one in self._open if self._desk.find(one) is not None]
+        self._open.append(key)
+        self._desk.offered(key, load, sender.index, num_tokens, num_bytes, now, output_token_ids)
 
     def room_may_be_there(self) -> None:
         """A sequence has ended on a decode engine."""
-        self._room_may_be_there = True
+        self._desk.room_may_be_there()
+
+    def gone(self, index: int, now: float) -> tuple[list[tuple[Request, list[int]]], set[int]]:
+        """Engine ``index`` is gone: (requests that were on their way from it, with their output tokens; engines with something new to do).
+
+        Those on their way to it are their senders' again.
+        """
+        self._down.add(index)
+        touched, moving_ones = set[int](), [self._desk.find(key) for key in self._open]
+        lost = [(one.load.request, one.output_token_ids) for one in moving_ones if one is not None and one.sender == index]
+        self._follow(self._desk.worker_gone(index, now), now, touched)
+        return lost, touched
+
+    def back(self, index: int) -> None:
+        """Engine ``index`` is there again, and empty."""
+        self._down.discard(index)
+        self._desk.room_may_be_there()
 
     def advance(self, now: float) -> set[int]:
         """Everything that is due by ``now``: copies that are through, waits that took too long, offers that may find room.
@@ -94,66 +120,54 @@ class HandoffDesk:
         Returns the indexes of the engines that may have something new to do.
         """
         touched = set[int]()
-        while self.next_s() <= now:
-            _, _, moving = heapq.heappop(self._due)
-            if moving.copied_s <= now and moving.handoff.state is HandoffState.RESERVED:
-                self._act(moving, moving.handoff.copied(now), now, touched)
-            else:
-                self._act(moving, moving.handoff.expire(now), now, touched)
-        if self._room_may_be_there:
-            self._room_may_be_there = False
-            self._make_offers(now, touched)
+        while self.next_s() <= now and self._copies and self._copies[0][0] <= now:
+            self._follow(self._desk.copied(heapq.heappop(self._copies)[1], now), now, touched)
+        self._follow(self._desk.tick(now), now, touched)
         return touched
 
-    def _make_offers(self, now: float, touched: set[int]) -> None:
-        while self._waiting:
-            moving = self._waiting[0]
-            if moving.handoff.state is HandoffState.OFFERED:
-                receiver = self._receiver(moving)
-                if receiver is None:
-                    return
-                self.stats.waited_s += now - moving.handoff.offered_s
-                self._act(moving, moving.handoff.reserved(receiver.index, now), now, touched)
-            self._waiting.popleft()
-
-    def _receiver(self, moving: _Moving) -> SimEngine | None:
-        """The engine that the router chooses among those with room, its blocks reserved."""
-        request, candidates = moving.request, list(self._receivers)
+    def _choose(self, moving: Moving[_Load]) -> int | None:
+        """The engine that was chosen before, else the one that the router chooses, of those that have not said that they have no room."""
+        request, wanted = moving.load.request, moving.load.wanted
+        away = moving.refused_by | self._down | {moving.sender}
+        if wanted is not None and wanted not in away:
+            return wanted
         route = RouteRequest(request.request_id, len(request.prompt_token_ids), request.params.max_tokens)
-        while candidates:
-            engine = candidates.pop(self._options.router.choose(route, candidates))
-            if engine.reserve(request, moving.output_token_ids):
-                return engine
-        return None
+        candidates = [engine for engine in self._receivers if engine.index not in away]
+        return candidates[self._options.router.choose(route, candidates)].index if candidates else None
 
-    def _act(self, moving: _Moving, actions: list[Action], now: float, touched: set[int]) -> None:
-        handoff, request = moving.handoff, moving.request
-        sender = self._engines[handoff.sender]
-        for action in actions:
-            receiver = None if handoff.receiver is None else self._engines[handoff.receiver]
-            if action is Action.COPY:
-                moving.copied_s = self._links[sender.index].copy(handoff.num_bytes, now, moving.overlap_s)
-                self.stats.copy_s += moving.copied_s - now
-                self._push(moving.copied_s, moving)
-                self._push(handoff.deadline_s, moving)
-            elif action is Action.BEGIN and receiver is not None:
-                receiver.take_over(request, moving.output_token_ids)
-                touched.add(receiver.index)
-                self.stats.num_handed_over += 1
-                self.stats.num_bytes += handoff.num_bytes
-            elif action is Action.RELEASE:
-                sender.release_offered(request.request_id)
-                handoff.released()
-                touched.add(sender.index)
-            elif action is Action.CANCEL and receiver is not None:
-                receiver.cancel_reserved(request.request_id)
-                self._room_may_be_there = True
-                touched.add(receiver.index)
-            elif action is Action.RESUME:
-                sender.resume(request, moving.output_token_ids)
-                touched.add(sender.index)
-                self.stats.num_failed += 1
-                self.stats.first_failure = self.stats.first_failure or handoff.failure
+    def _follow(self, orders: list[Order[_Load]], now: float, touched: set[int]) -> None:
+        """Carry orders out, and those that follow from the answers."""
+        todo = deque(orders)
+        while todo:
+            order = todo.popleft()
+            engine, moving = self._engines[order.worker], order.moving
+            if order.kind is OrderKind.RESERVE:
+                has_room = engine.reserve(moving.load.request, moving.num_tokens)
+                answer = self._desk.reserved if has_room else self._desk.no_room
+                todo.extendleft(reversed(answer(moving.key, engine.index, now)))
+            elif order.kind is OrderKind.SEND:
+                self._copy(moving, now)
+            else:
+                self._tell(order, engine)
+                touched.add(engine.index)
 
-    def _push(self, due_s: float, moving: _Moving) -> None:
-        heapq.heappush(self._due, (due_s, next(self._numbers), moving))
+    def _tell(self, order: Order[_Load], engine: SimEngine) -> None:
+        request, tokens = order.moving.load.request, order.moving.output_token_ids
+        if order.kind is OrderKind.BEGIN:
+            engine.take_over(request, tokens)
+            if self._pools is not None:
+                self._pools.arrived(request.request_id)
+        elif order.kind is OrderKind.RELEASE:
+            engine.release_offered(request.request_id)
+        elif order.kind is OrderKind.CANCEL:
+            engine.cancel_reserved(request.request_id)
+        else:
+            engine.resume(request, tokens)
+            if self._pools is not None:
+                self._pools.stayed(request.request_id)
+
+    def _copy(self, moving: Moving[_Load], now: float) -> None:
+        link = self._links.between(moving.sender, moving.handoff.receiver)
+        copied_s = link.copy(moving.handoff.num_bytes, now, moving.load.overlap_s)
+        self._copy_s += copied_s - now
+        heapq.heappush(self._copies, (copied_s, moving.key))

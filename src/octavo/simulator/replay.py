@@ -137,7 +137,7 @@ class Replayer:
         if kind == "add":
             request = recording.request_of(data[0])
             _seconds("arrival_s", request.arrival_s, MAX_SECONDS)
-            self.scheduler.add(request)
+            self.scheduler.add(request, *data[1:])
             self._live[request.request_id] = _LiveRequest(request)
         elif kind == "abort":
             self.replay.num_aborts += 1

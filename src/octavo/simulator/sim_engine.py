@@ -20,6 +20,7 @@ from itertools import accumulate, islice
 from octavo.backends.sim import SimBackend
 from octavo.core.clock import VirtualClock
 from octavo.core.cost import StepShape
+from octavo.core.key_changes import KeyChanges
 from octavo.core.request import ParameterError, Request
 from octavo.core.scheduler import Scheduler
 from octavo.core.speculative_params import SpeculativeParams
@@ -48,6 +49,7 @@ class EngineStats:
     num_requests: int = 0
     num_handed_over: int = 0
     num_taken_over: int = 0
+    num_preemptions: int = 0  # before the engine last came back from an outage
 
 
 @dataclass(slots=True)
@@ -89,8 +91,13 @@ class SimEngine:
     backend: SimBackend = field(init=False)
     loop: EngineLoop = field(init=False)
     _known_load: tuple[int, int] | None = None  # until something changes
+    _key_changes: KeyChanges | None = None  # where a router wants to hear of them
 
     def __post_init__(self) -> None:
+        self._build()
+
+    def _build(self) -> None:
+        """The scheduler, the device and the loop, with nothing in them."""
         spec, config = self.spec, self.spec.scheduler
         gap_model = None if config.max_itl_ms is None else GapModel()
         if spec.make_scheduler is not None:
@@ -147,12 +154,54 @@ class SimEngine:
         shape.add(0, pending, num_sequences)
         return self.backend.shape_seconds(shape)
 
+    def prompt_s(self, start: int, num_tokens: int) -> float:
+        """As ``Costs`` of routers: seconds of a step that computes so many tokens of a prompt behind ``start`` of them."""
+        shape = StepShape()
+        shape.add(start, num_tokens, 1)
+        return self.backend.shape_seconds(shape)
+
+    def token_s(self, num_sequences: int, num_context: int) -> float:
+        """As ``Costs`` of routers: seconds of a step in which so many sequences decode behind so many tokens each."""
+        num_read = num_sequences * num_context
+        return self.backend.shape_seconds(StepShape(num_sequences, num_sequences, num_sequences, num_read, num_read))
+
+    def tell_keys(self) -> None:
+        """Keep account of what the prefix cache offers from now on, for ``take_key_changes``."""
+        index = getattr(self.scheduler, "prefix_index", None)  # other schedulers than the engine's have none
+        if index is not None:
+            index.changes = self._key_changes = KeyChanges()
+
+    def take_key_changes(self) -> tuple[list[bytes], list[bytes]]:
+        """Block keys that the prefix cache has begun and ceased to offer since the last call."""
+        if self._key_changes is None:
+            return [], []
+        self.interrupt()
+        return self._key_changes.take()
+
     def add(self, request: Request) -> None:
         """Queue a request. Raises ParameterError when it can never run."""
         self.interrupt()
         self.loop.add(request)
         self._known_load = None
         self.stats.num_requests += 1
+
+    # --- outages ------------------------------------------------------------------------------------------------------------------------
+
+    def fail(self) -> list[tuple[Request, list[int]]]:
+        """It is gone, with all that it held, as if it had been killed now; it stays empty until requests come again.
+
+        Returns the requests that ran or waited here, with their output tokens so far; those on their way to or from here are the desk's.
+        """
+        self.interrupt()
+        sequences = (*self.scheduler.running_sequences, *self.scheduler.waiting_sequences)
+        lost = [(seq.request, list(seq.output_token_ids)) for seq in sequences]
+        self.in_flight = self._run = self._known_load = None
+        self.last_event += 1  # what is in the heap of it is stale
+        self.stats.num_preemptions += self.scheduler.stats.num_preemptions
+        self._build()
+        if self._key_changes is not None:
+            self.tell_keys()
+        return lost
 
     # --- hand-offs ----------------------------------------------------------------------------------------------------------------------
 
@@ -173,11 +222,11 @@ class SimEngine:
         self.stats.num_handed_over -= 1
         self.loop.resume(request, output_token_ids)
 
-    def reserve(self, request: Request, output_token_ids: list[int]) -> bool:
+    def reserve(self, request: Request, num_tokens: int) -> bool:
         """See ``Transfers.reserve``; whether there was room. False as well for a request that could never run here."""
         self._touch()
         try:
-            return self.scheduler.transfers.reserve(request, output_token_ids) is not None
+            return self.scheduler.transfers.reserve(request, num_tokens) is not None
         except ParameterError:
             return False
 

@@ -17,6 +17,7 @@ from octavo.backends.block_moves import pages_of, run_block_moves
 from octavo.backends.cpu.kernel_path import kernel_path
 from octavo.backends.cpu.lowering import Handles, lower
 from octavo.backends.cpu.step_arrays import StepArrays, read_results
+from octavo.backends.kv_wire import Buffer
 from octavo.backends.machine import available_cpus
 from octavo.core.kv_pages import GuestLayout, PageLayout, guest_layout, page_layout
 from octavo.core.step import BlockMove, StepPlan, StepResult
@@ -58,6 +59,7 @@ class CpuBackend:
         self.block_size = config.cache.block_size
         self.logits_hook: Callable[[int, int, np.ndarray], None] | None = None
         self._program = model.program
+        self.num_kv_layers = len(model.program.kv_layers)
         self._config, self._model = config, model
         self._exact = config.backend.compute == "f32"
         self._kv_dtype = kv_dtype_of(config)
@@ -237,6 +239,24 @@ class CpuBackend:
 
     def write_host_block(self, host_block: int, data: bytes) -> None:
         self._open_native().write_host_block(host_block, data)
+
+    def wire_layer_bytes(self, layer: int, packed: bool = False) -> int:
+        return self._open_native().wire_layer_bytes(layer, packed)
+
+    def export_kv(self, layers: range, pages: array[int], to: Buffer, packed: bool = False) -> None:
+        """See ``MovesKV``. Without the interpreter lock."""
+        self._open_native().export_kv(layers.start, layers.stop, pages, to, packed)
+
+    def import_kv(self, layers: range, pages: array[int], data: Buffer, packed: bool = False) -> None:
+        """See ``MovesKV``. Without the interpreter lock."""
+        self._open_native().import_kv(layers.start, layers.stop, pages, data, packed)
+
+    def next_kv_step(self) -> int:
+        return self._open_native().kv_step() + 1
+
+    def wait_kv(self, step: int, layer: int, timeout_s: float) -> bool:
+        """See ``MovesKV``. Without the interpreter lock."""
+        return self._open_native().wait_kv(step, layer, timeout_s)
 
     def _move(self, saves: list[BlockMove], loads: list[BlockMove]) -> None:
         """Without the interpreter lock."""

@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+import octavo.backends.reference.kv_wire as kv_wire
 import octavo.backends.reference.ops as ops
 from octavo.backends.base import ROUNDED_TIERS, Backend, BackendError, KVCapacity
 from octavo.backends.block_moves import run_block_moves
+from octavo.backends.kv_wire import Buffer
 from octavo.backends.reference.host_pool import HostPool, packed_block_bytes
 from octavo.config import EngineConfig
 from octavo.core.kv_pages import GuestLayout, PageLayout, guest_layout, page_layout
@@ -100,6 +102,8 @@ class ReferenceBackend:
         self._layout = page_layout(self._layer_bytes(), [kv.window for kv in self.program.kv_layers], config.cache.groups_kv)
         self._kv: KVPool | None = None
         self._host: HostPool | None = None
+        self._steps = kv_wire.StepCount()
+        self.num_kv_layers = len(model.program.kv_layers)
 
     def kv_capacity(self, memory_bytes: int) -> KVCapacity:
         bytes_per_block = self._layout.block_bytes
@@ -152,6 +156,22 @@ class ReferenceBackend:
     def _move(self, saves: list[BlockMove], loads: list[BlockMove]) -> None:
         self._host_pool().move(saves, loads)
 
+    def wire_layer_bytes(self, layer: int, packed: bool = False) -> int:
+        return kv_wire.layer_bytes(self._pool().layers, layer, packed)
+
+    def export_kv(self, layers: range, pages: array[int], to: Buffer, packed: bool = False) -> None:
+        kv_wire.export_kv(self._pool().layers, self._layout, layers, pages, to, packed)
+
+    def import_kv(self, layers: range, pages: array[int], data: Buffer, packed: bool = False) -> None:
+        kv_wire.import_kv(self._pool().layers, self._layout, layers, pages, data, packed)
+
+    def next_kv_step(self) -> int:
+        return self._steps.next_step
+
+    def wait_kv(self, step: int, layer: int, timeout_s: float) -> bool:
+        self.wire_layer_bytes(layer)  # ValueError for one that there is not
+        return self._steps.wait(step, timeout_s)
+
     def first_layers(self, num_layers: int) -> ReferenceBackend:
         """As CpuBackend's."""
         shallow = ReferenceBackend(first_layers(self._model, num_layers), self._config)
@@ -171,6 +191,8 @@ class ReferenceBackend:
         move_seconds = run_block_moves(plan, self._move, kv.copy_page, kv.layout.num_pages)
         self._sampling_s = 0.0
         results = [self._run_slice(s, kv, plan.pages) for s in plan.slices]
+        if plan.slices:
+            self._steps.done()
         return StepResult(plan.step_index, results, time.perf_counter() - started, move_seconds, self._sampling_s)
 
     def fingerprint(self) -> str:

@@ -61,8 +61,11 @@ class SplitwiseScheduler:
 
     # --- requests -----------------------------------------------------------------------------------------------------------------------
 
-    def add(self, request: Request) -> None:
-        """Queue a request. ParameterError when it can never run here: several choices, no max_tokens, more KV than there is."""
+    def add(self, request: Request, output_token_ids: Seq[int] = ()) -> None:
+        """Queue a request. ParameterError when it can never run here: several choices, no max_tokens, more KV than there is; or when it
+        is to go on after tokens."""
+        if output_token_ids:
+            raise ParameterError("output_token_ids", len(output_token_ids), "none under these rules")
         if request.request_id in self._requests:
             raise ParameterError("request_id", request.request_id, "a request with this id is not finished yet")
         self.limits.check_prompt(request)

@@ -1,0 +1,77 @@
+"""`octavo worker`: one engine for a front end that is elsewhere, or that has started it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from octavo.cli.options import POSITIVE
+
+if TYPE_CHECKING:
+    from octavo.distributed.worker import WorkerServer
+
+_SECRET_HELP = "File with the cluster's secret (default: $OCTAVO_CLUSTER_SECRET)."
+
+
+@click.command()
+@click.option("--connect", required=True, metavar="HOST:PORT", help="Where the front end listens for workers; unix:PATH for a socket.")
+@click.option("--cluster-secret-file", type=click.Path(dir_okay=False), help=_SECRET_HELP)
+@click.option("--name", help="Unique among the workers (default: host and process id).")
+@click.option("--role", type=click.Choice(["both", "prefill", "decode"]), default="both", show_default=True, help="What it is for.")
+@click.option("--threads", type=click.IntRange(1, 1024), help="Compute threads (default: as the front end was told, else all cores).")
+@click.option("--model", help="The front end's model as this host has it (default: as the front end names it).")
+@click.option("--kv-limit-gbps", type=POSITIVE, help="Send KV to other workers at so many gigabits a second at most.")
+@click.option("--give-up-s", type=POSITIVE, help="End after so many seconds without a front end (default: look for it for ever).")
+def worker(connect: str, cluster_secret_file: str | None, name: str | None, kv_limit_gbps: float | None, **options: Any) -> None:
+    """Work for a front end: `octavo serve --workers-listen`. Model and settings are the front end's."""
+    from octavo.distributed.channel import Address
+    from octavo.distributed.handshake import read_secret
+    from octavo.distributed.throttle import Throttle
+    from octavo.distributed.worker import WorkerOptions, WorkerServer
+    from octavo.distributed.worker_handover import handing_over
+
+    try:
+        address = Address.parse(connect)
+    except ValueError as error:
+        raise click.BadParameter(str(error).partition("; ")[2], param_hint="'--connect'") from None
+    named, secret = WorkerOptions(name or f"{socket.gethostname()}-{os.getpid()}", **options), read_secret(cluster_secret_file)
+    throttle = None if kv_limit_gbps is None else Throttle(kv_limit_gbps * 1e9 / 8)
+    sys.exit(run(WorkerServer(address, secret, named, make_kv=handing_over(secret, throttle))))
+
+
+def run(server: WorkerServer) -> int:
+    """The exit status: 0 when told to end, ``HOPELESS`` when another try would end alike."""
+    import asyncio
+
+    from octavo.backends.base import BackendError
+    from octavo.config import ConfigError
+    from octavo.distributed.process_worker import HOPELESS
+    from octavo.distributed.worker import WorkerRefused
+    from octavo.models.model_file import ModelFileError
+
+    async def serve() -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, leave, number)
+        await server.run()
+
+    has_left = False
+
+    def leave(number: int) -> None:
+        nonlocal has_left
+        if has_left:
+            os._exit(128 + number)
+        has_left = True
+        server.leave(f"it got signal {number}")
+
+    try:
+        asyncio.run(serve())
+    except (ConfigError, ModelFileError, BackendError, WorkerRefused) as error:
+        click.echo(f"octavo worker: {error}", err=True)
+        return HOPELESS
+    return 0

@@ -1,0 +1,371 @@
+"""The engine behind a front end whose steps are made by workers: a ``ServingEngine`` without weights.
+
+    server ─▶ submit ─▶ Flights ─▶ Control ─▶ workers
+                           ▲          │ ready, lost, gone, loads, events
+                           └──────────┘
+
+Owns the model's text, the checks of requests, and the life of the cluster: it listens, has workers started, waits for them, and ends them.
+Requests on their way are ``flights``', workers ``control``'s, processes the ``Launcher``'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol, Unpack
+
+from octavo.config import ConfigError, EngineConfig
+from octavo.core.clock import WallClock
+from octavo.core.recording import layout_of
+from octavo.core.request import Request, SamplingParams
+from octavo.core.scheduler import Scheduler
+from octavo.distributed.attempts import Loss
+from octavo.distributed.channel import Address
+from octavo.distributed.cluster_options import ClusterOptions
+from octavo.distributed.cluster_reports import ClusterReports
+from octavo.distributed.control import AskError, Control, Link
+from octavo.distributed.dispatcher import Backpressure, Dispatcher, QueueFull
+from octavo.distributed.flights import Flights
+from octavo.distributed.handovers import Handovers
+from octavo.distributed.journeys import Journeys
+from octavo.distributed.messages import Events, FromWorker, Keys, Ready, WorkerLimits
+from octavo.distributed.operations import Operations
+from octavo.distributed.role_router import RoleRouter
+from octavo.distributed.roles import RolePools
+from octavo.distributed.router import create_router
+from octavo.distributed.scaling import GrowingLauncher, Scaling
+from octavo.engine.engine import resolve_max_model_len
+from octavo.engine.event_stream import EngineUnavailable, EventStream
+from octavo.engine.params import PreparedRequest, RequestOptions, RequestPreparer, check_priority
+from octavo.engine.serving import Health, Reports
+
+if TYPE_CHECKING:
+    from octavo.engine.replay_advice import Replayer
+    from octavo.models.loaded import LoadedModel
+
+logger = logging.getLogger("octavo.cluster")
+
+WATCH_S = 0.25  # between two looks for requests that wait in vain
+
+
+class Launcher(Protocol):
+    """Who has the workers' processes started, and replaced when they end. All calls on one event loop."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Of the workers that it keeps running."""
+        ...
+
+    async def start(self, address: Address) -> None:
+        """Begin to start them, to connect to ``address``; waits for none of them."""
+        ...
+
+    def ready(self, name: str) -> None:
+        """A worker works: should it end, another is started soon. Names that it did not start do nothing."""
+        ...
+
+    def release(self, name: str) -> None:
+        """A worker that ends from now on is not replaced."""
+        ...
+
+    async def replace(self, name: str) -> None:
+        """See to it that the process of a worker, which was told to end, has ended, and start another."""
+        ...
+
+    async def stop(self) -> None:
+        """End all of them, whatever they do. Idempotent."""
+        ...
+
+    @property
+    def trouble(self) -> str | None:
+        """Why no worker can be started, once that is known for certain."""
+        ...
+
+
+class ClusterEngine:
+    """Life: ``start`` on the event loop, ``ready`` until workers are, ``submit`` and ``abort``, ``stop`` once.
+
+    ``model``: its text is used, its weights are not read. ``config``: what workers run. ``address``: where they connect to; ``secret``:
+    what they prove to know. ``launcher``: who starts them (None: somebody else does, with `octavo worker`). ``clean_up`` is called when
+    all has ended.
+    """
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        config: EngineConfig,
+        address: Address,
+        secret: bytes,
+        options: ClusterOptions | None = None,
+        launcher: Launcher | None = None,
+        clean_up: Callable[[], None] | None = None,
+    ) -> None:
+        self.model = model
+        self.config = config
+        self.options = options or ClusterOptions()
+        self.launcher = launcher
+        self.clock = WallClock()
+        self.draining = False
+        self.max_model_len = resolve_max_model_len(config, model.program.context)
+        self.control = Control(
+            config, model.fingerprint, model.program.vocab_size, secret, self, self.options.liveness, self.clock.now
+        )  # fmt: skip
+        self.journeys = Journeys()
+        prompts = create_router(self.options.router, config.cache.block_size)
+        pools = RolePools(prompts, None, config.cache.block_size, self.options.handover.may_borrow)
+        router = RoleRouter(prompts, pools, lambda: [link.view for link in self.open_links()], self.clock.now)
+        self.flights = Flights(Dispatcher(router, Backpressure()), self.options, self.open_links, self.clock.now, self.journeys)
+        links, handover = self.open_links, self.options.handover
+        self.handovers = Handovers(self.flights, router, links, lambda: self.control, handover, self.clock.now)
+        self.flights.handovers = self.handovers
+        self.cluster = Operations(self.control, self.flights, launcher, self.clock.now)
+        self._clean_up = clean_up
+        self._address = address
+        self._preparer: RequestPreparer | None = None  # once a worker has told its limits
+        self._limits: Ready | None = None  # the tightest so far
+        self._methods: set[str] = set()
+        self._changed = asyncio.Event()  # something of the fleet
+        self._none_since_s = 0.0  # no worker takes requests
+        self._tasks: list[asyncio.Task[None]] = []
+        self._opening: asyncio.Task[None] | None = None
+        self._stopped = False
+        self._ended = asyncio.Event()
+
+    # --- life ---------------------------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._opening = asyncio.create_task(self._open())
+        self._tasks.append(asyncio.create_task(self._watch()))
+        if self.options.scale is not None:
+            if not isinstance(self.launcher, GrowingLauncher):
+                raise ConfigError("max_workers: whoever starts these workers cannot start more of them")
+            scaling = Scaling(self.options.scale, self.control, self.flights, self.cluster, self.launcher, self.clock.now)
+            self._tasks.append(asyncio.create_task(scaling.run()))
+
+    async def _open(self) -> None:
+        await self.control.open(self._address)
+        if self.launcher is not None:
+            await self.launcher.start(self.control.address)
+
+    async def ready(self) -> None:
+        """Wait until the launcher's workers are there, or, without one, any. Raises EngineUnavailable when they cannot be started."""
+        assert self._opening is not None
+        await self._opening
+        async with asyncio.timeout(self.options.start_s):
+            while not self._is_complete():
+                self._changed.clear()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._changed.wait(), WATCH_S)
+                if self.launcher is not None and self.launcher.trouble is not None:
+                    words = "; ".join(f"{name}: {words}" for name, words in self.control.last_words.items())
+                    raise EngineUnavailable(f"the workers cannot be started: {words or self.launcher.trouble}")
+
+    def _is_complete(self) -> bool:
+        ready = {link.name for link in self.open_links()}
+        return bool(ready) and (self.launcher is None or ready.issuperset(self.launcher.names))
+
+    async def stop(self, drain_s: float = 0.0) -> None:
+        """See ServingEngine."""
+        self.draining = True
+        if self._opening is None:
+            self._stopped = True
+        if self._stopped:
+            return
+        if len(self.flights) and drain_s > 0:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.flights.idle(), drain_s)
+        if self._stopped:
+            await self._ended.wait()
+            return
+        self._stopped = True
+        try:
+            self.flights.fail_all("the server is shutting down")
+            await self.cluster.stop()
+            for task in self._tasks:
+                task.cancel()
+            self.control.close()
+            if self.launcher is not None:
+                await self.launcher.stop()
+            if self._clean_up is not None:
+                self._clean_up()
+        finally:
+            self._ended.set()
+
+    async def _watch(self) -> None:
+        """End requests that wait while no worker comes."""
+        while True:
+            await asyncio.sleep(WATCH_S)
+            now = self.clock.now()
+            self.handovers.tick()
+            if self.open_links():
+                self._none_since_s = now
+            elif now - self._none_since_s > self.options.worker_wait_s:
+                message = f"no worker has been there for {self.options.worker_wait_s:g} s"
+                self.flights.fail_waiting(message, now - self.options.worker_wait_s)
+
+    # --- what it is ---------------------------------------------------------------------------------------------------------------------
+
+    @property
+    def model_name(self) -> str:
+        return self.config.model.served_model_name or self.model.name
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the workers; before the first one is ready, of the model."""
+        found = self.control.fingerprint
+        return self.model.fingerprint if found is None else found.removeprefix(f"{self.model.fingerprint}/")
+
+    @property
+    def limits(self) -> WorkerLimits:
+        """Of the worker that holds least. Raises EngineUnavailable before any has been ready."""
+        if self._limits is None:
+            raise EngineUnavailable("no worker has been ready yet")
+        return self._limits.limits
+
+    def open_links(self) -> list[Link]:
+        """Workers that take requests, by index."""
+        return [link for link in self.control if link.takes_requests]
+
+    def health(self) -> Health:
+        """Ready while there is a worker that takes requests; live as long as one may come."""
+        if self.draining:
+            return Health(True, False, "the server is shutting down")
+        if not self.open_links():
+            states = ", ".join(f"{worker.name} is {worker.state.value}" for worker in self.control.fleet) or "none is there"
+            is_hopeless = self.launcher is not None and self.launcher.trouble is not None and not len(self.control.fleet)
+            return Health(not is_hopeless, False, f"no worker takes requests: {states}")
+        return Health(True, True, "ok")
+
+    # --- requests -----------------------------------------------------------------------------------------------------------------------
+
+    def check_params(self, params: SamplingParams) -> SamplingParams:
+        """See ServingEngine."""
+        return self._available().check(params)
+
+    def prepare_checked(
+        self, prompt_token_ids: list[int], params: SamplingParams, request_id: str | None = None, **options: Unpack[RequestOptions]
+    ) -> PreparedRequest:
+        """See ServingEngine. The request has to have a name."""
+        assert request_id is not None
+        speculative = options.get("speculative")
+        if speculative is not None:
+            speculative.validate(self._methods)
+        check_priority(options.get("priority", 0), self.config.scheduler.scheduling_policy)
+        request = Request(request_id, prompt_token_ids, params, seed=0, arrival_s=self.clock.now(), **options)
+        return self._available().prepare(request)
+
+    def room(self, num_prompt_tokens: int) -> int:
+        """See ServingEngine."""
+        return self._available().limits.max_total_tokens - num_prompt_tokens
+
+    def submit(self, prepared: Sequence[PreparedRequest]) -> EventStream:
+        """See ServingEngine. Raises EngineUnavailable, also when too many wait."""
+        self._available()
+        assert self._limits is not None
+        requests = [one.request for one in prepared]
+        stream = EventStream(requests, self.options.stream_limit_bytes)
+        try:
+            self.flights.submit(requests, stream, self._limits.fingerprint, self._limits.limits.block_size)
+        except QueueFull as error:
+            raise EngineUnavailable(str(error)) from error
+        return stream
+
+    def abort(self, stream: EventStream) -> None:
+        """See ServingEngine."""
+        self.flights.abort(stream.request_ids)
+
+    def _available(self) -> RequestPreparer:
+        if self.draining:
+            raise EngineUnavailable("the server is shutting down")
+        if self._preparer is None:
+            raise EngineUnavailable("no worker has been ready yet")
+        return self._preparer
+
+    # --- accounts -----------------------------------------------------------------------------------------------------------------------
+
+    @property
+    def num_remembered(self) -> int:
+        return self.journeys.capacity
+
+    def blocked(self, request_ids: Iterable[str], begin_s: float, end_s: float) -> None:
+        """See ServingEngine."""
+        self.journeys.blocked(request_ids, begin_s, end_s)
+
+    def delivered(self, request_ids: Iterable[str], now_s: float) -> None:
+        """See ServingEngine."""
+        self.journeys.delivered(request_ids, now_s)
+
+    def reports(self, shows_misses: bool, replayer: Replayer | None = None) -> Reports:
+        """See ServingEngine. Nothing is replayed."""
+        return ClusterReports(self.journeys, self, self.clock, self.model_name, shows_misses)
+
+    def roles(self) -> Mapping[str, str]:
+        """See ``cluster_reports.Workers``: those that have an engine to ask."""
+        return {link.name: link.worker.role for link in self.control if link.ready is not None}
+
+    async def ask(self, worker: str, what: str, args: bytes) -> bytes:
+        """See ``cluster_reports.Workers``."""
+        link = self.control.find(worker)
+        if link is None:
+            raise AskError(f"worker {worker} is not here")
+        return await self.control.ask(link, what, args)
+
+    # --- what workers do (ControlHandler) ------------------------------------------------------------------------------------------------
+
+    def worker_ready(self, link: Link) -> None:
+        assert link.ready is not None
+        self._take_limits(link.ready)
+        if self.launcher is not None:
+            self.launcher.ready(link.name)
+        self.flights.returned(link.worker.boot_id)
+        self._changed.set()
+        self.handovers.ready(link)
+        self.flights.pump()
+
+    def _take_limits(self, ready: Ready) -> None:
+        """What may be asked for is what every worker that has been there can do: a request may have to move to any of them."""
+        known = self._limits
+        if known is not None and known.limits.num_kv_blocks <= ready.limits.num_kv_blocks:
+            return
+        limits, config = ready.limits, self.config
+        enough = 2 << (limits.max_model_len // limits.block_size).bit_length()  # for one sequence, however it reserves: no more is laid out
+        scheduler = Scheduler(
+            replace(config.scheduler, max_itl_ms=None), config.cache, min(limits.num_kv_blocks, enough), limits.max_model_len,
+            layout=layout_of(limits.kv_layout),
+        )  # fmt: skip
+        max_n, eos = config.scheduler.max_num_seqs, self.model.eos_token_ids
+        self._preparer = RequestPreparer(limits.vocab_size, scheduler.limits, max_n, eos, self.model.tokenizer)
+        self._limits, self._methods = ready, set(limits.draft_methods)
+
+    def worker_lost(self, link: Link, loss: Loss) -> None:
+        self.flights.lost(link, loss)
+        self.handovers.lost(link)
+        self._changed.set()
+
+    def worker_gone(self, link: Link) -> None:
+        self.flights.dispatcher.gone(link.index)
+        self._changed.set()
+
+    def worker_leaves(self, link: Link) -> None:
+        self.cluster.let_go(link, for_good=False)  # whoever keeps workers running starts another
+        self._changed.set()
+
+    def told(self, link: Link) -> None:
+        self.handovers.told(link)
+        self.flights.pump()
+
+    def told_keys(self, link: Link, message: Keys) -> None:
+        router = self.flights.dispatcher.router
+        if message.anew:
+            router.gone(link.index)
+        router.told(link.index, message.published, message.forgotten)
+
+    def said(self, link: Link, message: FromWorker) -> None:
+        if isinstance(message, Events):
+            self.flights.take(link, message.events)
+        else:
+            self.handovers.said(link, message)
+

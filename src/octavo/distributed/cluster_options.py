@@ -1,0 +1,85 @@
+"""What a cluster may be told beside its engines' configuration: how many workers, when they are given up, and how requests are spread."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from octavo.backends.kv_wire import WIRE_DTYPES
+from octavo.config import ConfigError
+from octavo.distributed.attempts import RetryLimits
+from octavo.distributed.autoscale import ScaleLimits
+from octavo.distributed.fleet import LivenessLimits
+from octavo.distributed.handoff import HandoffLimits
+from octavo.distributed.messages import ROLES
+from octavo.distributed.transport import CHECKSUMS
+
+KV_TRANSPORTS = ("auto", "shm", "tcp")
+MAX_WORKERS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class HandoverOptions:
+    """How KV goes from prefill to decode workers. ``transport`` auto: shared memory between workers of one host, else TCP. ``wire_dtype``
+    auto: as it is stored, so that answers do not depend on where they are made; int8: rounded. Prompts of at least ``min_layerwise`` tokens
+    are sent while they are computed, shorter ones in one piece. ``checksum``: over each piece. ``may_borrow``: a worker takes on the other
+    role while its own workers are under pressure."""
+
+    transport: str = "auto"
+    wire_dtype: str = "auto"
+    checksum: str = "none"
+    min_layerwise: int = 512
+    limits: HandoffLimits = field(default_factory=HandoffLimits)
+    may_borrow: bool = True
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("transport", KV_TRANSPORTS), ("wire_dtype", WIRE_DTYPES), ("checksum", CHECKSUMS)):
+            if getattr(self, name) not in allowed:
+                raise ConfigError(f"{name}: {getattr(self, name)!r} is not allowed; one of {', '.join(allowed)}")
+        if self.min_layerwise < 1:
+            raise ConfigError(f"min_layerwise: {self.min_layerwise!r} is not allowed; at least 1 token")
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterOptions:
+    """``worker_wait_s``: how long a request may wait while there is no worker that takes requests. ``resubmit_per_s`` and
+    ``resubmit_burst``: how fast requests of a lost worker are given to others. ``start_s``: how long the first workers may take to be
+    ready (None: as long as they need). ``router``: a name of ``router.ROUTERS``. ``scale``: how many workers the launcher
+    is to run, by load (None: as many as it began with); all of them do both."""
+
+    liveness: LivenessLimits = field(default_factory=LivenessLimits)
+    retries: RetryLimits = field(default_factory=RetryLimits)
+    worker_wait_s: float = 30.0
+    resubmit_per_s: float = 100.0
+    resubmit_burst: int = 16
+    start_s: float | None = None
+    router: str = "soonest"
+    stream_limit_bytes: int = 8 << 20
+    scale: ScaleLimits | None = None
+    handover: HandoverOptions = field(default_factory=HandoverOptions)
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.worker_wait_s < math.inf:
+            raise ConfigError(f"worker_wait_s: {self.worker_wait_s!r} is not allowed; a finite number of seconds from 0")
+        if self.start_s is not None and not 0.0 < self.start_s < math.inf:
+            raise ConfigError(f"start_s: {self.start_s!r} is not allowed; a finite number of seconds above 0")
+
+
+def parse_workers(text: str) -> Mapping[str, int]:
+    """Workers by role: "3" are three that do both; "prefill=1,decode=2" are as said. Raises ConfigError."""
+    if text.strip().isascii() and text.strip().isdigit():
+        counts = {"both": int(text)}
+    else:
+        counts = {}
+        for part in text.split(","):
+            role, equals, number = (piece.strip() for piece in part.partition("="))
+            if role not in ROLES or not equals or not (number.isascii() and number.isdigit()) or role in counts:
+                raise ConfigError(f"workers: {text!r} is not allowed; a number, or numbers by role such as prefill=1,decode=2")
+            counts[role] = int(number)
+    if not 1 <= sum(counts.values()) <= MAX_WORKERS:
+        raise ConfigError(f"workers: {text!r} is not allowed; from 1 to {MAX_WORKERS} workers")
+    needs = [role for role in ("prefill", "decode") if not counts.get(role) and not counts.get("both")]
+    if needs:
+        raise ConfigError(f"workers: {text!r} is not allowed; nobody does {needs[0]}")
+    return {role: number for role, number in counts.items() if number}

@@ -1,0 +1,171 @@
+"""What a cluster tells of its requests and of itself: the front end's journeys, and what its workers answer, merged. A ``serving.Reports``.
+
+Workers are asked all at once, and those that do not answer in time are left out: an account says so where it rests on them, a summary is
+then not ``complete``. Nothing is replayed: the windows of several workers make no load that one simulator of one engine could run again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+from msgspec import to_builtins
+
+from octavo.core.clock import Clock
+from octavo.distributed.accounts import Merged, WorkerAccount, merge
+from octavo.distributed.answers import MAX_ASKED, AboutAttempts, AboutMetrics, AboutWindow, Accounts, Metrics, Window
+from octavo.distributed.journeys import Journey, Journeys, Leg, LegEnd
+from octavo.distributed.merged_metrics import merged_families
+from octavo.engine.advice import Advice
+from octavo.engine.answer_list import known_of, last_of, num_prompts, picked, row
+from octavo.engine.causes import Bottleneck
+from octavo.engine.explain import summary_of
+from octavo.engine.serving import MetricFamily, ReplayUnavailable
+from octavo.engine.step_window import GapClasses, add_gaps
+
+logger = logging.getLogger("octavo.distributed")
+
+ANSWER_S = 2.0  # how long a worker may take
+MAX_ADVICE = 8
+MAX_GAP_PLACE = 1000  # of a class of gaps: e^48 s
+
+T = TypeVar("T")
+
+
+class Workers(Protocol):
+    """Who may be asked, and how."""
+
+    def roles(self) -> Mapping[str, str]:
+        """Names and roles of the workers that are there."""
+        ...
+
+    async def ask(self, worker: str, what: str, args: bytes) -> bytes:
+        """A worker's answer; both are JSON. Raises RuntimeError when there is none."""
+        ...
+
+
+class ClusterReports:
+    def __init__(self, journeys: Journeys, workers: Workers, clock: Clock, model_name: str, shows_misses: bool) -> None:
+        self._journeys, self._workers, self._clock, self._model_name = journeys, workers, clock, model_name
+        self._shows_misses = shows_misses
+
+    # --- requests -----------------------------------------------------------------------------------------------------------------------
+
+    async def account(self, request_ids: Sequence[str]) -> dict[str, Any] | None:
+        """See Reports."""
+        found = known_of(self._journeys.find, request_ids)
+        if not found:
+            return None
+        (merged,) = await self._merged([last_of(found)], advises=True)
+        return merged.shown(self._clock.now()) | num_prompts(found)
+
+    async def answers(self, answers: Mapping[str, Sequence[str]], sort: str, limit: int, state: str) -> list[dict[str, Any]]:
+        """See Reports. The order is by the front end's own clock."""
+        told = picked(answers, self._journeys.find, sort, limit, state, self._clock.now())
+        merged = await self._merged([last_of(journeys) for _, journeys in told])
+        now = self._clock.now()
+        return [row(given, journeys, one.shown(now)) for (given, journeys), one in zip(told, merged, strict=True)]
+
+    async def _merged(self, journeys: Sequence[Journey], advises: bool = False) -> list[Merged]:
+        told = await self._told_of((leg for journey in journeys for leg in journey.legs), advises)
+        now = self._clock.now()
+        return [merge(journey, told, now) for journey in journeys]
+
+    async def _told_of(self, legs: Iterable[Leg], advises: bool = False) -> dict[tuple[str, str], WorkerAccount]:
+        """What workers tell of these legs, as far as they were not lost."""
+        names: dict[str, list[str]] = {}
+        for leg in legs:
+            if leg.end is not LegEnd.LOST:
+                names.setdefault(leg.worker, []).append(leg.name)
+        asked = {worker: AboutAttempts(some[-MAX_ASKED:], self._shows_misses, advises) for worker, some in names.items()}
+        answers = await self._ask("accounts", asked, Accounts)
+        return _told((worker, answer.accounts) for worker, answer in answers.items())
+
+    async def _ask(self, what: str, asked: Mapping[str, msgspec.Struct], kind: type[T]) -> dict[str, T]:
+        """Answers by worker, of those that are there and answer in time."""
+        there = self._workers.roles()
+        workers = [worker for worker in asked if worker in there]
+        got = await asyncio.gather(*(self._one_answer(worker, what, asked[worker], kind) for worker in workers))
+        return {worker: answer for worker, answer in zip(workers, got, strict=True) if answer is not None}
+
+    async def _one_answer(self, worker: str, what: str, about: msgspec.Struct, kind: type[T]) -> T | None:
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                return msgspec.json.decode(await self._workers.ask(worker, what, msgspec.json.encode(about)), type=kind)
+        except (TimeoutError, OSError, RuntimeError, msgspec.MsgspecError) as error:
+            logger.warning("%s has not answered a question for %s: %s", worker, what, str(error) or type(error).__name__)
+            return None
+
+    # --- a window -----------------------------------------------------------------------------------------------------------------------
+
+    async def summary(self, window_s: float, num_steps: int, objective: str) -> dict[str, Any]:
+        """See Reports. ``steps`` are those of each worker, as many of each, with its name."""
+        roles = self._workers.roles()
+        each = -(-num_steps // len(roles)) if roles else 0
+        answers = await self._ask("window", dict.fromkeys(roles, AboutWindow(window_s, each, self._shows_misses)), Window)
+        since_s = self._clock.now() - window_s
+        told = _told((worker, window.accounts) for worker, window in answers.items())
+        recent = [journey for journey in self._journeys.all() if journey.ended_s is None or journey.ended_s >= since_s]
+        legs = (leg for journey in recent for leg in journey.legs if leg.end_s is not None and leg.end_s < since_s)
+        earlier = [leg for leg in legs if (leg.worker, leg.name) not in told]
+        if earlier:  # of requests that ended in the window, or run: legs that had ended before it
+            told |= await self._told_of(earlier)
+        now = self._clock.now()
+        gaps: GapClasses = self._journeys.window.gap_classes(since_s)
+        for window in answers.values():
+            for place, counts in window.gaps:
+                if abs(place) <= MAX_GAP_PLACE and len(counts) == 1 + len(Bottleneck) and all(0.0 <= n < math.inf for n in counts):
+                    add_gaps(gaps, place, counts)  # else of a worker of another version, or of one that is wrong
+        is_whole = len(answers) == len(roles) and all(w.is_whole for w in answers.values()) and self._journeys.forgotten_s < since_s
+        records = [merge(journey, told, now).record for journey in recent]
+        content: dict[str, Any] = summary_of(records, gaps, window_s, now, is_whole).shown()
+        content["advice"] = _mean_advice(answers.values())
+        content["engine"] = self._engine_now(answers)
+        there = [(worker, role, to_builtins(answers[worker].engine)) for worker, role in roles.items() if worker in answers]
+        content["workers"] = [{"name": worker, "role": role, "engine": engine} for worker, role, engine in there]
+        if num_steps:
+            content["steps"] = [to_builtins(step) | {"worker": worker} for worker, window in answers.items() for step in window.steps]
+        return content
+
+    def _engine_now(self, answers: Mapping[str, Window]) -> dict[str, Any]:
+        """Sums over the workers; what waits at the front end waits as well."""
+        counts = ("running", "waiting", "max_num_seqs", "kv_blocks", "kv_used", "kv_cached", "preemptions", "output_tokens")
+        summed = {name: sum(getattr(window.engine, name) for window in answers.values()) for name in counts}
+        summed["waiting"] += self._journeys.num_unplaced
+        return {"model": self._model_name} | summed
+
+    async def replay(self, window_s: float) -> None:
+        """See Reports."""
+        reason = "what several workers have run is not replayed; octavo simulate and octavo plan try clusters"
+        raise ReplayUnavailable(reason)
+
+    # --- metrics ------------------------------------------------------------------------------------------------------------------------
+
+    async def metrics(self) -> list[MetricFamily]:
+        """See Reports. Samples of workers have their name and role as labels."""
+        roles = self._workers.roles()
+        answers = await self._ask("metrics", dict.fromkeys(roles, AboutMetrics(self._shows_misses)), Metrics)
+        told = [(worker, roles[worker], metrics.families) for worker, metrics in answers.items()]
+        return merged_families(self._journeys.families(), told)
+
+
+def _told(answers: Iterable[tuple[str, Iterable[WorkerAccount]]]) -> dict[tuple[str, str], WorkerAccount]:
+    return {(worker, account.name): account for worker, accounts in answers for account in accounts}
+
+
+def _mean_advice(windows: Iterable[Window]) -> list[dict[str, Any]]:
+    """Means over all requests that the workers looked at, the best first."""
+    asked, best = list(windows), dict[str, Advice]()
+    num_advised = max(1, sum(window.num_advised for window in asked))
+    for window in asked:
+        for told in window.advice:
+            part = told.advice(window.num_advised / num_advised)
+            before = best.get(part.change)
+            best[part.change] = part if before is None else replace(before, gain_s=before.gain_s + part.gain_s)
+    ranked = sorted(best.values(), key=lambda advice: -advice.gain_s)
+    return [advice.shown() for advice in ranked[:MAX_ADVICE]]

@@ -1,0 +1,361 @@
+"""The front end's side of the control channels: who may join, what each worker said last, and which of them are trusted.
+
+    listen ─▶ Hello ─▶ Welcome ─▶ Ready ─▶ (Load, Keys, Events ...) ─▶ closed
+                └─ Refuse: another protocol, another model, a name that is taken
+
+Owns the links, the fleet that says which of them to trust, heartbeats, and questions that wait for an answer. Knows no request: what a
+worker says of attempts, and that it is lost, goes to the ``ControlHandler``. All of it happens on the event loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from octavo.config import EngineConfig
+from octavo.distributed.attempts import Loss
+from octavo.distributed.channel import Address, Channel, Listener
+from octavo.distributed.fleet import Change, Fleet, LivenessLimits, Worker, WorkerState
+from octavo.distributed.messages import (
+    PROTOCOL,
+    ROLES,
+    Answer,
+    Ask,
+    Beat,
+    Events,
+    FromWorker,
+    Goodbye,
+    Hello,
+    Keys,
+    Load,
+    MessageError,
+    Ready,
+    Refuse,
+    Reset,
+    Shutdown,
+    Welcome,
+    check_name,
+    config_bytes,
+    from_worker,
+    shown_reason,
+)
+from octavo.distributed.told_load import Told, ToldLoad
+
+logger = logging.getLogger("octavo.cluster")
+
+LOOK_S = 0.1  # between two looks at the fleet
+BEAT_S = 1.0
+WORKER_GONE_S = 10.0  # a front end silent for so long is gone, for its workers
+ASK_S = 2.0
+MAX_QUESTIONS = 64  # of one worker, without an answer
+
+
+class AskError(RuntimeError):
+    """A worker did not answer, or could not; the message says why."""
+
+
+@dataclass(slots=True, eq=False)
+class Link:
+    """One worker that is connected. ``view``: as routers see it. ``keys``: attempts that it has. ``is_leaving``: it was told to end, so
+    that its end is nobody's fault."""
+
+    channel: Channel[FromWorker]
+    worker: Worker
+    ready: Ready | None = None
+    view: ToldLoad = field(default_factory=lambda: ToldLoad(-1))
+    load: Load = field(default_factory=Load)
+    keys: set[int] = field(default_factory=set)
+    is_leaving: bool = False
+    questions: dict[int, asyncio.Future[bytes]] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.worker.name
+
+    @property
+    def index(self) -> int:
+        return self.worker.index
+
+    @property
+    def takes_requests(self) -> bool:
+        return self.worker.takes_requests and not self.is_leaving
+
+
+class ControlHandler(Protocol):
+    """Who deals with what workers say of attempts."""
+
+    def worker_ready(self, link: Link) -> None:
+        """It takes requests from now on."""
+        ...
+
+    def worker_lost(self, link: Link, loss: Loss) -> None:
+        """Nothing that it says of its attempts counts any more. It may speak again (``worker_ready``), unless its channel is closed."""
+        ...
+
+    def worker_gone(self, link: Link) -> None:
+        """Its channel is closed, after ``worker_lost``."""
+        ...
+
+    def worker_leaves(self, link: Link) -> None:
+        """It wants to end, and has been told to take nothing more."""
+        ...
+
+    def told(self, link: Link) -> None:
+        """Its load has changed."""
+        ...
+
+    def told_keys(self, link: Link, message: Keys) -> None:
+        """Its prefix cache has changed."""
+        ...
+
+    def said(self, link: Link, message: FromWorker) -> None:
+        """Anything else, from a worker that is trusted."""
+        ...
+
+
+class Control:
+    """``config``: what workers are to run. ``model_fingerprint``: of the model that they are to have, as its file says, with ``vocab_size``
+    tokens. What they say is checked as far as it leads anywhere: a worker that lies loses its channel, and its streams go on elsewhere."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model_fingerprint: str,
+        vocab_size: int,
+        secret: bytes,
+        handler: ControlHandler,
+        limits: LivenessLimits,
+        clock: Callable[[], float],
+    ) -> None:
+        self.fleet = Fleet(limits)
+        self.fingerprint: str | None = None  # of the first worker that was ready: all others have the same
+        self.last_words: dict[str, str] = {}  # of workers that ended before they were ready
+        self._config, self._model_fingerprint, self._vocab_size = config, model_fingerprint, vocab_size
+        self._handler = handler
+        self._now = clock
+        self._listener = Listener(secret, from_worker, self._open)
+        self._links: dict[str, Link] = {}  # by name
+        self._strangers: set[Channel[FromWorker]] = set()  # proven, and without Hello yet
+        self._numbers = itertools.count(1)
+        self._watch: asyncio.Task[None] | None = None
+
+    @property
+    def address(self) -> Address:
+        return self._listener.address
+
+    def __iter__(self) -> Iterator[Link]:
+        """By index."""
+        return iter(sorted(self._links.values(), key=lambda link: link.index))
+
+    def find(self, name: str) -> Link | None:
+        return self._links.get(name)
+
+    async def open(self, address: Address) -> None:
+        """Listen. OSError when the address cannot be had."""
+        await self._listener.open(address)
+        self._watch = asyncio.create_task(self._look())
+
+    def close(self) -> None:
+        """No more workers; those that there are, are told to end."""
+        self._listener.close()
+        if self._watch is not None:
+            self._watch.cancel()
+        for link in list(self._links.values()):
+            self.shut_down(link)
+            link.channel.close("the front end ends")
+        for channel in list(self._strangers):
+            channel.abort("the front end ends")
+
+    def shut_down(self, link: Link) -> None:
+        """Have a worker end now."""
+        link.is_leaving = True
+        link.channel.send(Shutdown())
+
+    # --- joining ------------------------------------------------------------------------------------------------------------------------
+
+    def _open(self, channel: Channel[FromWorker]) -> None:
+        self._strangers.add(channel)
+        link: Link | None = None
+
+        def take(messages: list[FromWorker]) -> None:
+            nonlocal link
+            for message in messages:
+                if link is None:
+                    self._strangers.discard(channel)
+                    link = self._hello(channel, message)
+                    if link is None:
+                        return
+                elif channel.closed_for is None:
+                    self._take(link, message)
+
+        def closed(reason: str) -> None:
+            self._strangers.discard(channel)
+            if link is not None:
+                self._closed(link, reason)
+
+        channel.start(take, closed)
+
+    def _hello(self, channel: Channel[FromWorker], message: FromWorker) -> Link | None:
+        """The first message: the link of a worker that may join; None: it was refused."""
+        if not isinstance(message, Hello):
+            raise MessageError(f"a worker says {type(message).__name__} before Hello")
+        check_name(message.name)
+        known = self._links.get(message.name)
+        is_taken = known is not None and known.worker.boot_id != message.boot_id and known.worker.state is not WorkerState.SUSPECT
+        fault = None
+        if message.protocol != PROTOCOL:
+            fault = f"it speaks protocol {message.protocol}, this front end {PROTOCOL}"
+        elif message.role not in ROLES:
+            fault = f"role: {message.role!r} is not allowed; one of {', '.join(ROLES)}"
+        elif known is not None and is_taken:
+            fault = f"name: {message.name!r} is not allowed; a worker of that name is here, from {known.channel.peer}"
+        if fault is not None:
+            self._refuse(channel, message.name, fault, is_final=not is_taken)
+            return None
+        if known is not None:
+            self._closed(known, "it has connected again")
+        now = self._now()
+        worker = self.fleet.hello(message.name, message.role, message.host, message.pid, message.boot_id, now)
+        link = self._links[message.name] = Link(channel, worker)
+        channel.send(Welcome(config_bytes(self._config), WORKER_GONE_S))
+        logger.info("worker %s (%s, pid %d) has connected from %s", message.name, message.role, message.pid, channel.peer)
+        return link
+
+    def _refuse(self, channel: Channel[FromWorker], name: str, reason: str, is_final: bool = True) -> None:
+        logger.warning("worker %s is refused: %s", name, reason)
+        self.last_words[name] = reason
+        channel.send(Refuse(reason, is_final))
+        channel.close("it was refused")
+
+    def _ready(self, link: Link, message: Ready) -> None:
+        if not message.fingerprint.startswith(f"{self._model_fingerprint}/"):
+            self._refuse(link.channel, link.name, f"its model {message.model!r} is another than this front end's")
+            return
+        if self.fingerprint is not None and message.fingerprint != self.fingerprint:
+            reason = f"it computes otherwise ({message.fingerprint}) than the workers that are here ({self.fingerprint})"
+            self._refuse(link.channel, link.name, f"{reason}: answers would depend on who gives them")
+            return
+        message.limits.check(self._vocab_size)
+        self.fingerprint = message.fingerprint
+        link.ready, limits, now = message, message.limits, self._now()
+        link.view = ToldLoad(link.index, limits.block_size, limits.num_kv_blocks)
+        self.fleet.ready(link.worker, now)
+        self.last_words.pop(link.name, None)
+        logger.info("worker %s is ready", link.name)
+        self._handler.worker_ready(link)
+
+    # --- what workers say ---------------------------------------------------------------------------------------------------------------
+
+    def _take(self, link: Link, message: FromWorker) -> None:
+        self.fleet.heard(link.worker, self._now())
+        match message:
+            case Load():
+                self._load(link, message)
+            case Answer():
+                self._answered(link, message)
+            case Keys() if link.ready is not None:
+                self._handler.told_keys(link, message)
+            case Goodbye():
+                link.worker.reason = self.last_words[link.name] = shown_reason(message.reason)
+                self.fleet.drain(link.worker)
+                self._handler.worker_leaves(link)
+            case Ready() if link.worker.state is WorkerState.STARTING:
+                self._ready(link, message)
+            case Hello() | Ready():
+                raise MessageError(f"a worker says {type(message).__name__} twice")
+            case _ if link.ready is None:
+                raise MessageError(f"a worker says {type(message).__name__} before Ready")
+            case _:
+                if isinstance(message, Events):
+                    for event in message.events:
+                        event.check(self._vocab_size)
+                if link.worker.state is WorkerState.READY:
+                    self._handler.said(link, message)
+
+    def _load(self, link: Link, load: Load) -> None:
+        self.fleet.told_steps(link.worker, load.num_steps, load.step_age_s, self._now())
+        if not (math.isfinite(load.pending_s) and load.pending_s >= 0.0 and load.step_age_s >= 0.0):
+            raise MessageError(f"a worker's Load cannot be: pending_s {load.pending_s!r}, step_age_s {load.step_age_s!r}")
+        if link.ready is None:
+            return
+        link.load = load
+        num_sequences = load.num_waiting + load.num_running
+        try:
+            link.view.told(Told(load.num_received, load.pending_tokens, load.pending_s, num_sequences, load.num_available_blocks))
+        except ValueError as error:
+            raise MessageError(f"a worker's Load cannot be: {error}") from error
+        if link.worker.state is WorkerState.READY:
+            self._handler.told(link)
+
+    def _closed(self, link: Link, reason: str) -> None:
+        if self._links.get(link.name) is not link:
+            return
+        del self._links[link.name]
+        was_trusted = link.worker.state is WorkerState.READY
+        self.fleet.closed(link.worker, reason, self._now())
+        link.channel.close(reason)
+        for question in link.questions.values():
+            if not question.done():
+                question.set_exception(AskError(f"worker {link.name} is gone"))
+        logger.log(logging.INFO if link.is_leaving else logging.WARNING, "worker %s is gone: %s", link.name, reason)
+        if was_trusted:
+            self._handler.worker_lost(link, Loss.LEFT if link.is_leaving else Loss.DIED)
+        if link.ready is not None:
+            self._handler.worker_gone(link)
+
+    # --- time ---------------------------------------------------------------------------------------------------------------------------
+
+    async def _look(self) -> None:
+        beat_s = 0.0
+        while True:
+            now = self._now()
+            if now - beat_s >= BEAT_S:
+                beat_s = now
+                for link in self:
+                    link.channel.send(Beat())
+            for worker, change in self.fleet.look(now):
+                try:
+                    self._changed(self._links[worker.name], change)
+                except Exception as error:  # a fault of ours must not end the watch over all the others
+                    logger.critical("worker %s: what became of it could not be dealt with", worker.name, exc_info=error)
+            await asyncio.sleep(LOOK_S)
+
+    def _changed(self, link: Link, change: Change) -> None:
+        logger.warning("worker %s is %s: %s", link.name, change.value, link.worker.reason or "it speaks again")
+        if change is Change.SUSPECTED:
+            self._handler.worker_lost(link, Loss.HUNG)
+        elif change is Change.RECOVERED:
+            link.channel.send(Reset())
+            self._handler.worker_ready(link)
+        else:
+            self._closed(link, link.worker.reason)
+
+    # --- questions ----------------------------------------------------------------------------------------------------------------------
+
+    async def ask(self, link: Link, what: str, args: bytes, timeout_s: float = ASK_S) -> bytes:
+        """The answer, as JSON. ``args``: JSON. Raises AskError."""
+        if len(link.questions) >= MAX_QUESTIONS:
+            raise AskError(f"worker {link.name} has {MAX_QUESTIONS} questions to answer already")
+        number = next(self._numbers)
+        answer = link.questions[number] = asyncio.get_running_loop().create_future()
+        try:
+            link.channel.send(Ask(number, what, args))
+            return await asyncio.wait_for(answer, timeout_s)
+        except TimeoutError:
+            raise AskError(f"worker {link.name} has not answered within {timeout_s:g} s") from None
+        finally:
+            del link.questions[number]
+
+    def _answered(self, link: Link, message: Answer) -> None:
+        answer = link.questions.get(message.number)
+        if answer is None or answer.done():
+            return
+        if message.error is None:
+            answer.set_result(message.body)
+        else:
+            answer.set_exception(AskError(f"worker {link.name}: {message.error}"))

@@ -1,0 +1,184 @@
+"""Who goes to which engine when: requests wait at the front end while no engine should take more, and go by fair order. Pure.
+
+    submit ─▶ FairQueue ──next: an engine takes more──▶ router.choose ─▶ sent ──ended──▶ gone
+       └──▶ QueueFull (bounded)      └──▶ overdue (waited too long)
+
+Held back here a request can still go to whichever engine is free first, and those of others can pass it fairly; in an engine's queue it can
+not. So engines get what keeps them busy until they speak again, and not more (``Backpressure``). Owns what waits and what was sent. Sends
+nothing, reads no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+from octavo.distributed.fair_queue import FairQueue
+from octavo.distributed.router import Router
+from octavo.distributed.views import EngineView, RouteRequest
+
+
+class QueueFull(RuntimeError):
+    """No engine takes more, and as many requests wait as may. ``retry_after_s``: a guess at when the queue has moved; None: none."""
+
+    def __init__(self, field_name: str, value: int, limit: int, retry_after_s: float | None) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(f"{field_name}: {value} is not allowed; at most {limit} wait for a worker, and all workers are busy")
+
+
+@dataclass(frozen=True, slots=True)
+class Backpressure:
+    """When an engine is to be left alone. ``most_pending_s``: predicted seconds of work that it may have waiting; ``most_sequences``:
+    waiting and running there (None: any number). An engine with nothing to do always takes one: nothing waits beside idle engines.
+
+    ``most_waiting``: requests held back at a time; ``most_waiting_tokens``: prompt tokens of these (None: any number).
+    """
+
+    most_pending_s: float = 0.5
+    most_sequences: int | None = None
+    most_waiting: int = 4096
+    most_waiting_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.most_pending_s >= 0.0:
+            raise ValueError(f"most_pending_s: {self.most_pending_s!r} is not allowed; at least 0 seconds")
+        for name in ("most_sequences", "most_waiting_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name}: {value!r} is not allowed; at least 1")
+        if self.most_waiting < 0:
+            raise ValueError(f"most_waiting: {self.most_waiting!r} is not allowed; at least 0")
+
+    def takes_more(self, engine: EngineView) -> bool:
+        if not engine.num_sequences:
+            return True
+        if self.most_sequences is not None and engine.num_sequences >= self.most_sequences:
+            return False
+        return engine.pending_s <= self.most_pending_s
+
+
+@dataclass(slots=True)
+class Dispatcher:
+    """``queue``: the order of those who wait. Its ``cost`` of a request is its prompt and, where known, its output.
+
+    Views have to count what was sent and is not seen by the engine yet (``told_load.ToldLoad`` does), or all would go to one.
+    """
+
+    router: Router
+    limits: Backpressure = field(default_factory=Backpressure)
+    queue: FairQueue = field(default_factory=FairQueue)
+    num_refused: int = 0
+    _waiting: dict[str, RouteRequest] = field(default_factory=dict)
+    _num_waiting_tokens: int = 0
+    _sent: dict[str, int] = field(default_factory=dict)  # request -> index of its engine
+
+    def __len__(self) -> int:
+        """Requests that wait."""
+        return len(self._waiting)
+
+    @property
+    def num_sent(self) -> int:
+        """Requests that were sent and have not ended."""
+        return len(self._sent)
+
+    def engine_of(self, request_id: str) -> int | None:
+        """Index of the engine that a request was sent to."""
+        return self._sent.get(request_id)
+
+    def waiting_requests(self) -> Seq[RouteRequest]:
+        """Those that wait, by arrival."""
+        return tuple(self._waiting.values())
+
+    def submit(self, request: RouteRequest, engines: Seq[EngineView], now: float) -> None:
+        """A request comes. Raises QueueFull when it would have to wait beyond a limit; ValueError when its id is in use."""
+        if request.request_id in self._waiting or request.request_id in self._sent:
+            raise ValueError(f"request_id: {request.request_id!r} is not allowed; it is not over yet")
+        limits = self.limits
+        if self._waiting or not any(map(limits.takes_more, engines)):  # whoever can go at once needs no room in the queue
+            tokens = limits.most_waiting_tokens
+            if len(self._waiting) >= limits.most_waiting:
+                self._refuse("waiting requests", len(self._waiting) + 1, limits.most_waiting, engines)
+            if tokens is not None and self._num_waiting_tokens + request.num_prompt > tokens:
+                self._refuse("waiting prompt tokens", self._num_waiting_tokens + request.num_prompt, tokens, engines)
+        self._enqueue(request, now)
+
+    def resubmit(self, request: RouteRequest, now: float) -> None:
+        """The engine that a request was sent to is lost, or lost it: it waits again. It was let in once, so it is not refused now."""
+        self._sent.pop(request.request_id, None)
+        if request.request_id in self._waiting:
+            raise ValueError(f"request_id: {request.request_id!r} is not allowed; it waits already")
+        self._enqueue(request, now)
+
+    def send_alone(self, request: RouteRequest, engines: Seq[EngineView]) -> int:
+        """The place in ``engines``, of which there is at least one, where a request that was let in before goes now, past all that wait."""
+        self._sent.pop(request.request_id, None)
+        place = self.router.choose(request, engines)
+        self._sent[request.request_id] = engines[place].index
+        return place
+
+    def _enqueue(self, request: RouteRequest, now: float) -> None:
+        cost = request.num_prompt + (request.num_output or 0)
+        self.queue.add(request.request_id, request.user, request.priority, max(1, cost), now)
+        self._waiting[request.request_id] = request
+        self._num_waiting_tokens += request.num_prompt
+
+    def _refuse(self, what: str, value: int, limit: int, engines: Seq[EngineView]) -> None:
+        self.num_refused += 1
+        raise QueueFull(what, value, limit, min((engine.pending_s for engine in engines), default=None))
+
+    def next(self, engines: Seq[EngineView], now: float) -> tuple[RouteRequest, int] | None:
+        """The request that goes now, and the place in ``engines`` where; None: nobody waits, or no engine takes more. Ask until None.
+
+        The first in the queue is never passed over for one that would fit better: it would wait for ever.
+        """
+        open_places = [place for place, engine in enumerate(engines) if self.limits.takes_more(engine)]
+        if not open_places:
+            return None
+        request_id = self.queue.take(now)
+        if request_id is None:
+            return None
+        request = self._leave(request_id)
+        place = open_places[self.router.choose(request, [engines[place] for place in open_places])]
+        self._sent[request_id] = engines[place].index
+        return request, place
+
+    def withdraw(self, request_id: str) -> bool:
+        """Its client is gone. True: it waited here; False: it had been sent, or is over."""
+        if not self.queue.remove(request_id):
+            return False
+        self._leave(request_id)
+        return True
+
+    def overdue(self, most_wait_s: float, now: float) -> list[RouteRequest]:
+        """Those that have waited longer than that, which give up waiting."""
+        late = [request_id for request_id, arrived_s in self.queue.waiting() if now - arrived_s > most_wait_s]
+        found = []
+        for request_id in late:
+            self.queue.remove(request_id)
+            found.append(self._leave(request_id))
+        return found
+
+    def ended(self, request_id: str, num_output: int) -> None:
+        """A request that was sent is over; one that was not, or was already, changes nothing."""
+        if self._sent.pop(request_id, None) is not None:
+            self.router.ended(request_id, num_output)
+
+    def gone(self, index: int) -> list[str]:
+        """Engine ``index`` is gone: returns the requests that were there, which may be submitted again."""
+        lost = [request_id for request_id, engine in self._sent.items() if engine == index]
+        for request_id in lost:
+            del self._sent[request_id]
+        self.router.gone(index)
+        return lost
+
+    def _leave(self, request_id: str) -> RouteRequest:
+        request = self._waiting.pop(request_id)
+        self._num_waiting_tokens -= request.num_prompt
+        return request
+
+    def check_invariants(self) -> None:
+        """AssertionError unless every request is in one place, and the sums are those of what waits."""
+        self.queue.check_invariants()
+        assert {request_id for request_id, _ in self.queue.waiting()} == set(self._waiting)
+        assert not set(self._waiting) & set(self._sent)
+        assert self._num_waiting_tokens == sum(request.num_prompt for request in self._waiting.values())

@@ -1,0 +1,221 @@
+"""Requests that a front end holds back, in the order in which they may go. Pure: times are told.
+
+    priority level ─▶ ring of keys (users, API keys), by deficit round robin ─▶ requests of a key, first come, first served
+
+Deficit round robin (Shreedhar and Varghese, SIGCOMM 1995): in each round a key may send ``quantum`` tokens more, and keeps what it
+could not use as long as it has something to send. Between two keys that both have requests all the time the tokens sent never differ by
+more than a quantum and twice the largest request (``fairness_bound``), however many requests one of them sends.
+
+Lower levels of priority go first. Who waits for ``ageing_s`` rises by a level, but never above the most urgent level that requests were
+sent at: so nobody waits for ever, and with one level alone age counts for nothing (a key with a long queue would overtake one with a short
+one).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
+
+from octavo.core.policies.order import PRIORITY_AGEING_S
+
+QUANTUM = 2048  # tokens that a key may send in a round
+
+
+@dataclass(slots=True, order=True)
+class _Held:
+    """A request that waits. In order of arrival."""
+
+    arrived_s: float
+    number: int
+    request_id: str = field(compare=False)
+    user: str | None = field(compare=False)
+    cost: int = field(compare=False)
+    sent_at: int = field(compare=False)  # the level that it came with
+    level: int = field(compare=False)
+    is_gone: bool = field(default=False, compare=False)
+
+
+@dataclass(slots=True)
+class _Key:
+    """A key's requests of one level. ``deficit``: tokens that it may send."""
+
+    waiting: list[_Held] = field(default_factory=list)  # a heap
+    deficit: int = 0
+
+    def first(self) -> _Held | None:
+        while self.waiting and self.waiting[0].is_gone:
+            heapq.heappop(self.waiting)
+        return self.waiting[0] if self.waiting else None
+
+
+class _Ring:
+    """The keys of one level that have requests, and whose turn it is."""
+
+    __slots__ = ("_keys", "_turns")
+
+    def __init__(self) -> None:
+        self._keys: dict[str | None, _Key] = {}
+        self._turns: dict[str | None, bool] = {}  # in order of their turns -> whether this turn's quantum was given
+
+    def add(self, held: _Held) -> None:
+        key = self._keys.get(held.user)
+        if key is None:
+            key = self._keys[held.user] = _Key()
+            self._turns[held.user] = False
+        heapq.heappush(key.waiting, held)
+
+    def first(self, quantum: int) -> _Held | None:
+        """Whose turn it is, its quantum given; None: nobody waits. Asked again without ``take``, it answers the same."""
+        num_skipped = 0
+        while self._turns:
+            user = next(iter(self._turns))
+            key = self._keys[user]
+            held = key.first()
+            if held is None:
+                del self._turns[user], self._keys[user]  # an idle key earns nothing
+                continue
+            if not self._turns[user]:
+                self._turns[user] = True
+                key.deficit += quantum
+            if held.cost <= key.deficit:
+                return held
+            del self._turns[user]
+            self._turns[user] = False
+            num_skipped += 1
+            if num_skipped > len(self._turns):
+                self._skip_rounds(quantum)
+                num_skipped = 0
+        return None
+
+    def _skip_rounds(self, quantum: int) -> None:
+        """A whole round gave nobody enough: as many at once as will, less the last."""
+        lacking = [held.cost - key.deficit for key in self._keys.values() if (held := key.first()) is not None]
+        rounds = max(0, -(-min(lacking, default=0) // quantum) - 1)
+        for key in self._keys.values():
+            key.deficit += rounds * quantum
+
+    def take(self, held: _Held) -> None:
+        """``held`` is what ``first`` answered: it goes."""
+        key = self._keys[held.user]
+        heapq.heappop(key.waiting)
+        key.deficit -= held.cost
+        if key.first() is None:
+            del self._turns[held.user], self._keys[held.user]
+
+    def deficits(self) -> Iterator[int]:
+        return (key.deficit for key in self._keys.values())
+
+
+class FairQueue:
+    """``quantum``: tokens for each key and round; ``ageing_s``: seconds of waiting that make up for one level of priority."""
+
+    def __init__(self, quantum: int = QUANTUM, ageing_s: float = PRIORITY_AGEING_S) -> None:
+        if quantum < 1:
+            raise ValueError(f"quantum: {quantum!r} is not allowed; at least 1 token")
+        if not ageing_s > 0.0:
+            raise ValueError(f"ageing_s: {ageing_s!r} is not allowed; above 0 seconds")
+        self._quantum = quantum
+        self._ageing_s = ageing_s
+        self._held: dict[str, _Held] = {}
+        self._rings: dict[int, _Ring] = {}
+        self._sent_at: dict[int, int] = {}  # level -> waiting requests that came with it
+        self._risings: list[tuple[float, int, _Held]] = []  # when who rises by a level
+        self._numbers = count()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._held
+
+    @property
+    def num_tokens(self) -> int:
+        """Cost of all that wait."""
+        return sum(held.cost for held in self._held.values())
+
+    def fairness_bound(self, largest: int) -> int:
+        """Most tokens by which one key that always waits may be ahead of another, when no request costs more than ``largest``."""
+        return self._quantum + 2 * largest
+
+    def add(self, request_id: str, user: str | None, priority: int, cost: int, now: float) -> None:
+        """A request of ``cost`` tokens comes. ValueError when its id waits already, or it costs nothing."""
+        if request_id in self._held:
+            raise ValueError(f"request_id: {request_id!r} is not allowed; it waits already")
+        if cost < 1:
+            raise ValueError(f"cost: {cost!r} is not allowed; at least 1 token")
+        held = _Held(now, next(self._numbers), request_id, user, cost, priority, priority)
+        self._held[request_id] = held
+        self._sent_at[priority] = self._sent_at.get(priority, 0) + 1
+        self._ring(priority).add(held)
+        heapq.heappush(self._risings, (now + self._ageing_s, held.number, held))
+
+    def first(self, now: float) -> str | None:
+        """Who is next; None: nobody waits. It stays until ``take`` or ``remove``, and asking again changes nothing."""
+        self._rise(now)
+        for level in sorted(self._rings):
+            held = self._rings[level].first(self._quantum)
+            if held is not None:
+                return held.request_id
+            del self._rings[level]
+        return None
+
+    def take(self, now: float) -> str | None:
+        """As ``first``, and it goes."""
+        request_id = self.first(now)
+        if request_id is not None:
+            held = self._held[request_id]
+            self._rings[held.level].take(held)
+            self._leave(held)
+        return request_id
+
+    def remove(self, request_id: str) -> bool:
+        """It does not want to wait any more; False: it does not wait."""
+        held = self._held.get(request_id)
+        if held is not None:
+            self._leave(held)
+        return held is not None
+
+    def waiting(self) -> Iterator[tuple[str, float]]:
+        """(request, when it came) of all that wait, by arrival."""
+        return ((held.request_id, held.arrived_s) for held in self._held.values())
+
+    def _leave(self, held: _Held) -> None:
+        held.is_gone = True
+        del self._held[held.request_id]
+        self._sent_at[held.sent_at] -= 1
+        if not self._sent_at[held.sent_at]:
+            del self._sent_at[held.sent_at]
+
+    def _ring(self, level: int) -> _Ring:
+        return self._rings.setdefault(level, _Ring())
+
+    def _rise(self, now: float) -> None:
+        while self._risings and (self._risings[0][0] <= now or self._risings[0][2].is_gone):
+            due_s, number, held = heapq.heappop(self._risings)
+            if held.is_gone:
+                continue
+            if held.level > min(self._sent_at):
+                moved = _Held(held.arrived_s, number, held.request_id, held.user, held.cost, held.sent_at, held.level - 1)
+                held.is_gone = True
+                self._held[held.request_id] = held = moved
+                self._ring(moved.level).add(moved)
+            heapq.heappush(self._risings, (due_s + self._ageing_s, number, held))
+
+    def check_invariants(self) -> None:
+        """AssertionError unless every request waits once, in the ring of its level."""
+        found = list[str]()
+        for level, ring in self._rings.items():
+            for user, key in ring._keys.items():
+                assert key.deficit >= 0
+                for held in key.waiting:
+                    if not held.is_gone:
+                        assert (held.level, held.user) == (level, user)
+                        found.append(held.request_id)
+            assert set(ring._keys) == set(ring._turns)
+        assert sorted(found) == sorted(self._held), "a request waits twice, or nowhere"
+        for held in self._held.values():
+            assert held.level <= held.sent_at, "a request has sunk"
+        levels = [held.sent_at for held in self._held.values()]
+        assert {level: levels.count(level) for level in levels} == self._sent_at

@@ -1,0 +1,252 @@
+"""Hand-offs of a cluster: the front end's side. What workers say goes to the desk, what the desk orders goes to workers.
+
+    Flights ─ ticket? ─▶ Submit ─▶ PromptStarted ... Offered ─▶ HandoverDesk ─▶ Reserve, Send, Begin, Release, Cancel, Resume
+
+Owns who hands over to whom: which attempts have tickets, and which of them have begun on their receiver. A flight stays its sender's until
+it begins there; whenever it leaves, for whatever reason, what was reserved for it is cancelled. Links, channels and flights are their
+owners'.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from octavo.distributed.cluster_options import HandoverOptions
+from octavo.distributed.handover import HandoverDesk, Moving, Order, OrderKind
+from octavo.distributed.messages import (
+    Begin,
+    Cancel,
+    Copied,
+    CopyFailed,
+    FromWorker,
+    NoRoom,
+    Offered,
+    PromptStarted,
+    Release,
+    Reserve,
+    Reserved,
+    Resume,
+    Send,
+    Ticket,
+    WireRequest,
+)
+from octavo.distributed.role_router import RoleRouter
+from octavo.distributed.shm_transport import is_near
+from octavo.distributed.worker_handover import addresses_of
+
+if TYPE_CHECKING:
+    from octavo.distributed.control import Link
+    from octavo.distributed.flights import Flight, Flights
+
+logger = logging.getLogger("octavo.cluster")
+
+
+@dataclass(slots=True)
+class _Ticketed:
+    """An attempt that is to be handed over. ``num_tokens``: whose KV goes over; ``wanted``: to whom."""
+
+    flight: Flight
+    num_tokens: int
+    wanted: int
+
+
+class Handovers:
+    """``links``: workers that are trusted and take requests; ``every``: all others as well, since what they have goes on while they drain.
+    ``router``: that the flights' dispatcher asks."""
+
+    def __init__(
+        self,
+        flights: Flights,
+        router: RoleRouter,
+        links: Callable[[], Sequence[Link]],
+        every: Callable[[], Iterable[Link]],
+        options: HandoverOptions,
+        clock: Callable[[], float],
+    ) -> None:
+        self.desk: HandoverDesk[_Ticketed] = HandoverDesk(options.limits, self._choose)
+        self._flights, self._router, self._links, self._every, self._options, self._now = flights, router, links, every, options, clock
+        self._ticketed: dict[int, _Ticketed] = {}  # by key, until it begins elsewhere or stays
+        self._begun: dict[int, Link] = {}  # by key: the receiver that goes on with it
+        self._room: dict[int, tuple[int, int]] = {}  # by worker: what it last said of its room
+
+    # --- for the flights ----------------------------------------------------------------------------------------------------------------
+
+    def entries(self, links: Sequence[Link]) -> list[Link]:
+        """Those of ``links`` that may be given prompts now."""
+        return [links[place] for place in self._router.entries([link.view for link in links])]
+
+    def ticket(self, flight: Flight, link: Link, key: int, num_made: int) -> Ticket | None:
+        """For an attempt that is about to be sent to ``link``: whether it is handed over after its prompt."""
+        request, wanted = flight.request, self._router.receiver_of(flight.request.request_id)
+        if wanted is None:
+            return None
+        params, num_tokens = request.params, len(request.prompt_token_ids) + num_made
+        goes = params.n == 1 and params.beam is None and params.max_tokens is not None and params.max_tokens - num_made > 1
+        if not goes or link.ready is None or not link.ready.kv_address:
+            self._router.pools.stayed(request.request_id)
+            return None
+        self._ticketed[key] = _Ticketed(flight, num_tokens, wanted)
+        return Ticket(layerwise=num_tokens >= self._options.min_layerwise)
+
+    def left(self, key: int) -> None:
+        """Its worker has it no longer: it has ended, or was given up."""
+        self._begun.pop(key, None)
+        if self._ticketed.pop(key, None) is not None:
+            self._follow(self.desk.withdraw(key, self._now()))
+
+    # --- workers ------------------------------------------------------------------------------------------------------------------------
+
+    def ready(self, link: Link) -> None:
+        """It takes requests from now on."""
+        pools = self._router.pools
+        if pools.role_of(link.index) is None:
+            pools.add(link.index, link.worker.role, link.view.num_blocks)
+        self._look()
+
+    def lost(self, link: Link) -> None:
+        """Nothing that it says counts any more; its flights have left it."""
+        self._room.pop(link.index, None)
+        self._follow(self.desk.worker_gone(link.index, self._now()))
+        self._router.pools.remove(link.index)
+        self._give_up()
+
+    def told(self, link: Link) -> None:
+        """Its load has changed."""
+        room = (link.load.num_available_blocks, link.load.num_running)
+        if len(self.desk) and self._room.get(link.index) != room:
+            self.desk.room_may_be_there()
+            self._look()
+        self._room[link.index] = room
+
+    def tick(self) -> None:
+        """Time has passed. To be called a few times a second."""
+        self._look()
+        self._give_up()
+
+    def _give_up(self) -> None:
+        """Where nobody is left to take a hand-off, waiting for room would be in vain."""
+        self._follow(self.desk.give_up(lambda moving: bool(self._receivers(moving)), self._now()))
+
+    def said(self, link: Link, message: FromWorker) -> None:
+        """Of a hand-off, by a worker that is trusted."""
+        now, desk = self._now(), self.desk
+        match message:
+            case PromptStarted():
+                self._started(link, message.key)
+            case Offered():
+                ticketed = self._ticketed.get(message.key)
+                if ticketed is not None and ticketed.flight.link is link:
+                    self._router.pools.prefilled(ticketed.flight.request.request_id)
+                    self._started(link, message.key)  # unless it has said so
+                    self._follow(desk.drew(message.key, message.output_token_ids, now))
+            case Reserved():
+                self._follow(desk.reserved(message.key, link.index, now))
+            case NoRoom():
+                self._follow(desk.no_room(message.key, link.index, now, never=message.reason is not None))
+            case Copied():
+                moving = desk.find(message.key)
+                if moving is not None and moving.handoff.receiver == link.index:
+                    self._follow(desk.copied(message.key, now))
+            case CopyFailed():
+                self._copy_failed(link, message)
+        self._look()
+
+    def _started(self, link: Link, key: int) -> None:
+        ticketed = self._ticketed.get(key)
+        if ticketed is None or ticketed.flight.link is not link or self.desk.find(key) is not None:
+            return
+        num_bytes = 0 if link.ready is None else ticketed.num_tokens * link.ready.limits.kv_bytes_per_token
+        self.desk.offered(key, ticketed, link.index, ticketed.num_tokens, num_bytes, self._now())
+
+    def _copy_failed(self, link: Link, message: CopyFailed) -> None:
+        if self._begun.get(message.key) is link:  # it has begun there, and lost its KV meanwhile: nobody has it
+            self._flights.failed(message.key, f"worker {link.name}: {message.reason}")
+            return
+        logger.warning("hand-off %d: worker %s: %s", message.key, link.name, message.reason)
+        moving = self.desk.find(message.key)
+        if moving is not None and link.index in (moving.sender, moving.handoff.receiver):
+            self._follow(self.desk.failed(message.key, message.reason, self._now()))
+
+    # --- orders -------------------------------------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        self._follow(self.desk.tick(self._now()))
+
+    def _link(self, index: int | None) -> Link | None:
+        return next((link for link in self._every() if link.index == index), None)
+
+    def _choose(self, moving: Moving[_Ticketed]) -> int | None:
+        """The worker that was chosen when the request came; else, of the others that may decode, the one with most room."""
+        able = [link for link in self._receivers(moving) if link.index not in moving.refused_by]
+        if any(link.index == moving.load.wanted for link in able):
+            return moving.load.wanted
+        best = max(able, key=lambda link: (link.worker.role == "decode", link.view.num_available_blocks), default=None)
+        return None if best is None else best.index
+
+    def _receivers(self, moving: Moving[_Ticketed]) -> list[Link]:
+        """Who may take it, given room: whom it was meant for, and all others that decode."""
+        sender = self._link(moving.sender)
+        links = [link for link in self._links() if link.worker.role != "prefill" or link.index == moving.load.wanted]
+        return [link for link in links if self._may_receive(link, sender) and link.index not in moving.unfit]
+
+    def _may_receive(self, link: Link, sender: Link | None) -> bool:
+        return sender is not None and link is not sender and self._way(sender, link) is not None
+
+    def _way(self, sender: Link, receiver: Link) -> tuple[str, str] | None:
+        """(transport, the receiver's address); None: there is no common one."""
+        if sender.ready is None or receiver.ready is None or not receiver.ready.kv_address:
+            return None
+        addresses, wanted = addresses_of(receiver.ready.kv_address), self._options.transport
+        senders = addresses_of(sender.ready.kv_address or "")
+        same_host = "shm" in addresses and "shm" in senders and is_near(addresses["shm"], senders["shm"])
+        for name in (("shm", "tcp") if same_host else ("tcp",)) if wanted == "auto" else (wanted,):
+            if name in addresses and name in sender.ready.transports:
+                return name, addresses[name]
+        return None
+
+    def _follow(self, orders: Sequence[Order[_Ticketed]]) -> None:
+        for order in orders:
+            link = self._link(order.worker)
+            if link is not None:
+                self._send(order, link)
+            elif order.kind is OrderKind.RESERVE:
+                self._follow(self.desk.no_room(order.moving.key, order.worker, self._now()))
+
+    def _send(self, order: Order[_Ticketed], link: Link) -> None:
+        moving, flight, key = order.moving, order.moving.load.flight, order.moving.key
+        match order.kind:
+            case OrderKind.RESERVE:
+                request = WireRequest.of(flight.request, self._now() - flight.request.arrival_s)
+                link.channel.send(Reserve(key, request, moving.num_tokens))
+            case OrderKind.SEND:
+                receiver = self._link(moving.handoff.receiver)
+                way = None if receiver is None else self._way(link, receiver)
+                if way is None:
+                    self._follow(self.desk.failed(key, "its receiver is gone", self._now()))
+                    return
+                link.channel.send(Send(key, way[1], way[0], self._options.wire_dtype, self._options.checksum))
+            case OrderKind.BEGIN:
+                del self._ticketed[key]
+                self._begun[key] = link
+                self._flights.moved(key, link)
+                self._router.pools.arrived(flight.request.request_id)
+                link.channel.send(Begin(key, moving.output_token_ids))
+            case OrderKind.RELEASE:
+                link.channel.send(Release(key))
+            case OrderKind.CANCEL:
+                link.channel.send(Cancel(key))
+            case OrderKind.RESUME:
+                self._ticketed.pop(key, None)
+                self._router.pools.stayed(flight.request.request_id)
+                link.channel.send(Resume(key))
+
+    def check_invariants(self) -> None:
+        """AssertionError unless tickets, hand-offs and flights agree. For tests."""
+        self.desk.check_invariants()
+        self._router.pools.check_invariants()
+        for key, ticketed in self._ticketed.items():
+            assert ticketed.flight.attempts.key == key and ticketed.flight.link is not None, f"{key} has a ticket and no worker"
+        assert not self._ticketed.keys() & self._begun.keys()

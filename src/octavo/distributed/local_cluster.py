@@ -1,0 +1,73 @@
+"""A front end's engine with workers on this host: from a configuration to a ``ClusterEngine`` that has only to be started.
+
+Owns how this host's memory and cores are shared among them, and the socket that they connect to.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from octavo.config import ConfigError, EngineConfig
+from octavo.distributed.channel import Address
+from octavo.distributed.cluster_engine import ClusterEngine
+from octavo.distributed.cluster_options import ClusterOptions
+from octavo.distributed.handshake import new_secret, read_secret
+from octavo.distributed.process_worker import LocalProcesses, share_of_cores
+from octavo.engine.engine import default_kv_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPlan:
+    """``workers``: processes of this host to start, by role; may be none. ``listen``: where workers connect to (None: a socket that only
+    this user of this host can reach). ``secret_file``: see ``read_secret`` (None: $OCTAVO_CLUSTER_SECRET, else, where all workers are
+    started from here, a new one)."""
+
+    workers: Mapping[str, int]
+    listen: Address | None = None
+    secret_file: str | None = None
+    options: ClusterOptions = field(default_factory=ClusterOptions)
+
+
+def worker_names(workers: Mapping[str, int]) -> dict[str, str]:
+    """Roles by name: worker-0, worker-1, ..., or prefill-0, decode-0, ..."""
+    return {f"{'worker' if role == 'both' else role}-{i}": role for role, number in workers.items() for i in range(number)}
+
+
+def shared_config(config: EngineConfig, num_workers: int) -> EngineConfig:
+    """What each of so many workers on this host runs: of memory that nobody gave out, each gets its share."""
+    cache = config.cache
+    if cache.num_kv_blocks is None and cache.kv_cache_memory is None and num_workers > 1:
+        config = replace(config, cache=replace(cache, kv_cache_memory=max(1, default_kv_bytes() // num_workers)))
+    return config
+
+
+def open_cluster(config: EngineConfig, path: str, plan: ClusterPlan, beside: Callable[[], object] | None = None) -> ClusterEngine:
+    """An engine whose workers run ``config``; ``path``: where its model is on this host, of which the text alone is read. ``beside`` is
+    called meanwhile. Raises ConfigError, ModelFileError, SecretError."""
+    from octavo.models.loading import open_model
+
+    config.validate()
+    names = worker_names(plan.workers)
+    if not names and plan.listen is None:
+        raise ConfigError("workers: 0 is not allowed; without an address to listen at there is nobody to wait for")
+    is_ours = plan.listen is None and plan.secret_file is None
+    secret = new_secret().encode() if is_ours else read_secret(plan.secret_file)
+    model = open_model(path).read_text()
+    if beside is not None:
+        beside()
+    folder = None if plan.listen is not None else tempfile.mkdtemp(prefix="octavo-")  # that nobody else may enter
+    address = plan.listen or Address(path=str(Path(str(folder)) / "workers"))
+    most = max(len(names), plan.options.scale.most if plan.options.scale is not None else 0)
+    threads = config.backend.threads or share_of_cores(most) if names else None
+    launcher = LocalProcesses(names, secret.decode(), threads) if names else None
+
+    def clean_up() -> None:
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    shared = shared_config(config, most) if names else config
+    return ClusterEngine(model, shared, address, secret, plan.options, launcher, clean_up)

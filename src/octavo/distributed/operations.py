@@ -1,0 +1,159 @@
+"""What is done to a cluster while it serves: taking a worker out, replacing all of them one after another, saying how it stands.
+
+    drain:     no new requests ─▶ those that it has are done ─▶ told to end ─▶ not replaced
+    restart:   for each worker: no new requests ─▶ done ─▶ told to end ─▶ another process ─▶ ready ─▶ the next worker
+
+No request fails of either: while a worker is drained the others take what comes, and a last one that is drained alone leaves requests
+waiting at the front end until its successor is ready. Owns which workers are on their way out, and the restart that is going on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from octavo.distributed.control import Control, Link
+from octavo.distributed.flights import Flights
+from octavo.engine.serving import UnknownWorker
+
+if TYPE_CHECKING:
+    from octavo.distributed.cluster_engine import Launcher
+
+logger = logging.getLogger("octavo.cluster")
+
+LOOK_S = 0.05
+
+
+class Operations:
+    """A ``serving.Cluster``. ``clock`` as the fleet's."""
+
+    def __init__(self, control: Control, flights: Flights, launcher: Launcher | None, clock: Callable[[], float]) -> None:
+        self._control, self._flights, self._launcher, self._now = control, flights, launcher, clock
+        self._leaving: dict[Link, asyncio.Task[None]] = {}
+        self._restart: asyncio.Task[None] | None = None
+        self._done = self._of = 0
+
+    # --- status -------------------------------------------------------------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        """See Cluster."""
+        restart = {"done": self._done, "of": self._of} if self._restart is not None else None
+        return {"workers": [self._entry(link) for link in self._control], "waiting": self._flights.num_waiting, "restart": restart}
+
+    def _entry(self, link: Link) -> dict[str, Any]:
+        worker, load, limits = link.worker, link.load, None if link.ready is None else link.ready.limits
+        shown = None
+        if limits is not None:
+            shown = {
+                "running": load.num_running,
+                "waiting": load.num_waiting,
+                "pending_tokens": load.pending_tokens,
+                "used_blocks": load.num_used_blocks,
+                "kv_blocks": limits.num_kv_blocks,
+                "offered": load.num_offered,
+                "reserved": load.num_reserved,
+                "steps": load.num_steps,
+            }
+        return {
+            "name": worker.name,
+            "role": worker.role,
+            "state": worker.state.value,
+            "draining": worker.draining,
+            "reason": worker.reason,
+            "host": worker.host,
+            "pid": worker.pid,
+            "boot_id": worker.boot_id,
+            "attempts": len(link.keys),
+            "age_s": round(self._now() - worker.since_s, 3),
+            "load": shown,
+        }
+
+    @property
+    def is_restarting(self) -> bool:
+        return self._restart is not None
+
+    def is_leaving(self, link: Link) -> bool:
+        """It has been told, or is about to be told, to end."""
+        return link in self._leaving or link.is_leaving
+
+    # --- taking workers out -------------------------------------------------------------------------------------------------------------
+
+    async def drain(self, worker: str) -> dict[str, Any]:
+        """See Cluster."""
+        link = self._control.find(worker)
+        if link is None:
+            there = ", ".join(one.name for one in self._control) or "none"
+            raise UnknownWorker(f"{worker!r} is not here; there are: {there}")
+        if self._restart is not None:
+            raise ValueError("a restart is going on; it ends by itself")
+        self.let_go(link)
+        return self._entry(link)
+
+    def let_go(self, link: Link, for_good: bool = True) -> None:
+        """Give a worker nothing more, and have it end when what it has is done; ``for_good``: without another in its place."""
+        if link not in self._leaving:
+            if for_good and self._launcher is not None and link.name in self._launcher.names:
+                self._launcher.release(link.name)
+            self._control.fleet.drain(link.worker)
+            self._leaving[link] = asyncio.create_task(self._let_go(link))
+
+    async def _let_go(self, link: Link) -> None:
+        try:
+            await self._empty(link)
+            self._control.shut_down(link)
+        finally:
+            del self._leaving[link]
+
+    async def _empty(self, link: Link) -> None:
+        """Drain a worker, and wait until it has nothing, or is gone."""
+        self._control.fleet.drain(link.worker)
+        while link.keys and self._control.find(link.name) is link:
+            await asyncio.sleep(LOOK_S)
+
+    # --- replacing all of them ------------------------------------------------------------------------------------------------------------
+
+    async def restart(self) -> dict[str, Any]:
+        """See Cluster."""
+        if self._launcher is None:
+            raise ValueError("the workers were started elsewhere, and can only be replaced there")
+        if self._restart is not None:
+            raise ValueError("a restart is going on already")
+        names = list(self._launcher.names)
+        self._done, self._of = 0, len(names)
+        self._restart = asyncio.create_task(self._replace_all(self._launcher, names))
+        return self.status()
+
+    async def _replace_all(self, launcher: Launcher, names: list[str]) -> None:
+        try:
+            for name in names:
+                link = self._control.find(name)
+                if link is not None:
+                    await self._empty(link)
+                    self._control.shut_down(link)
+                await launcher.replace(name)
+                while not self._is_ready(name, link):
+                    if launcher.trouble is not None:
+                        raise RuntimeError(launcher.trouble)
+                    await asyncio.sleep(LOOK_S)
+                self._done += 1
+                logger.info("worker %s has been replaced", name)
+        except Exception as error:
+            logger.error("the restart has ended early, after %d of %d workers", self._done, self._of, exc_info=error)
+        finally:
+            self._restart = None
+
+    def _is_ready(self, name: str, before: Link | None) -> bool:
+        """A successor takes requests."""
+        link = self._control.find(name)
+        return link is not None and link is not before and link.takes_requests
+
+    async def stop(self) -> None:
+        """Leave off whatever is going on."""
+        tasks = [*self._leaving.values(), *([] if self._restart is None else [self._restart])]
+        for task in tasks:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task

@@ -1,0 +1,164 @@
+"""Keeps workers running as processes of this host: starts them, watches them, and puts others in their place.
+
+    start ──▶ running ──ended by itself──▶ (pause) ──▶ running ...
+                 ├── replaced: another at once
+                 └── released: no other
+
+Owns the processes. What they work at comes by their channels, and so does the word that it is enough; the secret reaches them by their
+environment. Pauses double with each worker that ends before it was ready. A worker that says that it can never work (its exit status is
+``HOPELESS``) is not tried again, and ``trouble`` has why. Children have sessions of their own, so that a Ctrl-C at the terminal is the
+front end's alone to obey; when that is killed they notice at their channel and end soon after.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from octavo.distributed.channel import Address
+from octavo.distributed.handshake import SECRET_VARIABLE
+
+logger = logging.getLogger("octavo.cluster")
+
+HOPELESS = 3  # exit status of a worker that another try would not help
+FIRST_PAUSE_S = 0.2
+LONGEST_PAUSE_S = 30.0
+END_S = 30.0  # that a worker gets to end by itself, and to write its cache to disk if it is to
+GIVE_UP_S = 5.0  # that a child looks for its front end
+
+
+@dataclass(slots=True, eq=False)
+class _Child:
+    name: str
+    role: str
+    process: asyncio.subprocess.Process | None = None
+    keeper: asyncio.Task[None] | None = None
+    released: bool = False
+    wanted: bool = False  # another is to be started at once
+    pause_s: float = FIRST_PAUSE_S
+    ended: asyncio.Event = field(default_factory=asyncio.Event)  # by now the process that ``replace`` waits for
+
+
+class LocalProcesses:
+    """A ``Launcher``. ``roles`` by name; ``threads`` of each; ``command``: what a worker's arguments are put behind."""
+
+    def __init__(
+        self,
+        roles: Mapping[str, str],
+        secret: str,
+        threads: int | None = None,
+        command: Sequence[str] = (sys.executable, "-m", "octavo.cli.main", "worker"),
+    ) -> None:
+        self._children = {name: _Child(name, role) for name, role in roles.items()}
+        self._secret, self._threads, self._command = secret, threads, list(command)
+        self._address: Address | None = None
+        self._trouble: str | None = None
+        self._stopping = False
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Of the workers that are kept running."""
+        return [child.name for child in self._children.values() if not child.released]
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Of the processes that run, by name."""
+        running = ((child.name, child.process) for child in self._children.values())
+        return {name: process.pid for name, process in running if process is not None and process.returncode is None}
+
+    @property
+    def trouble(self) -> str | None:
+        """Why a worker can never run; None: nothing is known against it."""
+        return self._trouble
+
+    async def start(self, address: Address) -> None:
+        self._address = address
+        for child in self._children.values():
+            child.keeper = asyncio.create_task(self._keep(child))
+
+    def add(self, role: str) -> str:
+        """Start one more worker; returns its name, which no other has had."""
+        prefix = "worker" if role == "both" else role
+        name = next(name for i in itertools.count() if (name := f"{prefix}-{i}") not in self._children)
+        child = self._children[name] = _Child(name, role)
+        child.keeper = asyncio.create_task(self._keep(child))
+        return name
+
+    def ready(self, name: str) -> None:
+        if name in self._children:
+            self._children[name].pause_s = FIRST_PAUSE_S
+
+    def release(self, name: str) -> None:
+        self._children[name].released = True
+
+    async def replace(self, name: str) -> None:
+        """Wait for the end of a worker that was told to end, or end it, and have another started."""
+        child = self._children[name]
+        child.wanted = True
+        child.ended.clear()
+        await self._end(child)
+        await child.ended.wait()
+
+    async def stop(self) -> None:
+        self._stopping = True
+        await asyncio.gather(*(self._end(child) for child in self._children.values()))
+        for child in self._children.values():
+            if child.keeper is not None:
+                child.keeper.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await child.keeper
+
+    async def _end(self, child: _Child) -> None:
+        """Wait until its process has ended; kill it when that takes too long."""
+        process = child.process
+        if process is None or process.returncode is not None:
+            return
+        try:
+            await asyncio.wait_for(asyncio.shield(asyncio.ensure_future(process.wait())), END_S)
+        except TimeoutError:
+            logger.warning("worker %s (pid %d) does not end and is killed", child.name, process.pid)
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+    async def _keep(self, child: _Child) -> None:
+        """One process after another."""
+        while not (child.released or self._stopping):
+            child.wanted = False
+            child.process = await self._spawn(child)
+            status = await child.process.wait()
+            child.ended.set()
+            if status == HOPELESS and not self._stopping:  # also of one that was released because it said so
+                self._trouble = f"worker {child.name} cannot run; its message is above"
+                logger.error("%s", self._trouble)
+                return
+            if child.released or self._stopping:
+                return
+            if child.wanted:
+                continue
+            how = f"was killed by signal {-status}" if status < 0 else f"has ended with status {status}"
+            logger.warning("worker %s %s; another is started in %.1f s", child.name, how, child.pause_s)
+            await asyncio.sleep(child.pause_s)
+            child.pause_s = min(2 * child.pause_s, LONGEST_PAUSE_S)
+
+    async def _spawn(self, child: _Child) -> asyncio.subprocess.Process:
+        args = ["--connect", str(self._address), "--name", child.name, "--role", child.role, "--give-up-s", f"{GIVE_UP_S:g}"]
+        if self._threads is not None:
+            args += ["--threads", str(self._threads)]
+        environment = {**os.environ, SECRET_VARIABLE: self._secret}
+        process = await asyncio.create_subprocess_exec(
+            *self._command, *args, stdin=asyncio.subprocess.DEVNULL, env=environment, start_new_session=True
+        )
+        logger.info("worker %s is started as process %d", child.name, process.pid)
+        return process
+
+
+def share_of_cores(num_workers: int) -> int:
+    """Threads of each of so many workers on this host: an equal share of the cores that this process may use, at least one."""
+    return max(1, len(os.sched_getaffinity(0)) // num_workers)

@@ -1,0 +1,142 @@
+"""The router that asks where a request would be done soonest, by what each engine has cached and what waits there. Pure.
+
+    seconds = what waits there + weight x its prompt less what is cached there + its answer in steps of that engine's batch
+
+Computing weighs more than waiting: a second of it is one that the request waits, and one that the engine has not for others; and what two
+engines compute both keep, in place of something else. The last term is what keeps a beginning that everybody shares from drawing everybody
+to one engine: each more sequence there makes every step of all a little longer. Prices come from a cost model where there is one
+(``Costs``), else they are learned from what engines tell.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+from octavo.distributed.published_keys import PublishedKeys
+from octavo.distributed.views import Costs, EngineView, Router, RouteRequest
+
+_DECAY = 0.98  # of what has been learned, with each engine that is looked at
+_FIRST_TOKEN_S = 1e-3  # of a token, until something was learned: it only has to be above 0, so that work counts at all
+
+
+@dataclass(slots=True)
+class LearnedCosts(Costs):
+    """Seconds = ``base_s`` + ``token`` x tokens, by least squares over the loads that engines tell, of which older ones count less.
+
+    A line through what was seen: good enough to weigh one engine against another, and no prediction to show to anybody.
+    """
+
+    _sums: dict[int, list[float]] = field(default_factory=dict)  # by engine: weight, tokens, seconds, tokens**2, tokens x seconds
+
+    def saw(self, engine: EngineView) -> None:
+        """Learn from an engine's own prediction for what waits there."""
+        tokens, seconds = engine.pending_tokens, engine.pending_s
+        if tokens > 0 and seconds > 0.0:
+            sums = self._sums.setdefault(engine.index, [0.0] * 5)
+            for i, term in enumerate((1.0, tokens, seconds, tokens * tokens, tokens * seconds)):
+                sums[i] = _DECAY * sums[i] + term
+
+    def forget(self, index: int) -> None:
+        self._sums.pop(index, None)
+
+    def line(self, index: int) -> tuple[float, float]:
+        """(seconds of a step beside its tokens, seconds of a token), neither below 0; of an engine that told nothing those of another,
+        and before any has a small guess."""
+        sums = self._sums.get(index) or next(iter(self._sums.values()), None)  # engines are alike until they tell otherwise
+        if sums is None:
+            return 0.0, _FIRST_TOKEN_S
+        weight, tokens, seconds, squares, products = sums
+        spread = weight * squares - tokens * tokens
+        slope = (weight * products - tokens * seconds) / spread if spread > 1e-9 * weight * squares else 0.0
+        if not 0.0 < slope <= seconds / tokens:  # one size alone was seen, or the line would cut the axis below 0
+            return 0.0, seconds / tokens
+        return (seconds - slope * tokens) / weight, slope
+
+    def prompt_s(self, engine: EngineView, start: int, num_tokens: int) -> float:
+        return self.line(engine.index)[1] * num_tokens
+
+    def token_s(self, engine: EngineView, num_sequences: int, num_context: int) -> float:
+        base_s, token_s = self.line(engine.index)
+        return base_s + token_s * num_sequences
+
+
+class SoonestDone(Router):
+    """``costs`` None: learned. ``stickiness``: a session stays where it was as long as that takes at most so much longer, as a share: what
+    it published last may not have been told yet, and a tie is no reason to move.
+
+    ``work_weight``: seconds of computing a prompt count so many times. Engines whose free KV blocks do not hold the prompt come after those
+    whose do. ``num_remembered``: sessions, the last used ones. ``guess_output``: output tokens of a request, until
+    some have ended; then a running mean.
+    """
+
+    wants_keys = True
+
+    def __init__(
+        self,
+        block_size: int = 16,
+        costs: Costs | None = None,
+        keys: PublishedKeys | None = None,
+        stickiness: float = 0.1,
+        num_remembered: int = 1 << 16,
+        guess_output: float = 128.0,
+        work_weight: float = 2.0,
+    ) -> None:
+        if not 0.0 <= stickiness < float("inf"):
+            raise ValueError(f"stickiness: {stickiness!r} is not allowed; a finite share from 0")
+        if not 1.0 <= work_weight < float("inf"):
+            raise ValueError(f"work_weight: {work_weight!r} is not allowed; a finite number from 1")
+        self.keys = keys or PublishedKeys()
+        self._work_weight = work_weight
+        self._learned = LearnedCosts() if costs is None else None
+        self._costs: Costs = costs or self._learned or LearnedCosts()
+        self._block_size = block_size
+        self._stickiness = stickiness
+        self._num_remembered = num_remembered
+        self._guess_output = guess_output
+        self._homes: OrderedDict[str, int] = OrderedDict()  # session -> engine index
+
+    def choose(self, request: RouteRequest, engines: Seq[EngineView]) -> int:
+        matched = self.keys.matched(request.prefix_keys)
+        scores = [self._score(request, engine, matched.get(engine.index, 0)) for engine in engines]
+        place = min(range(len(engines)), key=lambda i: (*scores[i], engines[i].num_sequences, i))
+        home = None if request.session is None else self._homes.get(request.session)
+        for i, engine in enumerate(engines):
+            if engine.index == home and scores[i][0] <= scores[place][0] and scores[i][1] <= (1.0 + self._stickiness) * scores[place][1]:
+                place = i
+        self._sent(request, engines[place].index)
+        return place
+
+    def _score(self, request: RouteRequest, engine: EngineView, num_blocks: int) -> tuple[bool, float]:
+        """(whether the prompt has no room there now, seconds until it would be done, computing weighted)."""
+        if self._learned is not None:
+            self._learned.saw(engine)
+        num_cached = min(num_blocks * self._block_size, request.num_prompt - 1)
+        num_new = request.num_prompt - num_cached
+        num_output = self._guess_output if request.num_output is None else request.num_output
+        seconds = engine.pending_s + self._work_weight * self._costs.prompt_s(engine, num_cached, num_new)
+        seconds += num_output * self._costs.token_s(engine, engine.num_sequences + 1, request.num_prompt)
+        return num_new > engine.num_available_blocks * self._block_size, seconds
+
+    def _sent(self, request: RouteRequest, index: int) -> None:
+        self.keys.expect(request.request_id, index, request.prefix_keys)
+        if request.session is not None:
+            self._homes[request.session] = index
+            self._homes.move_to_end(request.session)
+            if len(self._homes) > self._num_remembered:
+                self._homes.popitem(last=False)
+
+    def told(self, index: int, published: Iterable[bytes], forgotten: Iterable[bytes]) -> None:
+        self.keys.told(index, published, forgotten)
+
+    def gone(self, index: int) -> None:
+        self.keys.gone(index)
+        if self._learned is not None:
+            self._learned.forget(index)
+        self._homes = OrderedDict((session, home) for session, home in self._homes.items() if home != index)
+
+    def ended(self, request_id: str, num_output: int) -> None:
+        self.keys.ended(request_id)
+        self._guess_output += 0.02 * (num_output - self._guess_output)

@@ -1,0 +1,83 @@
+"""KV over TCP: pieces go from a buffer at the sender, by the kernel, to a buffer at the receiver, allocated once for a transfer.
+
+Who connects is authenticated (``handshake``); what is sent is neither encrypted nor signed.
+"""
+
+from __future__ import annotations
+
+import socket
+
+from octavo.distributed.stream_transport import IDLE_S, StreamListener, StreamOutgoing, StreamReader, open_transfer, recv_exactly
+from octavo.distributed.throttle import Throttle
+from octavo.distributed.transport import MAX_PIECE_BYTES, Outgoing, Sink, TransferError, TransferHead, TransportListener
+
+_SOCKET_BYTES = 4 << 20  # asked for in the kernel, so that the next piece is exported while this one is on its way
+
+
+class TcpTransport:
+    """``throttle``: what all transfers of this object may send; for measurements."""
+
+    name = "tcp"
+
+    def __init__(self, secret: bytes, throttle: Throttle | None = None, idle_s: float = IDLE_S) -> None:
+        self._secret, self._throttle, self._idle_s = secret, throttle, idle_s
+
+    def listen(self, host: str, sink: Sink, port: int = 0) -> TransportListener:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listening = socket.create_server((host, port), family=family, backlog=64)
+        taken = listening.getsockname()[1]
+        address = f"[{host}]:{taken}" if family == socket.AF_INET6 else f"{host}:{taken}"
+        return StreamListener(listening, address, self._secret, sink, self._idle_s, _Reader)
+
+    def connect(self, address: str, head: TransferHead) -> Outgoing:
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdigit():
+            raise TransferError(f"address: {address!r} is not allowed; HOST:PORT is needed")
+        host = host.removeprefix("[").removesuffix("]")
+        sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
+        return open_transfer(
+            sock, lambda: sock.connect((host, int(port))), self._secret, head, self._idle_s, lambda: _Outgoing(sock, head, self._throttle)
+        )
+
+
+class _Outgoing(StreamOutgoing):
+    def __init__(self, sock: socket.socket, head: TransferHead, throttle: Throttle | None) -> None:
+        super().__init__(sock, head, throttle)
+        self._memory = bytearray()
+
+    def buffer(self, num_bytes: int) -> memoryview:
+        if num_bytes > MAX_PIECE_BYTES:
+            raise TransferError(f"a piece of {num_bytes} bytes is not allowed; at most {MAX_PIECE_BYTES}")
+        if num_bytes > len(self._memory):
+            self._memory = bytearray(num_bytes)
+        return memoryview(self._memory)[:num_bytes]
+
+    def _offset(self, data: memoryview) -> int:
+        return 0
+
+    def _sent(self, data: memoryview) -> None:
+        self._sock.sendall(data)
+
+    def _drain(self) -> None:
+        return None  # pieces are not answered one by one
+
+
+class _Reader(StreamReader):
+    def __init__(self, connection: socket.socket, head: TransferHead, sink: Sink) -> None:
+        super().__init__(connection, head, sink)
+        self._memory = bytearray()
+
+    def data_of(self, num_bytes: int, offset: int) -> memoryview:
+        if num_bytes > len(self._memory):
+            self._memory = bytearray(num_bytes)
+        data = memoryview(self._memory)[:num_bytes]
+        recv_exactly(self.connection, data)
+        return data
+
+    def taken(self) -> None:
+        return None
+
+    def close(self) -> None:
+        self._memory = bytearray()

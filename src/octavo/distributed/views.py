@@ -1,0 +1,86 @@
+"""What routers see of engines and requests, and what a router is: the interface of ``router``. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class EngineView(Protocol):
+    """What a router may know of an engine at the moment it asks."""
+
+    @property
+    def index(self) -> int:
+        """Its number among all engines."""
+        ...
+
+    @property
+    def pending_tokens(self) -> int:
+        """Known tokens without KV, of waiting and running sequences; a decoding one counts 1."""
+        ...
+
+    @property
+    def num_sequences(self) -> int:
+        """Waiting and running."""
+        ...
+
+    @property
+    def num_available_blocks(self) -> int:
+        """KV blocks that can still be handed out."""
+        ...
+
+    @property
+    def pending_s(self) -> float:
+        """Seconds that ``pending_tokens`` are predicted to take, the step in flight aside."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RouteRequest:
+    """``num_output``: output tokens, where somebody knows or guesses; routers of real engines get None. ``session``: requests that share it
+    share a prefix. ``prefix_keys``: keys of the prompt's full blocks (``prefix_index.block_key``), from the first; may be empty.
+    ``priority``: lower first, and ``user``: whose it is (an API key, say), where requests are held back."""
+
+    request_id: str
+    num_prompt: int
+    num_output: int | None = None
+    session: str | None = None
+    prefix_keys: tuple[bytes, ...] = ()
+    priority: int = 0
+    user: str | None = None
+
+
+class Router(Protocol):
+    """Whoever subclasses it needs ``choose`` alone; the others are for routers that learn."""
+
+    wants_keys: bool = False  # ``RouteRequest.prefix_keys`` is of use to it
+
+    def choose(self, request: RouteRequest, engines: Seq[EngineView]) -> int:
+        """The place in ``engines``, of which there is at least one, of the engine that is to take ``request``."""
+        ...
+
+    def told(self, index: int, published: Iterable[bytes], forgotten: Iterable[bytes]) -> None:
+        """Engine ``index`` offers the blocks of these keys from now on, and of those no longer. Keys may be cut short, alike everywhere."""
+        return None
+
+    def gone(self, index: int) -> None:
+        """Engine ``index`` has lost all it had."""
+        return None
+
+    def ended(self, request_id: str, num_output: int) -> None:
+        """A request that was routed is over, with so many output tokens."""
+        return None
+
+
+class Costs(Protocol):
+    """Prices work on an engine, in seconds."""
+
+    def prompt_s(self, engine: EngineView, start: int, num_tokens: int) -> float:
+        """To compute ``num_tokens`` of a prompt after the ``start`` tokens that are cached."""
+        ...
+
+    def token_s(self, engine: EngineView, num_sequences: int, num_context: int) -> float:
+        """A step in which so many sequences decode, each behind so many tokens."""
+        ...

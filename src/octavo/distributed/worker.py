@@ -1,0 +1,331 @@
+"""A worker: it dials its front end, loads the model that it is told, and answers attempts until it is told to go.
+
+    connect ─▶ Hello ─▶ Welcome: load ─▶ Ready ─▶ serve ─▶ Shutdown: the end
+       ▲                                            │
+       └────────── the channel is closed ◀──────────┘   (all attempts are dropped: their front end has given them to others, or is gone)
+
+Owns the connection, the heartbeat, and the life of the engine; the attempts are ``worker_engine``'s. An engine outlives connections: a
+worker that comes back has its model, and what its prefix cache held, at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Callable, Coroutine
+from dataclasses import asdict, dataclass, field, replace
+
+from octavo.config import EngineConfig
+from octavo.distributed.answers import answer
+from octavo.distributed.channel import Address, Channel, connect
+from octavo.distributed.messages import (
+    PROTOCOL,
+    Abort,
+    Answer,
+    Ask,
+    Beat,
+    Begin,
+    Cancel,
+    FromWorker,
+    Goodbye,
+    Hello,
+    Load,
+    MessageError,
+    Ready,
+    Refuse,
+    Release,
+    Reserve,
+    Reset,
+    Resume,
+    Send,
+    Shutdown,
+    Submit,
+    ToWorker,
+    Welcome,
+    WorkerLimits,
+    config_of,
+    to_worker,
+)
+from octavo.distributed.worker_engine import KVSide, WorkerEngine
+from octavo.engine.engine import Engine
+
+logger = logging.getLogger("octavo.worker")
+
+LOCAL_HOST = "127.0.0.1"
+HEARTBEAT_S = 0.2
+RETRY_S = (0.1, 2.0)  # between attempts to reach the front end: the first wait, and the longest
+
+
+MakeKV = Callable[[WorkerEngine, Callable[[FromWorker], None], str], KVSide | None]
+
+
+class WorkerRefused(RuntimeError):
+    """The front end does not want this worker; the message says why."""
+
+
+class FrontEndLost(RuntimeError):
+    """There has been no front end for ``give_up_s``."""
+
+
+class WorkerFailed(RuntimeError):
+    """The engine is of no use any more; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """``name``: unique among a front end's workers. ``threads`` and ``model``: in place of what the front end says, which knows its own
+    host. ``give_up_s``: ends after so long without a front end (None: never)."""
+
+    name: str
+    role: str = "both"
+    threads: int | None = None
+    model: str | None = None
+    give_up_s: float | None = None
+    boot_id: str = field(default_factory=lambda: secrets.token_hex(8))
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPost:
+    """What a worker that somebody starts has to know; plain data, to be sent to wherever it runs."""
+
+    address: Address
+    secret: bytes
+    options: WorkerOptions
+
+
+def run_worker(post: WorkerPost) -> str:
+    """Work until the front end says that it is enough; why it ended. Raises what ``WorkerServer.run`` does."""
+    from octavo.distributed.worker_handover import handing_over  # which builds on this module
+
+    asyncio.run(WorkerServer(post.address, post.secret, post.options, make_kv=handing_over(post.secret)).run())
+    return "the front end said that it is enough"
+
+
+def own_config(config: EngineConfig, options: WorkerOptions) -> EngineConfig:
+    """What this worker runs of the cluster's configuration: files that one engine alone may write get its name."""
+    cache, scheduler, backend = config.cache, config.scheduler, config.backend
+    if cache.kv_disk_path is not None:
+        cache = replace(cache, kv_disk_path=os.path.join(cache.kv_disk_path, options.name))
+    if scheduler.record is not None:
+        scheduler = replace(scheduler, record=f"{scheduler.record}.{options.name}")
+    if options.threads is not None:
+        backend = replace(backend, threads=options.threads)
+    model = config.model if options.model is None else replace(config.model, model=options.model)
+    return replace(config, model=model, cache=cache, scheduler=scheduler, backend=backend).validate()
+
+
+class WorkerServer:
+    """``load`` makes the engine of a configuration, on a thread of its own. ``make_kv``: what moves its KV, given what sends messages to
+    the front end, and the address that others reach this host by (None: nothing does)."""
+
+    def __init__(
+        self,
+        address: Address,
+        secret: bytes,
+        options: WorkerOptions,
+        load: Callable[[EngineConfig], Engine] = Engine.load,
+        make_kv: MakeKV | None = None,
+    ) -> None:
+        self.options = options
+        self.engine: WorkerEngine | None = None
+        self._address, self._secret = address, secret
+        self._load, self._make_kv = load, make_kv
+        self._config = b""  # that the engine is made of
+        self._loading: asyncio.Task[None] | None = None
+        self._channel: Channel[ToWorker] | None = None
+        self._is_ready = False  # the front end knows, and sends attempts
+        self._failure: BaseException | None = None
+        self._ended = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._gone_s = 10.0
+        self._host = LOCAL_HOST
+
+    async def run(self) -> None:
+        """Serve until told to end. Raises WorkerRefused, FrontEndLost, WorkerFailed, and what keeps the engine from being made."""
+        loop = asyncio.get_running_loop()
+        wait_s, served_s = RETRY_S[0], loop.time()
+        try:
+            while not self._ended.is_set():
+                try:
+                    channel = await connect(self._address, self._secret, to_worker)
+                except OSError as error:
+                    logger.info("no front end at %s: %s", self._address, error)
+                    if self.options.give_up_s is not None and loop.time() - served_s > self.options.give_up_s:
+                        raise FrontEndLost(f"no front end at {self._address} for {self.options.give_up_s:g} s: {error}") from error
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._ended.wait(), wait_s)
+                    wait_s = min(2 * wait_s, RETRY_S[1])
+                    continue
+                if await self._serve(channel):
+                    wait_s, served_s = RETRY_S[0], loop.time()
+                else:  # it came to nothing
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._ended.wait(), wait_s)
+                    wait_s = min(2 * wait_s, RETRY_S[1])
+            if self._failure is not None:
+                raise self._failure
+        finally:
+            await self._close_engine()
+
+    def leave(self, reason: str) -> None:
+        """Ask the front end for nothing more, and for the end when what there is is done; without one end at once."""
+        if self._channel is not None and self._is_ready:
+            self._channel.send(Goodbye(reason))
+        else:
+            self._end()
+
+    def _end(self, failure: BaseException | None = None) -> None:
+        self._failure = self._failure or failure
+        self._ended.set()
+
+    # --- one connection -----------------------------------------------------------------------------------------------------------------
+
+    async def _serve(self, channel: Channel[ToWorker]) -> bool:
+        """From Hello to the end of the channel, or of the worker. Whether it came to Ready."""
+        closed, options = asyncio.Event(), self.options
+        self._channel = channel
+        channel.start(self._take, lambda reason: closed.set())
+        channel.send(Hello(PROTOCOL, options.name, options.role, socket.gethostname(), os.getpid(), options.boot_id))
+        tasks = [asyncio.create_task(work) for work in (self._beat(channel), self._ended.wait(), closed.wait())]
+        try:
+            await asyncio.wait(tasks[1:], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (*tasks, *self._tasks):
+                task.cancel()
+            was_ready, self._is_ready, self._channel = self._is_ready, False, None
+            channel.close("the worker ends")
+            logger.info("the front end is gone: %s", channel.closed_for)
+            if self.engine is not None:
+                self.engine.drop_all()
+        return was_ready
+
+    async def _beat(self, channel: Channel[ToWorker]) -> None:
+        loop = asyncio.get_running_loop()
+        while channel.closed_for is None:
+            if self.engine is not None and self._is_ready:
+                self.engine.beat()
+            else:
+                channel.send(Load())
+            if loop.time() - channel.heard_s > self._gone_s:
+                channel.abort(f"it has said nothing for {self._gone_s:g} s")
+            await asyncio.sleep(HEARTBEAT_S)
+
+    def _send(self, message: FromWorker) -> None:
+        """Raises MessageError. Goes nowhere while no front end is ready for it."""
+        if self._channel is not None and self._is_ready:
+            self._channel.send(message)
+
+    def _take(self, messages: list[ToWorker]) -> None:
+        for message in messages:
+            match message:
+                case Welcome():
+                    self._start(self._make_ready(message))
+                case Refuse():
+                    logger.error("the front end refuses this worker: %s", message.reason)
+                    if message.is_final:
+                        self._end(WorkerRefused(message.reason))
+                case Shutdown():
+                    self._end()
+                case Beat():
+                    pass
+                case _:
+                    self._take_work(message)
+
+    def _take_work(self, message: ToWorker) -> None:
+        engine = self.engine
+        if engine is None or not self._is_ready:
+            raise MessageError(f"{type(message).__name__} comes before this worker is ready")
+        match message:
+            case Submit():
+                engine.submit(message)
+            case Abort():
+                engine.abort(message.keys)
+            case Reserve() | Send() | Begin() | Release() | Cancel() | Resume():
+                engine.take_kv(message)
+            case Reset():
+                engine.drop_all()
+            case Ask():
+                self._start(self._answer(engine.engine, message))
+
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """End the worker; its front end is told why."""
+        logger.error("the worker ends: %s", error)
+        if self._channel is not None:
+            self._channel.send(Goodbye(str(error)))
+        self._end(error)
+
+    async def _answer(self, engine: Engine, question: Ask) -> None:
+        reply = await answer(engine, question)
+        try:
+            self._send(reply)
+        except MessageError as error:
+            self._send(Answer(question.number, error=str(error)))
+
+    # --- the engine ---------------------------------------------------------------------------------------------------------------------
+
+    async def _make_ready(self, welcome: Welcome) -> None:
+        """Load what the front end wants, unless it is there, and say so."""
+        channel, self._gone_s = self._channel, welcome.gone_s
+        self._host = (None if channel is None else channel.local_host) or LOCAL_HOST
+        if self._loading is None or self._config != welcome.config:
+            if self._loading is not None:
+                await asyncio.wait((self._loading,))
+                await self._close_engine()
+            self._config = welcome.config
+            self._loading = asyncio.create_task(self._make_engine(welcome.config))
+        await asyncio.shield(self._loading)
+        if channel is not None and channel is self._channel and not self._is_ready and self.engine is not None:
+            channel.send(ready_of(self.engine))
+            self._is_ready = True
+            self.engine.begin_connection()
+
+    async def _make_engine(self, config: bytes) -> None:
+        loaded = await asyncio.to_thread(self._load, own_config(config_of(config), self.options))
+        self.engine = WorkerEngine(loaded, self._send, lambda reason: self._fail(WorkerFailed(reason)))
+        if self._make_kv is not None:
+            self.engine.kv = self._make_kv(self.engine, self._send, self._host)
+        gc.collect()
+        gc.freeze()  # what is loaded stays: full collections need not walk the vocabulary in the middle of a stream
+        self.engine.thread.start()
+
+    async def _close_engine(self) -> None:
+        engine, self.engine, self._loading = self.engine, None, None
+        if engine is not None:
+            await engine.close()
+            gc.unfreeze()
+
+
+def ready_of(worker: WorkerEngine) -> Ready:
+    """What a worker says of its engine."""
+    engine, kv = worker.engine, worker.kv
+    block = engine.backend.kv_capacity(0)
+    limits = WorkerLimits(
+        engine.max_model_len,
+        engine.scheduler.limits.max_total_tokens,
+        engine.config.scheduler.max_num_seqs,
+        engine.backend.vocab_size,
+        engine.config.cache.block_size,
+        engine.num_kv_blocks,
+        block.bytes_per_block // engine.config.cache.block_size,
+        sorted(engine.speculator.methods),
+        None if block.layout is None else asdict(block.layout),
+    )
+    fingerprint = f"{engine.model.fingerprint}/{engine.backend.fingerprint()}"
+    if kv is None:
+        return Ready(engine.model.name, fingerprint, limits)
+    return Ready(engine.model.name, fingerprint, limits, kv.address, kv.transports)

@@ -1,0 +1,57 @@
+"""`octavo bench routing` and `octavo bench goodput`: the record, the table, what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.cli.conftest import Octavo
+
+SMALL = ("--engines", "2", "--rate", "0.5", "--seconds", "6", "--seed", "0", "--num-kv-blocks", "600")
+ROUTING = ("bench", "routing", "--machine", "l4", *SMALL)
+TABLE = "model,hardware,tensor_parallel,prompt_size,batch_size,token_size,prompt_time,token_time\n"
+
+
+def test_routers_are_compared_on_the_same_turns(octavo: Octavo, tiny_base: Path) -> None:
+    ended = octavo(*ROUTING, "--model", tiny_base, "--router", "soonest")
+    assert ended.code == 0, ended.err
+    record = json.loads(ended.out.splitlines()[-1])
+    assert [run["router"] for run in record["runs"]] == ["round-robin", "soonest"]
+    assert len({run["num_prompt"] for run in record["runs"]}) == 1
+    assert record["runs"][1]["num_computed"] <= record["runs"][0]["num_computed"]
+    assert "over round-robin" in ended.out and "simulated" in ended.out
+
+
+def test_what_is_not_there_is_named(octavo: Octavo, tmp_path: Path) -> None:
+    ended = octavo("bench", "routing", "--machine", "x")
+    assert ended.code == 2 and "'--machine': 'x' is not allowed; one of" in ended.err
+    ended = octavo("bench", "routing", "--turns", "0.5")
+    assert ended.code == 2 and "'--turns': 0.5 is not allowed" in ended.err
+    ended = octavo("bench", "goodput", "--data", tmp_path)
+    assert ended.code == 1 and "splitwise_perf_model.csv" in ended.err
+    ended = octavo("bench", "goodput", "--data", tmp_path, "--slo", "ttft=1")
+    assert ended.code == 2 and "'--slo'" in ended.err and "goodput needs both limits" in ended.err
+    ended = octavo("bench", "goodput", "--data", tmp_path, "--slowdown", "ttft=3,e2e=2")
+    assert ended.code == 2 and "'--slowdown': 'ttft=3,e2e=2' is not allowed; ttft=TIMES,itl=TIMES" in ended.err
+
+
+def test_goodput_of_a_small_cluster(octavo: Octavo, tmp_path: Path) -> None:
+    rows = [TABLE]
+    for hardware, speed in (("a100-80gb", 1.0), ("h100-80gb", 2.0), ("h100-80gb-pcap", 1.8)):
+        for size, batch in ((128, 1), (512, 1), (2048, 1), (512, 8), (512, 64)):
+            prompt_ms, token_ms = 0.25 * size * batch / speed, (40 + 0.6 * batch + 0.001 * size) / speed
+            rows.append(f"bloom-176b,{hardware},8,{size},{batch},128,{prompt_ms},{token_ms}\n")
+    (tmp_path / "splitwise_perf_model.csv").write_text("".join(rows))
+    trace = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:00:00.0,600,8\n2023-11-16 18:00:01.0,900,5\n"
+    (tmp_path / "AzureLLMInferenceTrace_code.csv").write_text(trace)
+    small = ("--scale", "0.05", "--seconds", "3", "--precision", "0.5", "--workload", "code", "--design", "HA", "--splits", "1")
+    ended = octavo("bench", "goodput", "--data", tmp_path, *small)
+    assert ended.code == 0, ended.err
+    record = json.loads(ended.out.splitlines()[-1])
+    assert [(arm["design"], arm["way"]) for arm in record["arms"]] == [
+        *((name, way) for name in ("Baseline-A100", "Baseline-H100") for way in ("first", "whole", "chunked")), ("HA", "apart"),
+    ]  # fmt: skip
+    for arm in record["arms"]:
+        (holds_at, fails_at), points = arm["brackets"][0], dict(arm["attained"]["0"])
+        assert 0 < holds_at < fails_at and points[holds_at] >= 0.9 > points[fails_at]
+    assert record["arms"][-1]["tried"] and "90 % of the requests within 3 times the TTFT and 1.5 times the mean" in ended.out

@@ -1,0 +1,143 @@
+"""`octavo serve --workers`: real processes on a small model, through the real openai client; and what the flags refuse."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from octavo import LLM, SamplingParams
+from tests.cli.conftest import Octavo
+from tests.models.tiny import write_tiny_gguf
+
+ROOT = Path(__file__).parents[2]
+TIMEOUT_S = 120.0
+PROMPTS = ["the quick brown fox", "a", "once upon a time there was", "hello hello hello hello"]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_gguf(tmp_path_factory.mktemp("models") / "tiny.gguf", context=1024)
+
+
+class Served:
+    """`octavo serve`, ready, with its port."""
+
+    def __init__(self, path: Path, *flags: str) -> None:
+        command = [sys.executable, "-m", "octavo.cli.main", "serve", "--model", str(path), "--port", "0", "--num-kv-blocks", "256", *flags]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        port = re.search(r":(\d+) \(", line)
+        assert port is not None, line
+        self.port = int(port[1])
+
+    def get(self, target: str) -> Any:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT_S)
+        connection.request("GET", target)
+        answer = json.loads(connection.getresponse().read())
+        connection.close()
+        return answer
+
+    def pids(self) -> dict[str, int]:
+        return {worker["name"]: worker["pid"] for worker in self.get("/v1/cluster")["workers"]}
+
+    def end(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(TIMEOUT_S)
+
+
+@pytest.fixture(scope="module")
+def served(path: Path) -> Iterator[Served]:
+    server = Served(path, "--workers", "2", "--threads", "1", "--worker-suspect-s", "20")
+    try:
+        yield server
+        pids = server.pids()
+        assert server.end() == 0
+        for pid in pids.values():
+            with pytest.raises(ProcessLookupError):
+                os.kill(pid, 0)
+    finally:
+        server.process.kill()
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"http://127.0.0.1:{served.port}/v1", api_key="none", max_retries=0, timeout=TIMEOUT_S) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def expected(path: Path) -> list[str]:
+    params = [SamplingParams(temperature=0.9, max_tokens=700, seed=i, ignore_eos=True) for i in range(len(PROMPTS))]
+    with LLM(str(path), num_kv_blocks=256, threads=1) as llm:
+        return [output.outputs[0].text for output in llm.generate(PROMPTS, params)]
+
+
+def stream(client: openai.OpenAI, i: int) -> Iterator[str]:
+    """The text of a streamed answer, piece by piece."""
+    more = {"ignore_eos": True}
+    for chunk in client.completions.create(
+        model="tiny", prompt=PROMPTS[i], max_tokens=700, temperature=0.9, seed=i, stream=True, extra_body=more
+    ):
+        yield chunk.choices[0].text
+
+
+def test_answers_are_those_of_one_engine(client: openai.OpenAI, expected: list[str]) -> None:
+    for i in range(len(PROMPTS)):
+        assert "".join(stream(client, i)) == expected[i]
+
+
+def test_a_stream_goes_on_when_its_worker_is_killed(served: Served, client: openai.OpenAI, expected: list[str]) -> None:
+    """Whichever worker has the stream, one after the other is killed while it goes on."""
+    before, text, pieces = served.pids(), "", stream(client, 2)
+    for pid in before.values():
+        for _ in range(5):
+            text += next(pieces)
+        os.kill(pid, signal.SIGKILL)
+        deadline_s = time.monotonic() + TIMEOUT_S
+        while pid in served.pids().values():
+            assert time.monotonic() < deadline_s
+            time.sleep(0.02)
+    assert text + "".join(pieces) == expected[2]
+    assert {worker["name"] for worker in served.get("/v1/cluster")["workers"]} <= set(before)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--workers 0", "from 1 to 1024 workers"),
+        ("--workers two", "a number, or numbers by role"),
+        ("--workers prefill=1", "nobody does decode"),
+        ("--workers prefill=1,prefill=2", "a number, or numbers by role"),
+        ("--workers-listen 80", "HOST:PORT"),
+        ("--router round-robin", "it does nothing without --workers"),
+        ("--worker-suspect-s 0 --workers 2", "above 0"),
+        ("--max-workers 3", "it does nothing without --workers"),
+        ("--workers 3 --max-workers 2", "at least --workers (3)"),
+        ("--workers prefill=1,decode=1 --max-workers 4", "a number of --workers"),
+    ],
+)
+def test_flags_that_make_no_cluster_are_refused(octavo: Octavo, flags: str, message: str) -> None:
+    result = octavo("serve", *flags.split())
+    assert result.code == 2 and message in result.err
+
+
+def test_a_worker_without_a_secret_or_an_address_says_so(octavo: Octavo, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OCTAVO_CLUSTER_SECRET", raising=False)
+    result = octavo("worker", "--connect", "127.0.0.1:1")
+    assert result.code == 1 and "OCTAVO_CLUSTER_SECRET" in result.err
+    result = octavo("worker", "--connect", "nowhere")
+    assert result.code == 2 and "HOST:PORT" in result.err

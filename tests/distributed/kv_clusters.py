@@ -1,0 +1,57 @@
+"""A front end in this process with workers of a real tiny model in processes of their own, by role: as `octavo serve --workers`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from octavo.distributed.channel import Address
+from octavo.distributed.cluster_engine import ClusterEngine
+from octavo.distributed.cluster_options import ClusterOptions, HandoverOptions
+from octavo.distributed.handshake import new_secret
+from octavo.distributed.local_cluster import worker_names
+from octavo.distributed.process_worker import LocalProcesses
+from octavo.engine.llm import make_config
+from octavo.models.loading import open_model
+from tests.distributed.clusters import PATIENT, ROOT, WAIT_S, Cluster
+
+SIZES = {"num_kv_blocks": 1200, "max_num_seqs": 8, "max_num_batched_tokens": 64}
+
+
+@contextlib.asynccontextmanager
+async def kv_cluster(
+    path: Path, workers: dict[str, int], handover: HandoverOptions | None = None, **config: Any
+) -> AsyncIterator[Cluster]:
+    """Workers that are ready."""
+    secret, folder = new_secret(), tempfile.mkdtemp(prefix="octavo-test-")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    processes = LocalProcesses(worker_names(workers), secret, 1)
+    options = ClusterOptions(liveness=PATIENT, handover=handover or HandoverOptions(min_layerwise=64))
+    settings = make_config(str(path), **{**SIZES, **config})
+    engine = ClusterEngine(open_model(path).read_text(), settings, Address(path=f"{folder}/workers"), secret.encode(), options, processes)
+    engine.start()
+    try:
+        async with asyncio.timeout(WAIT_S):
+            await engine.ready()
+        yield Cluster(engine, processes)
+        engine.flights.check_invariants()
+        engine.handovers.check_invariants()
+    finally:
+        for pid in processes.pids.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        await engine.stop()
+
+
+def is_empty(cluster: Cluster) -> bool:
+    """Every worker has said that nothing of it is taken."""
+    return all(
+        not (load.num_used_blocks or load.num_running or load.num_waiting or load.num_offered or load.num_reserved)
+        for load in (link.load for link in cluster.engine.control)
+    )

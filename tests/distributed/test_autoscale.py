@@ -1,0 +1,139 @@
+"""How many workers there should be, told in seconds."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo.distributed.autoscale import Autoscaler, ScaleAction, ScaledWorker, ScaleLimits, ScaleStep
+
+LIMITS = ScaleLimits(least=1, most=6, up_wait_s=1.0, down_load=0.6, down_after_s=20.0, start_s=5.0, rate_s=10.0)
+
+
+class Cluster:
+    """Workers that start in ``start_s`` and do a second of work a second, evenly; who drains finishes what it has."""
+
+    def __init__(self, limits: ScaleLimits = LIMITS, num_workers: int = 1) -> None:
+        self.scaler, self.now, self.queue_s = Autoscaler(limits), 0.0, 0.0
+        self.ready, self.starting, self.draining = list(range(num_workers)), dict[int, float](), dict[int, float]()
+        self.next, self.steps = num_workers, list[ScaleStep]()
+
+    def second(self, work_s: float) -> list[ScaleStep]:
+        self.now += 1.0
+        self.scaler.arrived(work_s)
+        self.queue_s = max(0.0, self.queue_s + work_s - len(self.ready))
+        self.ready += [index for index, due_s in self.starting.items() if due_s <= self.now]
+        self.starting = {index: due_s for index, due_s in self.starting.items() if due_s > self.now}
+        share = self.queue_s / max(1, len(self.ready))
+        views = [ScaledWorker(index, "ready", share, int(share > 0)) for index in self.ready]
+        views += [ScaledWorker(index, "starting") for index in self.starting]
+        views += [ScaledWorker(index, "draining", 0.0, int(due_s > self.now)) for index, due_s in self.draining.items()]
+        steps = self.scaler.decide(views, 0.0, self.now)
+        for step in steps:
+            self.apply(step)
+        self.steps += steps
+        return steps
+
+    def apply(self, step: ScaleStep) -> None:
+        if step.action is ScaleAction.START:
+            self.starting[self.next] = self.now + self.scaler.limits.start_s
+            self.next += 1
+            return
+        assert step.index is not None
+        if step.action is ScaleAction.DRAIN:
+            self.ready.remove(step.index)
+            self.draining[step.index] = self.now + 3.0
+        elif step.action is ScaleAction.KEEP:
+            del self.draining[step.index]
+            self.ready.append(step.index)
+        else:
+            assert self.draining.pop(step.index) <= self.now, "a worker is stopped with work on it"
+
+    @property
+    def num_on(self) -> int:
+        return len(self.ready) + len(self.starting)
+
+
+def test_a_steady_load_ends_in_a_steady_number() -> None:
+    for work_s, expected in ((0.3, {1}), (2.4, {3, 4, 5}), (4.5, {5, 6})):
+        cluster = Cluster()
+        for _ in range(200):
+            cluster.second(work_s)
+        assert cluster.num_on in expected and cluster.queue_s == 0.0
+        settled = len(cluster.steps)
+        for _ in range(200):
+            cluster.second(work_s)
+        assert len(cluster.steps) == settled, cluster.steps[settled:]
+
+
+def test_load_that_goes_takes_workers_along_one_by_one_draining_first() -> None:
+    cluster = Cluster()
+    for _ in range(100):
+        cluster.second(4.5)
+    before = cluster.num_on
+    actions = [step.action for _ in range(300) for step in cluster.second(0.1)]
+    assert before >= 5 and cluster.num_on == 1 and not cluster.draining
+    assert actions == [ScaleAction.DRAIN, ScaleAction.STOP] * (before - 1)
+
+
+def test_a_worker_that_drains_is_kept_before_another_is_started() -> None:
+    scaler = Autoscaler(LIMITS)
+    scaler.decide([], 0.0, 0.0)
+    workers = [ScaledWorker(0, "ready", 9.0, 5), ScaledWorker(1, "draining", 0.1, 1), ScaledWorker(2, "draining", 0.2, 2)]
+    steps = scaler.decide(workers, 3.0, 1.0)
+    assert steps[:2] == [ScaleStep(ScaleAction.KEEP, 2), ScaleStep(ScaleAction.KEEP, 1)]
+    assert all(step.action is ScaleAction.START for step in steps[2:])
+
+
+def test_what_is_held_back_counts() -> None:
+    workers = [ScaledWorker(0, "ready")]
+    assert Autoscaler(LIMITS).decide(workers, 0.0, 0.0) == []
+    assert ScaleStep(ScaleAction.START) in Autoscaler(LIMITS).decide(workers, 30.0, 0.0)
+
+
+def test_the_least_busy_drains_and_the_last_never_does() -> None:
+    scaler = Autoscaler(LIMITS)
+    workers = [ScaledWorker(0, "ready", 0.0, 3), ScaledWorker(1, "ready", 0.0, 1), ScaledWorker(2, "ready", 0.0, 2)]
+    steps = [step for now in range(30) for step in scaler.decide(workers, 0.0, float(now))]
+    assert steps == [ScaleStep(ScaleAction.DRAIN, 1)]
+    alone = [ScaledWorker(0, "ready"), ScaledWorker(1, "draining", 0.0, 1)]
+    assert [step for now in range(30, 300) for step in scaler.decide(alone, 0.0, float(now))] == []
+
+
+def test_a_start_that_is_on_its_way_counts() -> None:
+    scaler = Autoscaler(LIMITS)
+    workers = [ScaledWorker(0, "ready", 8.0, 3)]  # 3 s are left when a start is through
+    steps = scaler.decide(workers, 0.0, 0.0)
+    assert steps and all(step.action is ScaleAction.START for step in steps)
+    workers += [ScaledWorker(1 + i, "starting") for i in range(len(steps))]
+    assert scaler.decide(workers, 0.0, 0.5) == []
+
+
+@given(st.lists(st.floats(0.0, 9.0), min_size=1, max_size=25), st.integers(1, 6))
+def test_for_any_load_the_limits_hold_and_changes_are_bounded(loads: list[float], num_workers: int) -> None:
+    cluster = Cluster(num_workers=num_workers)
+    for work_s in loads:
+        for _ in range(8):
+            steps = cluster.second(work_s)
+            assert LIMITS.least <= cluster.num_on <= LIMITS.most and cluster.ready
+            directions = {step.action for step in steps} - {ScaleAction.STOP}
+            assert not ({ScaleAction.START, ScaleAction.KEEP} & directions and ScaleAction.DRAIN in directions)
+    drains = sum(step.action is ScaleAction.DRAIN for step in cluster.steps)
+    assert drains <= cluster.now // LIMITS.down_after_s + 1  # it does not flap
+    for _ in range(400):
+        cluster.second(0.0)
+    assert (cluster.num_on, len(cluster.draining)) == (LIMITS.least, 0)
+
+
+def test_limits_are_checked() -> None:
+    for options, message in (
+        ({"least": 0}, "least: 0"), ({"least": 3, "most": 2}, "least: 3 is not allowed; from 1 to most"),
+        ({"down_load": 1.0}, "down_load: 1.0"), ({"start_s": 0.0}, "start_s: 0.0"), ({"rate_s": float("inf")}, "rate_s: inf"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            ScaleLimits(**options)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="state: 'gone'"):
+        ScaledWorker(0, "gone")
+    with pytest.raises(ValueError, match="work_s: -1"):
+        Autoscaler().arrived(-1.0)

@@ -1,0 +1,185 @@
+"""A cluster of real processes on a model of known probabilities: the same answers as one engine, whatever happens to its workers."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from dataclasses import replace
+
+import pytest
+
+from octavo.core.request import BeamParams, SamplingParams
+from octavo.distributed.cluster_options import ClusterOptions
+from octavo.distributed.fleet import LivenessLimits, WorkerState
+from octavo.distributed.process_worker import FIRST_PAUSE_S
+from octavo.engine.outputs import OutputEvent, RequestOutput
+from tests.distributed.clusters import Cluster, alone, cluster, run_alone
+
+SAMPLED = SamplingParams(
+    temperature=0.8, top_p=0.95, frequency_penalty=0.4, repetition_penalty=1.1, max_tokens=40, ignore_eos=True, logprobs=2
+)
+KINDS = {
+    "greedy": SamplingParams(temperature=0, max_tokens=30, ignore_eos=True),
+    "sampled": SAMPLED,
+    "stops": SamplingParams(temperature=1.0, max_tokens=60, stop=("a", " wor", "é"), min_tokens=5),
+    "choices": replace(SAMPLED, n=3, max_tokens=20),
+    "beams": SamplingParams(temperature=0, n=2, beam=BeamParams(3), max_tokens=12, ignore_eos=True),
+    "prompt scored": replace(SAMPLED, prompt_logprobs=1),
+    "some tokens": SamplingParams(temperature=1.0, allowed_token_ids=tuple(range(40, 90)), max_tokens=30, ignore_eos=True),
+}
+
+
+def prompt_of(i: int) -> list[int]:
+    return [3 + (i * 31 + j * j * 7 + j) % 250 for j in range(5 + i % 23)]
+
+
+def jobs(count: int) -> list[tuple[list[int], SamplingParams]]:
+    kinds = list(KINDS.values())
+    return [(prompt_of(i), replace(kinds[i % len(kinds)], seed=i)) for i in range(count)]
+
+
+def as_answer(output: RequestOutput) -> RequestOutput:
+    """All that must not depend on who answers: not the name, and not what the prefix cache had."""
+    return replace(output, request_id="", num_cached_tokens=0, cache_match=None)
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[RequestOutput]:
+    engine = alone()
+    return [as_answer(run_alone(engine, *job)) for job in jobs(14)]
+
+
+def test_two_replicas_answer_as_one_engine(expected: list[RequestOutput]) -> None:
+    async def run() -> None:
+        async with cluster(2) as two:
+            got = await asyncio.gather(*(two.run(*job) for job in jobs(14)))
+            assert [as_answer(output) for output in got] == expected
+            assert {leg.worker for journey in two.engine.journeys.all() for leg in journey.legs} == {"worker-0", "worker-1"}
+            await two.until(lambda: all(link.load.num_used_blocks == 0 for link in two.engine.control))
+            assert two.engine.flights.num_lost == 0
+
+    asyncio.run(run())
+
+
+class Watched:
+    """Requests that run together; ``reached``: those that have had so many tokens."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.num_tokens: dict[str, int] = {}
+
+    def _count(self, event: OutputEvent) -> None:
+        self.num_tokens[event.request_id] = self.num_tokens.get(event.request_id, 0) + len(event.token_ids)
+
+    def start(self, some: list[tuple[list[int], SamplingParams]]) -> list[asyncio.Task[RequestOutput]]:
+        return [asyncio.create_task(self.cluster.run(*job, self._count)) for job in some]
+
+    async def until_streaming(self, num_requests: int, num_tokens: int = 3) -> None:
+        await self.cluster.until(lambda: sum(n >= num_tokens for n in self.num_tokens.values()) >= num_requests)
+
+
+async def all_free(cluster: Cluster) -> None:
+    """Every worker is trusted, and its blocks are nobody's."""
+    links = cluster.engine.control
+    names = set(cluster.processes.names)
+    await cluster.until(lambda: {link.name for link in links if link.takes_requests} == names)
+    await cluster.until(lambda: all(link.load.num_used_blocks == link.load.num_running == link.load.num_waiting == 0 for link in links))
+
+
+def test_streams_survive_workers_that_are_killed(expected: list[RequestOutput]) -> None:
+    """kill -9 of a worker while all kinds of requests stream: every answer is that of the undisturbed engine, and another comes."""
+
+    async def run() -> None:
+        async with cluster(2, delay_s=0.004) as two:
+            for victim in ("worker-0", "worker-1"):
+                watched = Watched(two)
+                tasks = watched.start(jobs(14))
+                await watched.until_streaming(7)
+                before = two.engine.flights.num_lost
+                has = [request_id for request_id in watched.num_tokens if two.holder(request_id) == victim]
+                two.signal(victim, signal.SIGKILL)
+                assert [as_answer(output) for output in await asyncio.gather(*tasks)] == expected
+                assert two.engine.flights.num_lost - before >= len(has) > 0
+                await all_free(two)
+                assert two.processes._children[victim].pause_s == FIRST_PAUSE_S  # who was ready is replaced soon, however often
+
+    asyncio.run(run())
+
+
+def test_streams_survive_a_worker_that_hangs(expected: list[RequestOutput]) -> None:
+    """SIGSTOP: its streams go on elsewhere; when it goes on it begins anew, and what it still says of them is dropped."""
+
+    async def run() -> None:
+        options = ClusterOptions(liveness=LivenessLimits(suspect_s=0.6, stall_s=60.0, gone_s=60.0))
+        async with cluster(2, delay_s=0.004, options=options) as two:
+            watched = Watched(two)
+            tasks = watched.start(jobs(14))
+            await watched.until_streaming(7)
+            two.signal("worker-0", signal.SIGSTOP)
+            assert [as_answer(output) for output in await asyncio.gather(*tasks)] == expected
+            found = two.engine.control.find("worker-0")
+            assert found is not None and found.worker.state is WorkerState.SUSPECT
+            two.signal("worker-0", signal.SIGCONT)
+            await all_free(two)
+            assert two.engine.control.find("worker-0") is found
+
+    asyncio.run(run())
+
+
+def test_without_a_worker_requests_wait_for_the_next_one_and_not_for_ever(expected: list[RequestOutput]) -> None:
+    async def run() -> None:
+        async with cluster(1, delay_s=0.004) as one:
+            watched = Watched(one)
+            tasks = watched.start(jobs(7))
+            await watched.until_streaming(3)
+            one.signal("worker-0", signal.SIGKILL)
+            assert [as_answer(output) for output in await asyncio.gather(*tasks)] == expected[:7]
+
+            one.engine.options = replace(one.engine.options, worker_wait_s=0.3)
+            one.processes.release("worker-0")
+            one.signal("worker-0", signal.SIGKILL)
+            await one.until(lambda: not one.engine.open_links())
+            assert not one.engine.health().ready and one.engine.health().live
+            output = await one.run(*jobs(1)[0])
+            assert output.error_code == "no_worker" and "0.3 s" in str(output.error)
+
+    asyncio.run(run())
+
+
+def test_workers_are_replaced_and_drained_without_a_failed_request(expected: list[RequestOutput]) -> None:
+    """All of them one after another, one by its name, one by SIGTERM."""
+
+    async def run() -> None:
+        async with cluster(2, delay_s=0.004) as two:
+            watched, before = Watched(two), {link.worker.boot_id for link in two.engine.control}
+            tasks = watched.start(jobs(14))
+            await watched.until_streaming(3)
+            assert (await two.engine.cluster.restart())["restart"] == {"done": 0, "of": 2}
+            with pytest.raises(ValueError, match="going on"):
+                await two.engine.cluster.restart()
+            later = watched.start(jobs(7))
+            assert [as_answer(output) for output in await asyncio.gather(*tasks)] == expected
+            assert [as_answer(output) for output in await asyncio.gather(*later)] == expected[:7]
+            await two.until(lambda: two.engine.cluster.status()["restart"] is None)
+            await all_free(two)
+            assert not before & {link.worker.boot_id for link in two.engine.control}
+
+            tasks = watched.start(jobs(7))
+            entry = await two.engine.cluster.drain("worker-1")
+            assert entry["draining"] and entry["name"] == "worker-1"
+            assert [as_answer(output) for output in await asyncio.gather(*tasks)] == expected[:7]
+            await two.until(lambda: [link.name for link in two.engine.control] == ["worker-0"])
+            assert two.processes.names == ["worker-0"]
+            assert as_answer(await two.run(*jobs(1)[0])) == expected[0]
+
+            watched = Watched(two)
+            tasks = watched.start(jobs(7))
+            await watched.until_streaming(2)
+            before = {link.worker.boot_id for link in two.engine.control}
+            two.signal("worker-0", signal.SIGTERM)
+            assert [as_answer(output) for output in await asyncio.gather(*tasks)] == expected[:7]
+            await two.until(lambda: not before & {link.worker.boot_id for link in two.engine.control})
+            await all_free(two)  # another has come
+            assert two.engine.flights.num_lost == 0
+
+    asyncio.run(run())

@@ -1,0 +1,258 @@
+"""Workers that know the secret and say what cannot be: they lose their channel, and nobody loses a token by it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from octavo.bench.stub_worker import StubWorker, token_of
+from octavo.core.request import SamplingParams
+from octavo.core.step import TokenLogprobs
+from octavo.distributed.channel import Address, connect
+from octavo.distributed.cluster_engine import ClusterEngine
+from octavo.distributed.cluster_options import ClusterOptions
+from octavo.distributed.frames import MAX_FRAME_BYTES
+from octavo.distributed.messages import (
+    PROTOCOL,
+    Event,
+    Events,
+    Goodbye,
+    Hello,
+    Keys,
+    Load,
+    Message,
+    Ready,
+    Refuse,
+    WorkerLimits,
+    to_worker,
+)
+from octavo.engine.event_stream import EventStream
+from tests.distributed.clusters import PATIENT
+from tests.engine.scripted import bigram_config, bigram_model, byte_tokenizer
+
+SECRET = b"a secret of the tests"
+TOKENIZER = byte_tokenizer()
+VOCAB = TOKENIZER.vocab_size
+LIMITS = WorkerLimits(8192, 8192, 64, VOCAB, 16, 1024, 1)
+
+
+class Cluster:
+    """A front end with an honest worker and one that says what a test has it say."""
+
+    def __init__(self) -> None:
+        model = bigram_model(TOKENIZER, context=8192)
+        self.engine = ClusterEngine(model, bigram_config(), Address("127.0.0.1", 0), SECRET, ClusterOptions(liveness=PATIENT))
+        self.honest, self.liar = (StubWorker(name, "bigram", VOCAB) for name in ("honest", "liar"))
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Cluster:
+        self.engine.start()
+        assert self.engine._opening is not None
+        await self.engine._opening
+        self._tasks = [asyncio.create_task(worker.run(self.engine.control.address, SECRET)) for worker in (self.honest, self.liar)]
+        await until(lambda: len(self.engine.open_links()) == 2)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self.engine.flights.check_invariants()
+        await self.engine.stop()
+        await asyncio.gather(*self._tasks)
+
+    def open(self, i: int, num_tokens: int = 6) -> EventStream:
+        params = self.engine.check_params(SamplingParams(max_tokens=num_tokens, seed=i))
+        return self.engine.submit([self.engine.prepare_checked([3 + i, 7], params, f"r{i}")])
+
+    def say(self, *messages: Message) -> None:
+        assert self.liar._channel is not None
+        for message in messages:
+            self.liar._channel.send(message)
+
+    def write(self, data: bytes) -> None:
+        assert self.liar._channel is not None and self.liar._channel._transport is not None
+        self.liar._channel._transport.write(data)
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(120):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def read(stream: EventStream) -> list[int]:
+    tokens = list[int]()
+    while not stream.finished:
+        for event in await stream.read():
+            assert event.error is None and event.choice == 0, event
+            tokens += event.token_ids
+    return tokens
+
+
+def expected(i: int, num_tokens: int = 6) -> list[int]:
+    return [token_of([3 + i, 7], k, VOCAB) for k in range(num_tokens)]
+
+
+def lies(key: int) -> dict[str, list[Message]]:
+    """``key``: of an attempt that the liar has."""
+    return {
+        "a choice below the first": [Events([Event(key, choice=-1, token_ids=[5])])],
+        "a choice that was not asked for": [Events([Event(key, choice=3, token_ids=[5])])],
+        "a token beyond the vocabulary": [Events([Event(key, token_ids=[VOCAB])])],
+        "a negative token": [Events([Event(key, token_ids=[-1])])],
+        "log-probabilities of no token": [Events([Event(key, token_ids=[5], logprobs=[TokenLogprobs(5, -1.0, 1, [VOCAB], [-1.0])])])],
+        "more requests than it was sent": [Load(num_received=1 << 40)],
+        "work that is no number": [Load(pending_s=float("nan"))],
+        "work below nothing": [Load(pending_s=-1.0)],
+        "a step in the future": [Load(step_age_s=-1.0)],
+        "hello again": [Hello(PROTOCOL, "liar", "both", "here", 1, "boot")],
+        "ready again": [Ready("stub", "bigram/stub", LIMITS)],
+    }
+
+
+@pytest.mark.parametrize("lie", lies(1))
+def test_a_lie_costs_the_liar_its_channel_and_nobody_a_token(lie: str) -> None:
+    async def run() -> None:
+        async with Cluster() as cluster:
+            streams = [cluster.open(i) for i in range(12)]
+            readers = [asyncio.create_task(read(stream)) for stream in streams]
+            await until(lambda: cluster.honest.num_attempts + cluster.liar.num_attempts == 12 and cluster.liar.num_attempts)
+            cluster.liar.give(2)
+            cluster.honest.give(1)
+            cluster.say(*lies(next(iter(cluster.liar._attempts)))[lie])
+            await until(lambda: cluster.engine.control.find("liar") is None)
+            await until(lambda: cluster.honest.num_attempts == 12)
+            cluster.honest.give(6)
+            assert await asyncio.gather(*readers) == [expected(i) for i in range(12)]
+
+    asyncio.run(run())
+
+
+TOO_LONG = (MAX_FRAME_BYTES + 1).to_bytes(4, "big")
+
+
+@pytest.mark.parametrize("data", [TOO_LONG, b"\xff\xff\xff\xff", b"\x00\x00\x00\x02\x81\xa1", b"\x00\x00\x00\x00"])
+def test_frames_that_are_none_cost_it_too(data: bytes) -> None:
+    async def run() -> None:
+        async with Cluster() as cluster:
+            stream = cluster.open(1)
+            cluster.write(data)
+            await until(lambda: cluster.engine.control.find("liar") is None)
+            await until(lambda: cluster.honest.num_attempts == 1)
+            cluster.honest.give(6)
+            assert await read(stream) == expected(1)
+
+    asyncio.run(run())
+
+
+def test_what_a_worker_says_of_the_attempts_of_others_is_dropped() -> None:
+    async def run() -> None:
+        async with Cluster() as cluster:
+            streams = [cluster.open(i) for i in range(12)]
+            await until(lambda: cluster.honest.num_attempts + cluster.liar.num_attempts == 12 and cluster.honest.num_attempts)
+            others = [*cluster.honest._attempts, 10_000]
+            cluster.say(*(Events([Event(key, text="lie", token_ids=[9])]) for key in others), Load(num_received=cluster.liar.num_received))
+            cluster.honest.give(6)
+            cluster.liar.give(6)
+            assert [await read(stream) for stream in streams] == [expected(i) for i in range(12)]
+            assert cluster.engine.control.find("liar") is not None
+
+    asyncio.run(run())
+
+
+def test_keys_that_a_worker_does_not_have_make_no_answer_wrong() -> None:
+    """It is sent more than its share, or keys that nobody asks for: what is answered does not change, and what is kept of it is bounded."""
+
+    async def run() -> None:
+        async with Cluster() as cluster:
+            rubbish = [i.to_bytes(8, "big") for i in range(5000)]
+            cluster.say(Keys(rubbish, [b"", b"x" * 100]), Keys(rubbish, rubbish), Keys([b"short", b"much longer than a key is"], [], True))
+            streams = [cluster.open(i) for i in range(12)]
+            await until(lambda: cluster.honest.num_attempts + cluster.liar.num_attempts == 12)
+            cluster.honest.give(6)
+            cluster.liar.give(6)
+            assert [await read(stream) for stream in streams] == [expected(i) for i in range(12)]
+            assert cluster.engine.control.find("liar") is not None
+
+    asyncio.run(run())
+
+
+# --- at the door --------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"num_kv_blocks": 1 << 60},
+        {"num_kv_blocks": 0},
+        {"num_kv_blocks": -5},
+        {"max_model_len": 1 << 60},
+        {"block_size": 0},
+        {"vocab_size": VOCAB + 1},
+        {"max_num_seqs": 0},
+    ],
+)
+def test_limits_that_no_engine_can_have_are_refused(limits: dict[str, int]) -> None:
+    async def run() -> None:
+        async with Cluster() as cluster:
+            channel = await connect(cluster.engine.control.address, SECRET, to_worker)
+            channel.start(lambda messages: None, lambda reason: None)
+            channel.send(Hello(PROTOCOL, "third", "both", "here", 1, "boot"))
+            channel.send(Ready("stub", "bigram/stub", msgspec.structs.replace(LIMITS, **limits)))
+            await until(lambda: channel.closed_for is not None)
+            assert cluster.engine.control.find("third") is None
+            assert cluster.engine.room(10) == 8192 - 10
+
+    asyncio.run(run())
+
+
+def test_a_pool_of_any_size_costs_the_front_end_nothing() -> None:
+    """It lays out no pool to know what fits one request."""
+
+    async def run() -> None:
+        engine = ClusterEngine(bigram_model(TOKENIZER, context=8192), bigram_config(), Address("127.0.0.1", 0), SECRET)
+        engine._take_limits(Ready("stub", "bigram/stub", msgspec.structs.replace(LIMITS, num_kv_blocks=1 << 40)))
+        assert engine.room(10) == 8192 - 10
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("name", ["", "x" * 129, "two words", "line\nbreak", "\x1b[2Jescape", "é"])
+def test_names_that_could_not_be_shown_are_turned_away(name: str) -> None:
+    async def run() -> None:
+        async with Cluster() as cluster:
+            channel = await connect(cluster.engine.control.address, SECRET, to_worker)
+            channel.start(lambda messages: None, lambda reason: None)
+            channel.send(Hello(PROTOCOL, name, "both", "here", 1, "boot"))
+            await until(lambda: channel.closed_for is not None)
+            assert len(cluster.engine.control.fleet) == 2
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("protocol", "role", "word"), [(PROTOCOL + 1, "both", "protocol"), (PROTOCOL, "king", "role")])
+def test_other_protocols_and_roles_are_refused_with_the_reason(protocol: int, role: str, word: str) -> None:
+    async def run() -> None:
+        async with Cluster() as cluster:
+            heard: list[Message] = []
+            channel = await connect(cluster.engine.control.address, SECRET, to_worker)
+            channel.start(heard.extend, lambda reason: None)
+            channel.send(Hello(protocol, "third", role, "here", 1, "boot"))
+            await until(lambda: channel.closed_for is not None)
+            (refuse,) = heard
+            assert isinstance(refuse, Refuse) and word in refuse.reason and refuse.is_final
+
+    asyncio.run(run())
+
+
+def test_a_reason_is_shown_without_what_terminals_obey() -> None:
+    async def run() -> None:
+        async with Cluster() as cluster:
+            cluster.say(Goodbye("\x1b[2J" + "gone\n" * 1000))
+            await until(lambda: "liar" in cluster.engine.control.last_words)
+            reason = cluster.engine.control.last_words["liar"]
+            assert reason.isprintable() and len(reason) == 1000 and "gone?gone" in reason
+            await until(lambda: cluster.engine.control.find("liar") is None)
+
+    asyncio.run(run())

@@ -1,0 +1,91 @@
+"""What engines have, as told and as expected: against sets of strings."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo.distributed.published_keys import SHORT_KEY_BYTES, PublishedKeys
+from tests.distributed.views import keys
+
+TEXTS = st.text("ab", min_size=1, max_size=6)
+MOVES = st.lists(
+    st.one_of(
+        st.tuples(st.just("publish"), st.integers(0, 3), TEXTS),
+        st.tuples(st.just("forget"), st.integers(0, 3), TEXTS),
+        st.tuples(st.just("gone"), st.integers(0, 3), st.just("")),
+        st.tuples(st.just("expect"), st.integers(0, 3), TEXTS),
+        st.tuples(st.just("end"), st.integers(0, 3), TEXTS),
+    ),
+    max_size=30,
+)
+
+
+@given(MOVES, TEXTS)
+def test_the_longest_leading_run_of_each_engine_is_found(moves: list[tuple[str, int, str]], wanted: str) -> None:
+    known, truth, expected = PublishedKeys(), dict[int, set[bytes]](), dict[str, tuple[int, set[bytes]]]()
+    for what, engine, text in moves:
+        if what == "publish":
+            known.told(engine, keys(text), ())
+            truth.setdefault(engine, set()).update(keys(text))
+        elif what == "forget":
+            known.told(engine, (), keys(text)[-1:])
+            truth.setdefault(engine, set()).discard(keys(text)[-1])
+        elif what == "gone":
+            known.gone(engine)
+            truth.pop(engine, None)
+            expected = {name: pair for name, pair in expected.items() if pair[0] != engine}
+        elif what == "expect":
+            known.expect(text, engine, keys(text))
+            expected[text] = (engine, set(keys(text)))
+        else:
+            known.ended(text)
+            expected.pop(text, None)
+        known.check_invariants()
+    found = dict[int, int]()
+    for engine in range(4):
+        have = truth.get(engine, set()).union(*(mine for home, mine in expected.values() if home == engine))
+        run = 0
+        while run < len(wanted) and keys(wanted)[run] in have:
+            run += 1
+        if run:
+            found[engine] = run
+    assert known.matched(keys(wanted)) == found
+
+
+def test_keys_may_come_whole_or_cut_short() -> None:
+    known = PublishedKeys()
+    known.told(0, [key[:SHORT_KEY_BYTES] for key in keys("abc")], ())
+    assert known.matched(keys("abcd")) == {0: 3} == known.matched([key[:SHORT_KEY_BYTES] for key in keys("abc")])
+
+
+def test_an_engine_is_never_taken_to_have_more_than_it_said() -> None:
+    known = PublishedKeys(most_keys=3)
+    known.told(0, keys("abcde"), ())
+    assert (known.num_keys(0), known.num_left_out, known.matched(keys("abcde"))) == (3, 2, {0: 3})
+    known.told(0, keys("x"), keys("abc")[-1:])  # what goes makes room
+    known.check_invariants()
+    assert known.matched(keys("abc")) == {0: 2} and known.matched(keys("x")) == {0: 1}
+
+
+def test_what_is_expected_is_bounded_and_the_oldest_goes_first() -> None:
+    known = PublishedKeys(most_expected=2)
+    for engine, name in enumerate(("aa", "bb", "cc")):
+        known.expect(name, engine, keys(name))
+    known.check_invariants()
+    assert [known.matched(keys(name)) for name in ("aa", "bb", "cc")] == [{}, {1: 2}, {2: 2}] and known.num_expected == 2
+    known.ended("bb")
+    known.ended("never sent")
+    assert known.matched(keys("bb")) == {}
+
+
+def test_nothing_is_known_of_nothing() -> None:
+    known = PublishedKeys()
+    assert known.matched(()) == {} == known.matched(keys("a"))
+    known.told(0, (), keys("a"))
+    known.gone(7)
+    known.expect("r", 0, ())
+    assert known.num_expected == 0
+    with pytest.raises(ValueError, match="most_keys: -1 is not allowed"):
+        PublishedKeys(most_keys=-1)

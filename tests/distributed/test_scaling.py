@@ -1,0 +1,50 @@
+"""Workers come while there is more to do and go when there is less, and no request fails of it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from octavo.core.request import SamplingParams
+from octavo.distributed import scaling
+from octavo.distributed.autoscale import ScaleLimits
+from octavo.distributed.cluster_options import ClusterOptions
+from tests.distributed.clusters import PATIENT, cluster
+
+PARAMS = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True, seed=0)
+
+
+def test_a_second_worker_comes_with_the_load_and_goes_when_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scaling, "ASK_S", 0.05)  # a step of these workers takes ten times what is waited for below: any load is too much
+    limits = ScaleLimits(least=1, most=2, up_wait_s=0.001, down_after_s=0.3, start_s=0.5, rate_s=0.5)
+    options = ClusterOptions(liveness=PATIENT, scale=limits)
+
+    async def run() -> None:
+        async with cluster(1, delay_s=0.01, options=options) as grown:
+            running = set[asyncio.Task[object]]()
+            num_done = 0
+
+            def names() -> set[str]:
+                return {link.name for link in grown.engine.open_links()}
+
+            async def keep_busy() -> None:
+                nonlocal num_done
+                while True:
+                    output = await grown.run([50, 51, 52, num_done % 200 + 3], PARAMS)
+                    assert output.error is None and len(output.outputs[0].token_ids) == 60
+                    num_done += 1
+
+            running = {asyncio.create_task(keep_busy()) for _ in range(24)}
+            await grown.until(lambda: names() == {"worker-0", "worker-1"})
+            seen = num_done
+            await grown.until(lambda: num_done > seen + 24)
+            for task in running:
+                task.cancel()
+            assert all(isinstance(ended, asyncio.CancelledError) for ended in await asyncio.gather(*running, return_exceptions=True))
+            await grown.until(lambda: len(grown.processes.names) == 1 and len(list(grown.engine.control)) == 1)
+            await grown.until(lambda: len(names()) == 1)
+            assert grown.engine.flights.num_lost == 0
+            assert (await grown.run([5, 6, 7], PARAMS)).error is None
+
+    asyncio.run(run())

@@ -1,0 +1,144 @@
+"""Where a request would be done soonest, by hand."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo.distributed.published_keys import PublishedKeys
+from octavo.distributed.soonest import LearnedCosts, SoonestDone
+from octavo.distributed.views import EngineView
+from tests.distributed.views import View, keys, route
+
+
+class TokenCosts:
+    """A hundredth of a second for a prompt token; a step is a hundredth and a thousandth for each sequence."""
+
+    def prompt_s(self, engine: EngineView, start: int, num_tokens: int) -> float:
+        return 0.01 * num_tokens
+
+    def token_s(self, engine: EngineView, num_sequences: int, num_context: int) -> float:
+        return 0.01 + 0.001 * num_sequences
+
+
+def router(**options: object) -> SoonestDone:
+    return SoonestDone(16, TokenCosts(), **{"work_weight": 1.0, **options})  # type: ignore[arg-type]
+
+
+def test_what_is_cached_is_worth_what_computing_it_takes() -> None:
+    one, engines = router(), [View(0), View(1)]
+    one.told(1, keys("abcd"), ())
+    engines[1].pending_s = 0.63  # 64 tokens are 0.64 s
+    assert one.choose(route("a", 80, num_output=1, prefix_keys=keys("abcd")), engines) == 1
+    engines[1].pending_s = 0.65
+    assert one.choose(route("b", 80, num_output=1, prefix_keys=keys("abcd")), engines) == 0
+
+
+def test_a_prompt_that_is_all_cached_still_computes_its_last_token() -> None:
+    one, engines = router(), [View(0), View(1, pending_s=0.625)]
+    one.told(1, keys("abcd"), ())
+    assert one.choose(route("a", 64, num_output=1, prefix_keys=keys("abcd")), engines) == 1  # 0.635 s against 0.64 s
+    engines[1].pending_s = 0.635
+    one.keys.ended("a")
+    assert one.choose(route("b", 64, num_output=1, prefix_keys=keys("abcd")), engines) == 0
+
+
+def test_computing_weighs_more_than_waiting() -> None:
+    one, engines = router(work_weight=2.0), [View(0), View(1, pending_s=1.2)]
+    one.told(1, keys("abcd"), ())
+    assert one.choose(route("a", 80, num_output=1, prefix_keys=keys("abcd")), engines) == 1  # 64 tokens saved are 1.28 s
+    with pytest.raises(ValueError, match="work_weight: 0.5"):
+        router(work_weight=0.5)
+
+
+def test_what_was_just_sent_counts_as_cached_until_it_ends() -> None:
+    one, engines = router(), [View(0), View(1)]
+    first = one.choose(route("a", 80, prefix_keys=keys("abcd")), engines)
+    assert first == 0
+    engines[0].num_sequences = 1
+    assert one.choose(route("b", 80, num_output=10, prefix_keys=keys("abcde")), engines) == 0
+    one.ended("a", 10)
+    one.ended("b", 10)
+    assert one.keys.num_expected == 0
+    assert one.choose(route("c", 80, num_output=10, prefix_keys=keys("abcd")), engines) == 1
+
+
+def test_a_beginning_that_all_share_does_not_draw_all_to_one_engine() -> None:
+    one, engines = router(), [View(i) for i in range(4)]
+    one.told(0, keys("abcd"), ())
+    for i in range(40):
+        place = one.choose(route(str(i), 80, num_output=100, prefix_keys=keys("abcd")), engines)
+        engines[place].num_sequences += 1
+    counts = [engine.num_sequences for engine in engines]
+    assert min(counts) >= 5 and max(counts) <= 17
+
+
+def test_a_session_stays_for_a_little_and_moves_for_much() -> None:
+    one, engines = router(), [View(0), View(1)]
+    assert one.choose(route("a", 100, num_output=1, session="s"), engines) == 0
+    engines[0].pending_s = 0.09  # of 1.01 s: within a tenth
+    assert one.choose(route("b", 100, num_output=1, session="s"), engines) == 0
+    engines[0].pending_s = 0.2
+    assert one.choose(route("c", 100, num_output=1, session="s"), engines) == 1
+    engines[0].pending_s = 0.0
+    engines[1].pending_s = 0.05
+    assert one.choose(route("d", 100, num_output=1, session="s"), engines) == 1  # it has moved
+    one.gone(1)
+    assert one.choose(route("e", 100, num_output=1, session="s"), engines) == 0
+
+
+def test_an_engine_without_room_for_the_prompt_comes_last() -> None:
+    one, engines = router(), [View(0, num_available_blocks=2), View(1, pending_s=5.0)]
+    assert one.choose(route("a", 33, num_output=1), engines) == 1
+    assert one.choose(route("b", 32, num_output=1), engines) == 0
+    assert one.choose(route("c", 33, num_output=1, session="s"), engines[:1]) == 0  # there is no other
+    assert one.choose(route("d", 33, num_output=1, session="s"), engines) == 1
+
+
+def test_what_an_engine_forgot_it_has_not() -> None:
+    one, engines = router(), [View(0, num_sequences=1), View(1)]
+    one.told(0, keys("abcd"), ())
+    assert one.choose(route("a", 80, num_output=1, prefix_keys=keys("abcd")), engines) == 0
+    one.ended("a", 1)
+    one.told(0, (), keys("abcd")[1:])
+    assert one.choose(route("b", 80, num_output=20, prefix_keys=keys("abcd")), engines) == 0  # a block is left: 0.16 s
+    one.ended("b", 1)
+    one.gone(0)
+    assert one.choose(route("c", 80, num_output=20, prefix_keys=keys("abcd")), engines) == 1
+
+
+@given(st.lists(st.integers(1, 5000), min_size=2, max_size=40, unique=True), st.floats(0.0, 1.0), st.floats(1e-5, 0.1))
+def test_a_line_is_learned_from_what_engines_tell(sizes: list[int], base_s: float, token_s: float) -> None:
+    learned = LearnedCosts()
+    for size in sizes:
+        learned.saw(View(3, pending_tokens=size, pending_s=base_s + token_s * size))
+    assert learned.line(3) == pytest.approx((base_s, token_s), rel=1e-3, abs=1e-4 * (base_s + token_s * max(sizes)))
+    learned.forget(3)
+    assert learned.line(3) == LearnedCosts().line(0)
+
+
+@given(st.lists(st.tuples(st.integers(0, 1000), st.floats(0.0, 10.0)), max_size=30))
+def test_prices_are_never_below_zero_whatever_was_told(told: list[tuple[int, float]]) -> None:
+    learned = LearnedCosts()
+    for tokens, seconds in told:
+        learned.saw(View(0, pending_tokens=tokens, pending_s=seconds))
+    base_s, token_s = learned.line(0)
+    assert base_s >= -1e-9 and token_s > 0.0
+
+
+def test_without_a_cost_model_it_learns_who_is_slow() -> None:
+    one, engines = SoonestDone(16), [View(0, pending_tokens=100, pending_s=10.0), View(1, pending_tokens=100, pending_s=1.0)]
+    assert one.choose(route("a", 100), engines) == 1
+    engines[0].pending_s = engines[1].pending_s = 0.0
+    engines[0].pending_tokens = engines[1].pending_tokens = 0
+    assert one.choose(route("b", 100, num_output=1), engines) == 1  # it remembers
+
+
+def test_bounds() -> None:
+    one = SoonestDone(16, TokenCosts(), PublishedKeys(most_expected=1), num_remembered=1)
+    for name in ("a", "b"):
+        one.choose(route(name, 40, session=name, prefix_keys=keys(name * 2)), [View(0)])
+    assert one.keys.num_expected == 1
+    with pytest.raises(ValueError, match="stickiness: -1"):
+        SoonestDone(stickiness=-1)

@@ -1,0 +1,243 @@
+"""A worker's own part, in this process: front ends that go and come back, connections that are cut, requests that kill or break engines."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+
+import pytest
+
+from octavo.config import ConfigError, EngineConfig
+from octavo.core.request import SamplingParams
+from octavo.core.step import StepPlan
+from octavo.distributed.channel import Address
+from octavo.distributed.cluster_engine import ClusterEngine
+from octavo.distributed.cluster_options import ClusterOptions
+from octavo.distributed.worker import FrontEndLost, WorkerFailed, WorkerOptions, WorkerRefused, WorkerServer, own_config
+from octavo.engine.engine import Engine
+from octavo.engine.outputs import RequestOutput
+from tests.distributed import scripted_worker
+from tests.distributed.clusters import PATIENT, WAIT_S, alone, run_alone
+from tests.engine.scripted import Bigram, bigram_config, bigram_model, byte_tokenizer
+
+SECRET = b"a secret of the tests"
+PARAMS = SamplingParams(temperature=0.9, max_tokens=40, ignore_eos=True, seed=4)
+PROMPT = [40, 41, 42, 43]
+BAD_TOKEN = 99  # in a prompt: the step fails
+
+
+def load(config: EngineConfig) -> Engine:
+    """The scripted model; a step with ``BAD_TOKEN`` in a prompt fails."""
+    engine = scripted_worker.load(config)
+    assert isinstance(engine.backend, Bigram)
+    engine.backend.delay_s = 0.002
+
+    def break_down(plan: StepPlan) -> None:
+        if any(BAD_TOKEN in piece.token_ids and piece.start == 0 for piece in plan.slices):
+            raise RuntimeError("a step that cannot be computed")
+
+    engine.backend.before_step = break_down
+    return engine
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+@contextlib.asynccontextmanager
+async def front_end(address: Address = Address("127.0.0.1", 0), **options: object) -> AsyncIterator[ClusterEngine]:  # noqa: B008 - frozen
+    model = bigram_model(byte_tokenizer(scripted_worker.PIECES))
+    chosen = ClusterOptions(liveness=PATIENT, **options)  # type: ignore[arg-type]
+    engine = ClusterEngine(model, bigram_config(), address, SECRET, chosen)
+    engine.start()
+    assert engine._opening is not None
+    await engine._opening
+    try:
+        yield engine
+        engine.flights.check_invariants()
+    finally:
+        await engine.stop()
+
+
+def worker(address: Address, name: str, **options: object) -> tuple[WorkerServer, asyncio.Task[None]]:
+    server = WorkerServer(address, SECRET, WorkerOptions(name, **options), load)  # type: ignore[arg-type]
+    return server, asyncio.create_task(server.run())
+
+
+async def answer(engine: ClusterEngine, name: str, prompt: list[int] = PROMPT, params: SamplingParams = PARAMS) -> RequestOutput:
+    prepared = engine.prepare_checked(prompt, engine.check_params(params), name)
+    output, stream = RequestOutput.start(prepared.request, None, []), engine.submit([prepared])
+    try:
+        while not stream.finished:
+            for event in await stream.read():
+                output.apply(event)
+    finally:
+        engine.abort(stream)
+    return output
+
+
+def is_idle(server: WorkerServer) -> bool:
+    assert server.engine is not None
+    engine = server.engine.engine
+    return server.engine.num_attempts == 0 and not engine.has_work and engine.scheduler.num_used_blocks == 0
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[int]:
+    return run_alone(alone(), PROMPT, PARAMS).outputs[0].token_ids
+
+
+def test_a_worker_outlives_its_front_end_with_its_model_and_without_its_requests(expected: list[int]) -> None:
+    async def run() -> None:
+        async with front_end() as first:
+            address = first.control.address
+            server, task = worker(address, "a")
+            await until(lambda: len(first.open_links()) == 1)
+            asking = asyncio.create_task(answer(first, "r1", params=replace(PARAMS, max_tokens=3000)))
+            await until(lambda: server.engine is not None and server.engine.num_attempts == 1)
+            engine = server.engine
+            first.control._listener.close()
+            for link in first.control:
+                link.channel.abort("as if the process had died")
+            await until(lambda: is_idle(server))
+            asking.cancel()
+        async with front_end(address) as second:
+            await until(lambda: len(second.open_links()) == 1)
+            assert server.engine is engine  # nothing is loaded again
+            assert (await answer(second, "r2")).outputs[0].token_ids == expected
+        await asyncio.wait_for(task, WAIT_S)  # told to end
+        assert server.engine is None
+
+    asyncio.run(run())
+
+
+def test_a_worker_whose_connection_is_cut_joins_again_while_its_request_goes_on_elsewhere(expected: list[int]) -> None:
+    async def run() -> None:
+        async with front_end() as engine:
+            a, first = worker(engine.control.address, "a")
+            await until(lambda: len(engine.open_links()) == 1)
+            asking = asyncio.create_task(answer(engine, "r1"))
+            await until(lambda: a.engine is not None and a.engine.num_attempts == 1)
+            b, second = worker(engine.control.address, "b")
+            await until(lambda: len(engine.open_links()) == 2)
+            link = engine.control.find("a")
+            assert link is not None
+            link.channel.abort("as if the network had gone")
+            assert (await asking).outputs[0].token_ids == expected
+            await until(lambda: len(engine.open_links()) == 2 and engine.control.find("a") is not link)
+            await until(lambda: is_idle(a) and is_idle(b))
+            assert {leg.worker for leg in engine.journeys.all()[0].legs} == {"a", "b"}
+        await asyncio.wait((first, second))
+
+    asyncio.run(run())
+
+
+def test_clients_that_leave_free_their_workers(expected: list[int]) -> None:
+    """While their requests wait at the worker, compute their prompts, or stream."""
+
+    async def run() -> None:
+        async with front_end() as engine:
+            server, task = worker(engine.control.address, "a")
+            await until(lambda: len(engine.open_links()) == 1)
+            for i, num_tokens in enumerate((0, 1, 5)):
+                params = replace(PARAMS, max_tokens=3000)
+                asking = [asyncio.create_task(answer(engine, f"r{i}-{j}", params=params)) for j in range(80)]
+                await until(lambda: len(engine.flights) == 80)
+                await until(lambda least=num_tokens: max(j.num_output_tokens for j in engine.journeys.all() if j.ended_s is None) >= least)
+                for one in asking:
+                    one.cancel()
+                await asyncio.wait(asking)
+                assert len(engine.flights) == engine.flights.num_waiting == 0
+                await until(lambda: is_idle(server))
+            assert (await answer(engine, "last")).outputs[0].token_ids == expected
+        await asyncio.wait((task,))
+
+    asyncio.run(run())
+
+
+def test_a_request_that_breaks_steps_ends_and_those_beside_it_do_not(expected: list[int]) -> None:
+    async def run() -> None:
+        async with front_end() as engine:
+            servers = [worker(engine.control.address, name) for name in ("a", "b")]
+            await until(lambda: len(engine.open_links()) == 2)
+            for i in range(5):
+                good = [asyncio.create_task(answer(engine, f"good-{i}-{j}")) for j in range(6)]
+                await until(lambda: sum(len(link.keys) for link in engine.control) == 6)
+                bad = await answer(engine, f"bad-{i}", [BAD_TOKEN, 5])
+                assert bad.error is not None and "a step that cannot be computed" in bad.error
+                assert [output.outputs[0].token_ids for output in await asyncio.gather(*good)] == [expected] * 6
+                assert engine.flights.num_given_up == i + 1
+        await asyncio.wait([task for _, task in servers])
+
+    asyncio.run(run())
+
+
+def test_an_engine_that_makes_no_step_any_more_ends_its_worker() -> None:
+    """Else it would draw all requests, since it is never busy."""
+
+    async def run() -> None:
+        async with front_end() as engine:
+            server, task = worker(engine.control.address, "a")
+            await until(lambda: len(engine.open_links()) == 1)
+            for name in ("one", "two"):
+                assert (await answer(engine, name, [BAD_TOKEN, 5])).error is not None
+            with pytest.raises(WorkerFailed, match="the last 6 steps failed"):
+                await asyncio.wait_for(task, WAIT_S)
+            assert engine.control.last_words["a"] == "the last 6 steps failed"
+
+    asyncio.run(run())
+
+
+def test_a_worker_without_a_front_end_gives_up_when_it_is_to() -> None:
+    async def run() -> None:
+        _, task = worker(Address("127.0.0.1", 9), "a", give_up_s=0.2)
+        with pytest.raises(FrontEndLost, match=r"0\.2 s"):
+            await asyncio.wait_for(task, WAIT_S)
+
+    asyncio.run(run())
+
+
+def test_an_engine_that_cannot_be_made_ends_the_worker_and_the_front_end_hears_why() -> None:
+    def broken(config: EngineConfig) -> Engine:
+        raise ConfigError("num_kv_blocks: 7 is not allowed")
+
+    async def run() -> None:
+        async with front_end() as engine:
+            server = WorkerServer(engine.control.address, SECRET, WorkerOptions("a"), broken)
+            with pytest.raises(ConfigError, match="num_kv_blocks"):
+                await asyncio.wait_for(server.run(), WAIT_S)
+            await until(lambda: "num_kv_blocks" in engine.control.last_words.get("a", ""))
+
+    asyncio.run(run())
+
+
+def test_a_worker_that_computes_otherwise_is_refused() -> None:
+    def other(config: EngineConfig) -> Engine:
+        engine = load(config)
+        engine.backend.fingerprint = lambda: "another kernel path"  # type: ignore[method-assign]
+        return engine
+
+    async def run() -> None:
+        async with front_end() as engine:
+            _, task = worker(engine.control.address, "a")
+            await until(lambda: len(engine.open_links()) == 1)
+            server = WorkerServer(engine.control.address, SECRET, WorkerOptions("b"), other)
+            with pytest.raises(WorkerRefused, match="answers would depend on who gives them"):
+                await asyncio.wait_for(server.run(), WAIT_S)
+            assert [link.name for link in engine.control] == ["a"]
+        await asyncio.wait((task,))
+
+    asyncio.run(run())
+
+
+def test_files_of_one_engine_alone_get_the_workers_name() -> None:
+    config = bigram_config()
+    config = replace(config, cache=replace(config.cache, kv_disk_path="/d"), scheduler=replace(config.scheduler, record=None))
+    own = own_config(config, WorkerOptions("w", threads=3, model="/m"))
+    assert (own.cache.kv_disk_path, own.backend.threads, own.model.model) == ("/d/w", 3, "/m")
+    recorded = own_config(replace(bigram_config(), scheduler=replace(config.scheduler, record="/r")), WorkerOptions("w"))
+    assert recorded.scheduler.record == "/r.w"

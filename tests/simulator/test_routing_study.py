@@ -1,0 +1,45 @@
+"""Prefix routing against taking turns, on conversations over engines with real prefix caches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from octavo.core.cost import StepShape
+from octavo.simulator.routing_study import BASELINE, Routed, RoutingCase, computed_over, route_once
+from tests.simulator.engines import LinearCost, engine
+
+SPEC = replace(engine(num_blocks=4000, block_size=16, max_num_seqs=64, max_num_batched_tokens=512), max_model_len=16_384)
+CASE = RoutingCase(rate=1.0, duration_s=40.0)
+
+
+class RowCost(LinearCost):
+    """As on a CPU: half a millisecond for a row, two for a step."""
+
+    def seconds_of(self, shape: StepShape) -> float:
+        return 0.002 + 0.0005 * shape.num_rows + 1e-7 * shape.num_context
+
+
+def test_following_the_cache_computes_less_than_half() -> None:
+    spec = replace(SPEC, cost=RowCost())
+    runs = [route_once(spec, CASE, router, 0) for router in (BASELINE, "soonest")]
+    turns, soonest = runs
+    assert turns.num_requests == soonest.num_requests > 60 and turns.num_prompt == soonest.num_prompt
+    assert computed_over(runs, "soonest")[1] <= 0.5
+    assert soonest.hit_rate > turns.hit_rate > 0.1 and soonest.ttft_p50_s < turns.ttft_p50_s
+    assert soonest.share < 0.5  # and yet all engines work
+    assert route_once(spec, CASE, "soonest", 0) == soonest
+
+
+def test_ratios_need_the_same_seeds() -> None:
+    one = Routed("soonest", 0, 1, 100, 60, 0.0, 0.0, 0.0, 0.25)
+    runs = [one, replace(one, router=BASELINE, num_cached=20), replace(one, seed=1), replace(one, router=BASELINE, seed=1, num_cached=0)]
+    assert computed_over(runs, "soonest") == (0.4, 0.5)
+    with pytest.raises(ValueError, match="none of 'x' and 'round-robin'"):
+        computed_over(runs, "x")
+
+
+def test_what_cannot_run_is_no_result() -> None:
+    with pytest.raises(ValueError, match="did not complete"):
+        route_once(replace(SPEC, num_blocks=4), CASE, BASELINE, 0)
