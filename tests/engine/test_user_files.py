@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.engine.user_files import UserFileError, check_writable, open_new, write_whole
+from octavo.engine.user_files import UserFileError, check_writable, open_new, unused, write_whole
 
 
 def pipe(folder: Path) -> Path:
@@ -84,3 +84,17 @@ def test_a_new_file_is_its_owners_alone(tmp_path: Path) -> None:
     with open_new(tmp_path / "empty") as file:
         file.write("b")
     assert (tmp_path / "empty").read_text() == "b"
+
+
+def test_a_name_that_is_not_used(tmp_path: Path) -> None:
+    base = str(tmp_path / "run.w0")
+    seen = []
+    for _ in range(4):
+        with open_new(unused(base)) as file:
+            file.write("x")
+        seen.append(unused(base))
+    assert seen == [f"{base}.{number}" for number in (2, 3, 4, 5)]
+    (tmp_path / "run.w0.5").touch()
+    assert unused(base) == f"{base}.5"
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    assert unused(str(tmp_path / "link")) == f"{tmp_path / 'link'}.2"

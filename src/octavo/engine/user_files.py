@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import shutil
 import stat
@@ -68,6 +69,12 @@ def open_new(path: str | Path) -> TextIO:
             raise UserFileError(f"it holds {about.st_size:,} bytes already, which would be lost; move it away, or give another name")
         on_failure.pop_all()
     return os.fdopen(handle, "w", encoding="utf-8")
+
+
+def unused(path: str) -> str:
+    """``path`` where nothing is there, or an empty file; else the first of ``path``.2, ``path``.3 and so on of which that is true."""
+    names = itertools.chain([path], (f"{path}.{number}" for number in itertools.count(2)))
+    return next(name for name in names if not os.path.lexists(name) or (os.path.isfile(name) and not os.path.getsize(name)))
 
 
 def _kind(mode: int) -> str:
