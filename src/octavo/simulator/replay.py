@@ -136,7 +136,7 @@ class Replayer:
         """One line. Raises RecordingError when the scheduler does something else than the recorded one."""
         if kind == "add":
             request = recording.request_of(data[0])
-            _seconds("arrival_s", request.arrival_s, MAX_SECONDS)
+            _seconds("arrival_s", request.arrival_s, MAX_SECONDS, -MAX_SECONDS)  # of one handed over: before this engine's clock began
             self.scheduler.add(request, *data[1:])
             self._live[request.request_id] = _LiveRequest(request)
         elif kind == "abort":
@@ -216,10 +216,10 @@ class Replayer:
         return self.replay
 
 
-def _seconds(name: str, value: object, most: float = MAX_SECONDS) -> None:
-    """Raise RecordingError for what is no number of seconds from 0 to ``most``."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value <= most:
-        raise RecordingError(f"{name}: {as_written(value)} is not allowed; a number from 0 to {most:g}")
+def _seconds(name: str, value: object, most: float = MAX_SECONDS, least: float = 0.0) -> None:
+    """Raise RecordingError for what is no number of seconds from ``least`` to ``most``."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
+        raise RecordingError(f"{name}: {as_written(value)} is not allowed; a number from {least:g} to {most:g}")
 
 
 def replay_recording(path: str | Path, on_step: StepObserver | None = None) -> Replay:
