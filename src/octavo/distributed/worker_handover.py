@@ -233,15 +233,15 @@ class WorkerHandover:
         self._say(Reserved(key))
 
     def _copied(self, key: int, exact: bool) -> None:
-        """On a transport's thread."""
+        """On a transport's thread. It is said at once, and not after the step in flight: what it leads to comes back behind ``arrived``."""
 
         def arrived() -> None:
             coming = self._coming.get(key)
             if coming is not None:
                 coming.exact = exact
-                self._say(Copied(key))
 
         self._do(arrived)
+        self._say(Copied(key))
 
     def _begin(self, message: Begin) -> None:
         """On the event loop's thread: its events are to be this worker's from the first on."""
