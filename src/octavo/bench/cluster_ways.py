@@ -42,13 +42,14 @@ from octavo.models.loading import open_model
 from octavo.workload.requests import TokenRange, WorkloadRequest
 
 ROUTER = "shortest-queue"
+WORKER = (sys.executable, "-m", "octavo.bench.logged_worker")
 _PATIENT = LivenessLimits(suspect_s=60.0, stall_s=120.0, gone_s=600.0)  # nobody dies here, and a busy machine is no reason to suspect it
 _HANDOFF = HandoffLimits(reserve_s=300.0, copy_s=300.0, release_s=300.0, prompt_s=3600.0)
 _REST_S = 0.1  # after the last answer, until every worker has nothing to do and has written its steps
 _KINDS = ("prompt", "decode", "context", "mixed")  # scenes without drafts, and without logits of prompts
 _MAX_SCENE_ROWS = 256  # prompts of scenes have up to 2.5 times as many tokens
 _LONGEST_ALONE = 500  # prompt tokens of a stream that has all workers to itself
-_PROBES = (16, 64, 128, 256, 384, 500)  # prompt tokens: each goes in one step, and its KV in one piece
+_PROBES = (16, 128, 256, 480)  # prompt tokens: each goes in one step, and its KV in one piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,12 +208,12 @@ async def probes(running: RunningWay, repeat: int, sizes: Seq[int] = _PROBES) ->
 
 
 @asynccontextmanager
-async def running_ways(ways: Seq[Way], path: str) -> AsyncIterator[list[RunningWay]]:
-    """All of them, with their workers ready. ``path``: of the model on this host."""
+async def running_ways(ways: Seq[Way], path: str, command: Seq[str] = WORKER) -> AsyncIterator[list[RunningWay]]:
+    """All of them, with their workers ready. ``path``: of the model on this host; ``command``: what starts a worker, as ``WORKER``."""
     async with AsyncExitStack() as stack:
         found = []
         for way in ways:
-            running = _front_end(way, path)
+            running = _front_end(way, path, command)
             stack.push_async_callback(running.engine.stop)
             running.engine.start()
             found.append(running)
@@ -221,12 +222,11 @@ async def running_ways(ways: Seq[Way], path: str) -> AsyncIterator[list[RunningW
         yield found
 
 
-def _front_end(way: Way, path: str) -> RunningWay:
+def _front_end(way: Way, path: str, command: Seq[str]) -> RunningWay:
     secret, folder = new_secret(), tempfile.mkdtemp(prefix="octavo-")
-    command = [sys.executable, "-m", "octavo.bench.logged_worker", "--log", folder]
     handover = HandoverOptions(limits=_HANDOFF, may_borrow=False)
     options = ClusterOptions(liveness=_PATIENT, router=ROUTER, handover=handover, backpressure=Backpressure(most_pending_s=float("inf")))
-    processes = LocalProcesses(worker_names(way.workers), secret, way.config.backend.threads or 1, command)
+    processes = LocalProcesses(worker_names(way.workers), secret, way.config.backend.threads or 1, [*command, "--log", folder])
     engine = ClusterEngine(
         open_model(path).read_text(), way.config, Address(path=str(Path(folder) / "workers")), secret.encode(), options, processes,
         functools.partial(shutil.rmtree, folder, ignore_errors=True),

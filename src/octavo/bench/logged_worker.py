@@ -11,8 +11,8 @@ import argparse
 import asyncio
 import json
 import signal
-import sys
 import time
+from collections.abc import Callable
 from dataclasses import astuple
 from pathlib import Path
 from typing import NamedTuple, TextIO
@@ -113,10 +113,9 @@ def step_file(folder: Path, name: str) -> Path:
     return folder / f"{name}.steps"
 
 
-def load(config: EngineConfig, path: Path) -> LoggedEngine:
+def load(config: EngineConfig, path: Path) -> Engine:
     """An engine as ``Engine.load``, which writes its steps to ``path``."""
     engine = LoggedEngine.load(config)
-    assert isinstance(engine, LoggedEngine)
     file = open(path, "a", encoding="ascii")  # noqa: SIM115  # for the life of the engine
     engine.step_log = WrittenLog(file, time.perf_counter() - engine.clock.now())
     return engine
@@ -129,7 +128,8 @@ async def _serve(server: WorkerServer) -> None:
     await server.run()
 
 
-def main() -> None:
+def main(load: Callable[[EngineConfig, Path], Engine] = load) -> None:
+    """``load``: makes the engine, and has it write its steps to the path."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--log", required=True, type=Path)
     parser.add_argument("--connect", required=True)
@@ -145,4 +145,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -46,9 +46,10 @@ def cluster_ways(
     from octavo.reproduce.cluster_accuracy import Scaled, WaysCase, measure_ways, two_workers
     from octavo.workload.traces import TraceError, read_trace
 
+    least = config.scheduler.max_num_seqs
+    if chunk < least:
+        raise click.BadParameter(f"{chunk} is not allowed; at least --max-num-seqs ({least})", param_hint="'--chunk'")
     named = fetched(config)
-    if chunk < named.scheduler.max_num_seqs:
-        raise click.BadParameter(f"{chunk} is not allowed; at least --max-num-seqs ({named.scheduler.max_num_seqs})", param_hint="'--chunk'")
     try:
         traces = {name: read_trace(Path(data) / _TRACES[name][0]) for name in loads or _TRACES}
         lengths = {name: Scaled(trace, *_TRACES[name][1:], named.model.max_model_len or 2048) for name, trace in traces.items()}

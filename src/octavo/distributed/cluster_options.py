@@ -47,7 +47,7 @@ class ClusterOptions:
     """``worker_wait_s``: how long a request may wait while there is no worker that takes requests. ``resubmit_per_s`` and
     ``resubmit_burst``: how fast requests of a lost worker are given to others. ``start_s``: how long the first workers may take to be
     ready (None: as long as they need). ``router``: a name of ``router.ROUTERS``. ``scale``: how many workers the launcher
-    is to run, by load (None: as many as it began with); all of them do both. ``backpressure``: when requests wait here rather than there."""
+    is to run, by load (None: as many as it began with); all of them do both. ``backpressure``: when requests wait at the front end."""
 
     liveness: LivenessLimits = field(default_factory=LivenessLimits)
     retries: RetryLimits = field(default_factory=RetryLimits)

@@ -3,8 +3,8 @@
     scenes, probes ─▶ Predictor ─▶ rates of the loads ─▶ real runs, ways in turn, with more scenes between ─▶ simulated runs ─▶ comparison
 
 Prefill and decode apart, two replicas that compute prompts in chunks, and two whose prompts are whole and go first, each worker on threads
-of its own. Loads have lengths of recorded traces, scaled down to what a small machine serves; their rates are shares of what the weakest way
-serves as simulated, so that all ways answer the same requests. They are held out from what the predictor is learned from.
+of its own. Loads have lengths of recorded traces, scaled down to what a small machine serves; their rates are shares of what the weakest
+way serves as simulated, so that all ways answer the same requests. They are held out from what the predictor is learned from.
 
 Owns the loads, the order of a measurement and what counts as agreement. Requests do not go through HTTP.
 """
@@ -21,7 +21,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from octavo.bench.cluster_ways import RunningWay, SceneRounds, Way, WayRun, overlaps, probes, running_ways
+from octavo.bench.cluster_ways import WORKER, RunningWay, SceneRounds, Way, WayRun, overlaps, probes, running_ways
 from octavo.bench.latency import percentile
 from octavo.bench.logged_worker import LoggedStep
 from octavo.bench.stream_record import StreamRecord
@@ -186,8 +186,8 @@ def _answer(record: StreamRecord, started_s: float) -> Answer:
 
 @dataclass(slots=True)
 class WayLoad:
-    """A load for all ways. ``kind``: whose lengths it has. ``runs``, ``steps``: of each repetition, by way; each step with the share of it in
-    which others were busy."""
+    """A load for all ways. ``kind``: whose lengths it has. ``runs``, ``steps``: of each repetition, by way; each step with the share of it
+    in which others were busy."""
 
     name: str
     kind: str
@@ -243,8 +243,9 @@ class WaysAccuracy:
             rows.append([one.load, one.way, _NAMES[one.figure], *numbers, *differences, verdict])
         loads = [["load", "requests/s", "requests", "seconds of steps, predicted over taken, by run"]]
         for name, rate, number in self.loads:
-            some = [f"{way} {', '.join(f'{100 * one:+.1f} %' for one in biases)}" for (load, way), biases in self.biases.items() if load == name]
-            loads.append([name, f"{rate:.3g}", str(number), "; ".join(some)])
+            ways = [(way, biases) for (load, way), biases in self.biases.items() if load == name]
+            shown = "; ".join(f"{way} {', '.join(f'{100 * one:+.1f} %' for one in biases)}" for way, biases in ways)
+            loads.append([name, f"{rate:.3g}", str(number), shown])
         return f"{table(rows, '   >>>>>')}\n\n{table(loads, ' >>')}\n\n{self._told()}\n\n{self._end()}"
 
     def _told(self) -> str:
@@ -273,12 +274,14 @@ def _digits(value: float) -> float:
     return float(f"{value:.5g}")
 
 
-def measure_ways(ways: Seq[Way], path: str, case: WaysCase, progress: Progress | None = None) -> WaysAccuracy:
-    """Real and simulated runs of all loads by all ways. ``path``: of the model. Raises RuntimeError when no request of a run is answered, and
-    EngineUnavailable when workers cannot be started."""
+def measure_ways(
+    ways: Seq[Way], path: str, case: WaysCase, progress: Progress | None = None, command: Seq[str] = WORKER
+) -> WaysAccuracy:
+    """Real and simulated runs of all loads by all ways. ``path``, ``command``: see ``running_ways``. Raises RuntimeError when no request of
+    a run is answered, and EngineUnavailable when workers cannot be started."""
 
     async def measure() -> WaysAccuracy:
-        async with running_ways(ways, path) as running:
+        async with running_ways(ways, path, command) as running:
             return await _Measurement(running, case, progress or (lambda text: None)).run()
 
     return asyncio.run(measure())
@@ -305,7 +308,7 @@ class _Measurement:
     async def _calibrate(self) -> None:
         self._progress("scenes and probes")
         for running in self._running:
-            await probes(running, 1)  # what is done first takes longer
+            await probes(running, 1, (16,))  # what is done first takes longer
             self._probes[running.way.name] = await probes(running, _PROBE_REPEATS)
         await self._rounds.run(_FIRST_SHARE * self._case.calibrate_s, 2 * MIN_STEPS)
 

@@ -2,9 +2,9 @@
 
     steps, probes ─▶ ``learned`` ─▶ Predictor ── a way, its requests ─▶ engines of the simulation ─▶ answers
 
-Steps of two workers hold each other up: they share memory and caches. What a step takes is therefore what it takes beside idle neighbours,
-times 1 + ``crowding`` x the share of it in which the others are busy. In a simulation that share is one number for each worker: the share of
-the run in which the others are, found by simulating until it says itself what it was told. Pure arithmetic; measures nothing.
+Steps of two workers hold each other up: they share memory and caches. What a step takes is therefore what it takes beside idle
+neighbours, times 1 + ``crowding`` x the share of it in which the others are busy. In a simulation that share is one number for each worker:
+the share of the run in which the others are, found by simulating until it says itself what it was told. Pure arithmetic; measures nothing.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from octavo.simulator.simulation import Simulation, SimulationOptions
 from octavo.workload.requests import WorkloadRequest
 
 _HELD_UP = 3.0  # times its prediction: more of a step is not looked at where neighbours are weighed
+_MOST_FACTOR = 1.5  # that two kinds of steps may be off by
 _MIN_SPREAD = 0.1  # of overlaps, in standard deviations: below, nothing can be told of neighbours
 _NUM_ROUNDS = 4  # of simulations, until shares of busy neighbours are those that were assumed
 _FASTEST_LINK = 1e12  # bytes per second: beyond, time does not go by bytes
@@ -136,10 +137,35 @@ def learned(steps: Seq[tuple[LoggedStep, float]], found: Mapping[str, Seq[Probe]
     """``steps``: each with the share of it in which others were busy; ``found``: probes of each way. Raises FitError for too few steps."""
     first = fit((measured(step) for step, _ in steps), about)
     crowding = crowding_of(first, steps)
-    cost = fit((measured(step, 1.0 / (1.0 + crowding * overlap)) for step, overlap in steps), about)
+    alone = [measured(step, 1.0 / (1.0 + crowding * overlap)) for step, overlap in steps]
+    cost = to_both_means(fit(alone, about), alone)
     probes = [probe for some in found.values() for probe in some]
     in_s, out_s = (max(0.0, _median([getattr(probe, name) for probe in probes])) for name in ("in_s", "out_s"))
     return Predictor(cost, crowding, link_of(probes), in_s, out_s)
+
+
+def to_both_means(cost: Coefficients, steps: Iterable[MeasuredStep]) -> Coefficients:
+    """``cost`` with what a step takes by itself, and what its rows take, each at such a factor that steps which decode, and those with
+    prompts, both take together what it says: they are held up unalike, and one factor for all would carry over from one to the other.
+    Unchanged where only one kind is there, or the factors would be out of all proportion."""
+    sums = {True: [0.0] * 3, False: [0.0] * 3}  # by whether they only decode: seconds by themselves, of rows, left of what they took
+    for step in steps:
+        guess = predicted_s(cost, step)
+        if step.follows_idleness or not guess > 0.0:
+            continue
+        fixed, *rows = cost.parts_of(step.shape)
+        host_s = guess - fixed - sum(rows)
+        took = min(step.total_s, _HELD_UP * guess)
+        for i, value in enumerate((fixed, sum(rows), took - host_s)):
+            sums[step.kind == "decode"][i] += value
+    (a, b, u), (c, d, v) = sums[True], sums[False]
+    determinant = a * d - b * c
+    if not abs(determinant) > 1e-3 * max(a * d, b * c, 1e-30):
+        return cost
+    fixed_by, rows_by = (u * d - b * v) / determinant, (a * v - c * u) / determinant
+    if not all(1.0 / _MOST_FACTOR <= factor <= _MOST_FACTOR for factor in (fixed_by, rows_by)):
+        return cost
+    return cost.corrected([fixed_by, rows_by, rows_by])
 
 
 def crowding_of(cost: Coefficients, steps: Iterable[tuple[LoggedStep, float]]) -> float:
@@ -163,8 +189,8 @@ def crowding_of(cost: Coefficients, steps: Iterable[tuple[LoggedStep, float]]) -
 
 
 def link_of(probes: Iterable[Probe]) -> Link:
-    """The line through the seconds of hand-offs by their bytes: the middle one of the slopes between any two (Theil, 1950; Sen, 1968), and of
-    what is left beside it. Without any hand-off a link that takes no time."""
+    """The line through the seconds of hand-offs by their bytes: the middle one of the slopes between any two (Theil, 1950; Sen, 1968), and
+    of what is left beside it. Without any hand-off a link that takes no time."""
     points = [(probe.num_bytes, probe.handoff_s) for probe in probes if probe.handoff_s is not None]
     slopes = [(b[1] - a[1]) / (b[0] - a[0]) for i, a in enumerate(points) for b in points[i + 1 :] if a[0] != b[0]]
     each_s = max(1.0 / _FASTEST_LINK, _median(slopes))
