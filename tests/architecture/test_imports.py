@@ -31,7 +31,7 @@ MAY_IMPORT = {
     },  # never torch, ray or the native module
     "planning": {"core", "models", "costs", "simulator", "workload", "distributed.router", "distributed.handoff"},
     "reproduce": {
-        "bench", "simulator", "engine", "workload", "core.recording", "costs", "distributed.handoff", "distributed.router",
+        "bench", "simulator", "engine", "workload", "core", "costs", "distributed.handoff", "distributed.router",
         "distributed.wire",
     },
     "config": set(),

@@ -13,7 +13,7 @@ import pytest
 from octavo.costs.coefficients import Coefficients
 from octavo.distributed.handoff import Link
 from octavo.reproduce.cluster_accuracy import WayComparison, WaysAccuracy, WaysCase
-from octavo.reproduce.cluster_prediction import Predictor
+from octavo.reproduce.cluster_prediction import KindCost, Predictor
 from octavo.reproduce.simulator_accuracy import Limits
 from tests.cli.conftest import Octavo
 
@@ -35,7 +35,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     def measure(ways: list[Any], path: str, case: WaysCase, progress: Any) -> WaysAccuracy:
         found.update(ways=ways, path=path, case=case)
         some = WayComparison("code 30 %", "apart", "itl_s", (0.01, 0.012), 0.011, 0.011)
-        predictor = Predictor(Coefficients((1e-3,) * 6), 0.1, Link(1e9, 0.005), 0.001, 0.002)
+        predictor = Predictor(KindCost(Coefficients((1e-3,) * 6)), 0.1, Link(1e9, 0.005), 0.001, 0.002)
         biases = {("code 30 %", "apart"): (0.01, 0.02)}
         return WaysAccuracy("tiny", (some,), (("code 30 %", 1.5, 9),), biases, {"code": Limits(0.5, 0.02)}, predictor, 0)
 
@@ -53,7 +53,8 @@ def test_what_is_asked_for_is_measured(octavo: Octavo, tiny: Path, data: Path, a
     assert asked["path"] == str(tiny) and (case.repeat, case.load_s, case.calibrate_s, case.seed) == (3, 2.0, 60.0, 0)
     assert [way.name for way in ways] == ["apart", "chunks", "prompts first"]
     assert ways[1].config.scheduler.max_num_batched_tokens == 64
-    assert {(way.config.backend.threads, way.config.cache.num_kv_blocks, way.config.scheduler.max_num_seqs) for way in ways} == {(1, 1024, 16)}
+    configs = [way.config for way in ways]
+    assert {(one.backend.threads, one.cache.num_kv_blocks, one.scheduler.max_num_seqs) for one in configs} == {(1, 1024, 16)}
     lengths = {name: next(islice(one.lengths(random.Random(1)), 1)) for name, one in case.loads.items()}
     assert lengths == {"conversation": (100, 10), "code": (200, 10)}
 

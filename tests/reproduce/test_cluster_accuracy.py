@@ -30,7 +30,7 @@ from octavo.reproduce.cluster_accuracy import (
     measure_ways,
     two_workers,
 )
-from octavo.reproduce.cluster_prediction import Answer, Predictor
+from octavo.reproduce.cluster_prediction import Answer, KindCost, Predictor
 from octavo.reproduce.simulator_accuracy import Limits
 from octavo.workload.lengths import LogNormal
 from octavo.workload.requests import Independent, WorkloadRequest
@@ -38,7 +38,7 @@ from octavo.workload.traces import Trace, TraceRow
 from tests.models.tiny import write_tiny_gguf
 
 THREE = [Answer(0.0, 0.5, (0.1, 0.3)), Answer(1.0, 1.1, ()), Answer(2.0, 4.0, (0.1, 0.1, 0.4))]
-PREDICTOR = Predictor(Coefficients((1e-3,) * 6), 0.25, Link(1e9, 0.005), 0.001, 0.002)
+PREDICTOR = Predictor(KindCost(Coefficients((1e-3,) * 6)), 0.25, Link(1e9, 0.005), 0.001, 0.002)
 
 
 def test_figures_by_hand() -> None:
@@ -79,7 +79,8 @@ def test_verdicts(figure: str, real: tuple[float, ...], simulated: float, agrees
 
 def test_the_record_and_the_table() -> None:
     real = [WayFigures(1.0, 2.0, 0.1, 0.2, 50.0, 2.0), WayFigures(1.1, 2.6, 0.1, 0.2, 52.0, 2.0)]
-    some = compared("code 30 %", "apart", real, WayFigures(1.05, 2.6, 0.13, 0.2, 51.0, 1.0), WayFigures(1.05, 2.3, 0.1, 0.2, 51.0, 2.0))
+    guess, at_pace = WayFigures(1.05, 2.6, 0.13, 0.2, 51.0, 1.0), WayFigures(1.05, 2.3, 0.1, 0.2, 51.0, 2.0)
+    some = compared("code 30 %", "apart", real, guess, at_pace)
     assert [one.figure for one in some] == list(WayFigures._fields)
     assert [one.agrees for one in some] == [True, True, False, True, True, False]
     assert not some[1].is_close or some[1].in_spread
@@ -127,7 +128,8 @@ def test_real_workers_and_their_simulation(tmp_path: Path) -> None:
     said = list[str]()
     accuracy = measure_ways(two_workers(make_config(model, **SETTINGS), 32)[:2], model, case, said.append)
     assert accuracy.num_failed == 0 and len(accuracy.comparisons) == 2 * len(WayFigures._fields)
-    assert {(one.load, one.way) for one in accuracy.comparisons} == {("some 50 %", "apart"), ("some 50 %", "chunks")} == set(accuracy.biases)
+    places = {("some 50 %", "apart"), ("some 50 %", "chunks")}
+    assert {(one.load, one.way) for one in accuracy.comparisons} == places == set(accuracy.biases)
     assert all(len(one.real) == 1 and one.median > 0.0 for one in accuracy.comparisons if not one.figure.startswith(("itl", "good")))
     assert accuracy.loads[0][1] > 0.0 and accuracy.limits["some"].ttft_s > 0.0 and accuracy.predictor.link.latency_s > 0.0
     assert said[0] == "scenes and probes" and said[-1].startswith("run 1 of 1, some 50 %, chunks")

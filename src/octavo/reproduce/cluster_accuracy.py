@@ -116,8 +116,8 @@ class WayFigures(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WayComparison:
-    """One figure of one way under one load. ``simulated``: before the runs; ``at_pace``: with all steps at the mean pace of those of the
-    real runs, which tells what is left when the cost of steps is right, and is no part of a verdict."""
+    """One figure of one way under one load. ``simulated``: told nothing of the runs; ``at_pace``: with all steps at the mean pace of those
+    of the real runs, which tells what is left when the cost of steps is right, and is no part of a verdict."""
 
     load: str
     way: str

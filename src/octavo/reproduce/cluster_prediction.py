@@ -17,7 +17,9 @@ from typing import NamedTuple
 
 from octavo.bench.cluster_ways import ROUTER, Probe, Way
 from octavo.bench.logged_worker import LoggedStep
+from octavo.core.cost import StepShape
 from octavo.core.recording import layout_of
+from octavo.core.step import StepPlan
 from octavo.costs.coefficients import Coefficients
 from octavo.costs.fitting import MeasuredStep, fit, predicted_s
 from octavo.distributed.handoff import Link
@@ -25,12 +27,10 @@ from octavo.distributed.router import create_router
 from octavo.distributed.wire import WorkerLimits
 from octavo.simulator.engine_spec import EngineSpec
 from octavo.simulator.handing_over import HandoffOptions
-from octavo.simulator.scenario import fitted_engine
 from octavo.simulator.simulation import Simulation, SimulationOptions
 from octavo.workload.requests import WorkloadRequest
 
 _HELD_UP = 3.0  # times its prediction: more of a step is not looked at where neighbours are weighed
-_MOST_FACTOR = 1.5  # that two kinds of steps may be off by
 _MIN_SPREAD = 0.1  # of overlaps, in standard deviations: below, nothing can be told of neighbours
 _NUM_ROUNDS = 4  # of simulations, until shares of busy neighbours are those that were assumed
 _FASTEST_LINK = 1e12  # bytes per second: beyond, time does not go by bytes
@@ -58,11 +58,43 @@ class Answer(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class KindCost:
+    """A CostModel: ``base``, steps that only decode at ``decode_by`` times its price, those with prompts at ``prompt_by`` times. The system
+    holds up short steps and long ones unalike, and one factor for all would carry over from one to the other."""
+
+    base: Coefficients
+    decode_by: float = 1.0
+    prompt_by: float = 1.0
+
+    @property
+    def wake_s(self) -> float:
+        """What a step takes more that follows on idleness."""
+        return self.base.wake_s
+
+    def seconds(self, plan: StepPlan) -> float:
+        """See CostModel."""
+        return self.seconds_of(StepShape.of(plan))
+
+    def seconds_of(self, shape: StepShape) -> float:
+        """As ``seconds`` of any plan of this shape."""
+        return self.base.seconds_of(shape) * (self.decode_by if _only_decodes(shape) else self.prompt_by)
+
+    def times(self, factor: float) -> KindCost:
+        """All of it, idleness too, at ``factor`` times its price."""
+        return replace(self, base=self.base.times(factor))
+
+
+def _only_decodes(shape: StepShape) -> bool:
+    """Prompts of one token take what a decoding sequence does."""
+    return shape.num_rows == shape.num_sequences
+
+
+@dataclass(frozen=True, slots=True)
 class Predictor:
     """``cost``: of a step beside idle neighbours. ``crowding``: what neighbours that are always busy add to it, as a share. ``link``: of
     hand-offs. ``in_s``: from when a request is sent until a worker has it, ``out_s``: from the end of a step until its tokens are read."""
 
-    cost: Coefficients
+    cost: KindCost
     crowding: float
     link: Link
     in_s: float
@@ -70,7 +102,8 @@ class Predictor:
 
     def step_s(self, step: LoggedStep, overlap: float) -> float:
         """What a step beside neighbours that are busy for a share ``overlap`` of it should take."""
-        return predicted_s(self.cost, measured(step)) * (1.0 + self.crowding * overlap)
+        wake_s = self.cost.wake_s if step.follows_idleness else 0.0
+        return (self.cost.seconds_of(step.shape) + wake_s) * (1.0 + self.crowding * overlap)
 
     def bias(self, steps: Iterable[tuple[LoggedStep, float]]) -> float:
         """The seconds of ``steps`` as predicted over those that they took, less 1; 0 without steps."""
@@ -88,10 +121,8 @@ class Predictor:
         due = [replace(request, arrival_s=request.arrival_s + self.in_s) for request in requests]
         shares = [0.5] * len(specs)
         for _ in range(_NUM_ROUNDS if self.crowding else 1):
-            crowded = [
-                replace(spec, cost=self.cost.times(factor), wake_s=self.cost.wake_s * factor)
-                for spec, factor in zip(specs, (1.0 + self.crowding * share for share in shares), strict=True)
-            ]
+            costs = [self.cost.times(1.0 + self.crowding * share) for share in shares]
+            crowded = [replace(spec, cost=cost, wake_s=cost.wake_s) for spec, cost in zip(specs, costs, strict=True)]
             handoff = HandoffOptions(replace(self.link), router=create_router(ROUTER))
             options = SimulationOptions(keep_requests=True, keep_gaps=True, concurrency=concurrency, handoff=handoff)
             simulation = Simulation(crowded, create_router(ROUTER), options)
@@ -114,13 +145,13 @@ class Predictor:
         return (last - first) / (ends[last] - ends[first])
 
 
-def specs_of(way: Way, limits: WorkerLimits, cost: Coefficients) -> list[EngineSpec]:
+def specs_of(way: Way, limits: WorkerLimits, cost: KindCost) -> list[EngineSpec]:
     """The workers of ``way`` as the simulator has them."""
     config = way.config
-    one = fitted_engine(
-        cost, limits.num_kv_blocks, limits.max_model_len, config.scheduler, config.cache, kv_bytes=limits.kv_bytes_per_token
-    )
-    one = replace(one, layout=layout_of(limits.kv_layout))
+    one = EngineSpec(
+        cost, limits.num_kv_blocks, limits.max_model_len, config.scheduler, config.cache, kv_bytes_per_token=limits.kv_bytes_per_token,
+        wake_s=cost.wake_s, layout=layout_of(limits.kv_layout),
+    )  # fmt: skip
     roles = (role for role, number in way.workers.items() for _ in range(number))
     return [replace(one, name=f"{role}-{i}", role=role) for i, role in enumerate(roles)]
 
@@ -144,28 +175,17 @@ def learned(steps: Seq[tuple[LoggedStep, float]], found: Mapping[str, Seq[Probe]
     return Predictor(cost, crowding, link_of(probes), in_s, out_s)
 
 
-def to_both_means(cost: Coefficients, steps: Iterable[MeasuredStep]) -> Coefficients:
-    """``cost`` with what a step takes by itself, and what its rows take, each at such a factor that steps which decode, and those with
-    prompts, both take together what it says: they are held up unalike, and one factor for all would carry over from one to the other.
-    Unchanged where only one kind is there, or the factors would be out of all proportion."""
-    sums = {True: [0.0] * 3, False: [0.0] * 3}  # by whether they only decode: seconds by themselves, of rows, left of what they took
+def to_both_means(cost: Coefficients, steps: Iterable[MeasuredStep]) -> KindCost:
+    """``cost`` such that steps that decode, and those with prompts, both take together what it says. Those that are not there count as they
+    are."""
+    sums = {True: [0.0, 0.0], False: [0.0, 0.0]}  # by whether they only decode: seconds predicted, and taken
     for step in steps:
         guess = predicted_s(cost, step)
-        if step.follows_idleness or not guess > 0.0:
-            continue
-        fixed, *rows = cost.parts_of(step.shape)
-        host_s = guess - fixed - sum(rows)
-        took = min(step.total_s, _HELD_UP * guess)
-        for i, value in enumerate((fixed, sum(rows), took - host_s)):
-            sums[step.kind == "decode"][i] += value
-    (a, b, u), (c, d, v) = sums[True], sums[False]
-    determinant = a * d - b * c
-    if not abs(determinant) > 1e-3 * max(a * d, b * c, 1e-30):
-        return cost
-    fixed_by, rows_by = (u * d - b * v) / determinant, (a * v - c * u) / determinant
-    if not all(1.0 / _MOST_FACTOR <= factor <= _MOST_FACTOR for factor in (fixed_by, rows_by)):
-        return cost
-    return cost.corrected([fixed_by, rows_by, rows_by])
+        kind = sums[_only_decodes(step.shape)]
+        kind[0] += guess
+        kind[1] += min(step.total_s, _HELD_UP * guess)
+    decode_by, prompt_by = (took / guess if guess else 1.0 for guess, took in (sums[True], sums[False]))
+    return KindCost(cost, decode_by, prompt_by)
 
 
 def crowding_of(cost: Coefficients, steps: Iterable[tuple[LoggedStep, float]]) -> float:
