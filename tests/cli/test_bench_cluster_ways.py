@@ -13,7 +13,7 @@ import pytest
 from octavo.costs.coefficients import Coefficients
 from octavo.distributed.handoff import Link
 from octavo.reproduce.cluster_accuracy import WayComparison, WaysAccuracy, WaysCase
-from octavo.reproduce.cluster_prediction import KindCost, Predictor
+from octavo.reproduce.cluster_prediction import Crowding, KindCost, Predictor
 from octavo.reproduce.simulator_accuracy import Limits
 from tests.cli.conftest import Octavo
 
@@ -35,7 +35,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     def measure(ways: list[Any], path: str, case: WaysCase, progress: Any) -> WaysAccuracy:
         found.update(ways=ways, path=path, case=case)
         some = WayComparison("code 30 %", "apart", "itl_s", (0.01, 0.012), 0.011, 0.011)
-        predictor = Predictor(KindCost(Coefficients((1e-3,) * 6)), 0.1, Link(1e9, 0.005), 0.001, 0.002)
+        predictor = Predictor(KindCost(Coefficients((1e-3,) * 6)), Crowding(0.1, 0.1), Link(1e9, 0.005), 0.001, 0.002)
         biases = {("code 30 %", "apart"): (0.01, 0.02)}
         return WaysAccuracy("tiny", (some,), (("code 30 %", 1.5, 9),), biases, {"code": Limits(0.5, 0.02)}, predictor, 0)
 

@@ -30,7 +30,7 @@ from octavo.reproduce.cluster_accuracy import (
     measure_ways,
     two_workers,
 )
-from octavo.reproduce.cluster_prediction import Answer, KindCost, Predictor
+from octavo.reproduce.cluster_prediction import Answer, Crowding, KindCost, Predictor
 from octavo.reproduce.simulator_accuracy import Limits
 from octavo.workload.lengths import LogNormal
 from octavo.workload.requests import Independent, WorkloadRequest
@@ -38,7 +38,7 @@ from octavo.workload.traces import Trace, TraceRow
 from tests.models.tiny import write_tiny_gguf
 
 THREE = [Answer(0.0, 0.5, (0.1, 0.3)), Answer(1.0, 1.1, ()), Answer(2.0, 4.0, (0.1, 0.1, 0.4))]
-PREDICTOR = Predictor(KindCost(Coefficients((1e-3,) * 6)), 0.25, Link(1e9, 0.005), 0.001, 0.002)
+PREDICTOR = Predictor(KindCost(Coefficients((1e-3,) * 6)), Crowding(0.25, 0.1), Link(1e9, 0.005), 0.001, 0.002)
 
 
 def test_figures_by_hand() -> None:

@@ -13,7 +13,17 @@ from octavo.core.cost import StepShape
 from octavo.costs.coefficients import Coefficients
 from octavo.distributed.handoff import Link
 from octavo.distributed.wire import WorkerLimits
-from octavo.reproduce.cluster_prediction import KindCost, Predictor, crowding_of, learned, link_of, measured, specs_of, to_both_means
+from octavo.reproduce.cluster_prediction import (
+    Crowding,
+    KindCost,
+    Predictor,
+    crowding_of,
+    learned,
+    link_of,
+    measured,
+    specs_of,
+    to_both_means,
+)
 from octavo.workload.arrivals import OpenLoop
 from octavo.workload.lengths import LogNormal
 from octavo.workload.requests import Independent, TokenRange, Workload, WorkloadRequest
@@ -58,7 +68,7 @@ def test_where_the_law_is_known_every_token_comes_when_it_is_said_to(
     requests = requests_at(rate, 60, runs[0].device.vocab_size)
     link = Link(2e6, 0.004) if "prefill" in workers else None
     real = serve(runs, requests, link, KV_BYTES, in_s=0.002, out_s=0.003)
-    predictor = Predictor(COST, 0.0, Link(2e6, 0.004), 0.002, 0.003)
+    predictor = Predictor(COST, Crowding(), Link(2e6, 0.004), 0.002, 0.003)
     found = predictor.answers(Way("some", workers, runs[0].engine.config), limits_of(runs[0]), requests)
     assert len(found) == len(real) == 60
     for guess, one in zip(found, real, strict=True):
@@ -73,14 +83,16 @@ def test_busy_neighbours_are_in_the_answers() -> None:
     run = timed(SETTINGS)
     way, limits = Way("some", BOTH, run.engine.config), limits_of(run)
     requests = [WorkloadRequest(0.0, [5] * 8, 200)] * 2
-    alone, crowded = (Predictor(COST, crowding, Link(1e9), 0.0, 0.0).answers(way, limits, requests) for crowding in (0.0, 0.5))
+    alone, crowded = (
+        Predictor(COST, Crowding(more, more), Link(1e9), 0.0, 0.0).answers(way, limits, requests) for more in (0.0, 0.5)
+    )
     assert crowded[0].last_s == pytest.approx(1.5 * alone[0].last_s, rel=1e-6)
-    single = Predictor(COST, 0.5, Link(1e9), 0.0, 0.0).answers(way, limits, requests[:1])
+    single = Predictor(COST, Crowding(0.5, 0.5), Link(1e9), 0.0, 0.0).answers(way, limits, requests[:1])
     assert single[0].last_s == pytest.approx(alone[0].last_s, rel=1e-6)
 
 
 def test_a_slower_pace_slows_all() -> None:
-    predictor = Predictor(COST, 0.1, Link(1e9), 0.0, 0.0)
+    predictor = Predictor(COST, Crowding(0.1, 0.2), Link(1e9), 0.0, 0.0)
     steps = [(step(StepShape(4, 4, 4, 80, 80), "decode", 0.02), 0.0), (step(StepShape(64, 1, 1, 64, 2080), "prefill", 0.05), 1.0)]
     bias = predictor.bias(steps)
     assert predictor.at_pace(bias).bias(steps) == pytest.approx(0.0, abs=1e-12) and predictor.bias([]) == 0.0
@@ -90,7 +102,7 @@ def test_capacity_is_what_busy_workers_serve() -> None:
     run = timed(SETTINGS)
     requests = [WorkloadRequest(0.0, [5] * 4, 1)] * 256
     step_s = HOST_S + LAW.step + 64 * LAW.row + 16 * LAW.logit_row + 16 * 4 * LAW.position + 16 * 10 * LAW.pair
-    found = Predictor(COST, 0.0, Link(1e9), 0.0, 0.0).capacity(Way("some", BOTH, run.engine.config), limits_of(run), requests)
+    found = Predictor(COST, Crowding(), Link(1e9), 0.0, 0.0).capacity(Way("some", BOTH, run.engine.config), limits_of(run), requests)
     assert found == pytest.approx(2 * 16 / step_s, rel=0.2)
 
 
@@ -110,7 +122,7 @@ def step(shape: StepShape, kind: str, total_s: float, idle: bool = False) -> Log
     return LoggedStep(0.0, shape, kind, total_s - HOST_S, total_s, idle)
 
 
-def steps_of(law: Law, crowding: float, number: int = 400, prompt_by: float = 1.0) -> list[tuple[LoggedStep, float]]:
+def steps_of(law: Law, crowding: Crowding, number: int = 400, prompt_by: float = 1.0) -> list[tuple[LoggedStep, float]]:
     """Steps of all kinds by ``law``, half of them beside busy neighbours; those with prompts ``prompt_by`` times as long."""
     rng, out = random.Random(5), []
     for i in range(number):
@@ -121,16 +133,17 @@ def steps_of(law: Law, crowding: float, number: int = 400, prompt_by: float = 1.
             shape.add(rng.randint(10, 400), 1, 1)
         kind = "decode" if not is_prompt else "mixed" if shape.num_sequences > 1 else "prefill"
         overlap = rng.choice((0.0, 1.0, rng.random()))
-        total_s = (law.seconds(shape) + HOST_S) * (1.0 + crowding * overlap) * (prompt_by if is_prompt else 1.0)
+        more = (crowding.prompt if is_prompt else crowding.decode) * overlap
+        total_s = (law.seconds(shape) + HOST_S) * (1.0 + more) * (prompt_by if is_prompt else 1.0)
         out.append((step(shape, kind, total_s), overlap))
     return out
 
 
-@pytest.mark.parametrize("crowding", [0.0, 0.25])
-def test_a_law_is_found_again(crowding: float) -> None:
+@pytest.mark.parametrize("crowding", [Crowding(), Crowding(0.4, 0.1)])
+def test_a_law_is_found_again(crowding: Crowding) -> None:
     probes = {"apart": [Probe(n, 0.001, 0.002, 0.003 + n * KV_BYTES / 1e8, n * KV_BYTES) for n in (16, 128, 480)]}
     predictor = learned(steps_of(LAW, crowding), probes, "some")
-    assert predictor.crowding == pytest.approx(crowding, abs=0.02)
+    assert predictor.crowding == pytest.approx(crowding, abs=0.03)
     assert (predictor.in_s, predictor.out_s) == (0.001, 0.002)
     assert predictor.link.bytes_per_s == pytest.approx(1e8) and predictor.link.latency_s == pytest.approx(0.003)
     for one, overlap in steps_of(LAW, crowding, 40):
@@ -138,13 +151,13 @@ def test_a_law_is_found_again(crowding: float) -> None:
 
 
 def test_nothing_is_said_of_neighbours_that_are_always_alike() -> None:
-    steps = [(one, 1.0) for one, _ in steps_of(LAW, 0.0)]
+    steps = [(one, 1.0) for one, _ in steps_of(LAW, Crowding())]
     assert crowding_of(BASE, steps) == 0.0 and crowding_of(BASE, []) == 0.0
 
 
 def test_both_kinds_of_steps_have_their_mean() -> None:
     """What holds up steps that decode says nothing of prompts."""
-    steps = [measured(one) for one, _ in steps_of(LAW, 0.0, prompt_by=1.2)]
+    steps = [measured(one) for one, _ in steps_of(LAW, Crowding(), prompt_by=1.2)]
     corrected = to_both_means(BASE, steps)
     assert corrected.decode_by == pytest.approx(1.0) and corrected.prompt_by == pytest.approx(1.2)
     for decodes in (True, False):

@@ -217,8 +217,9 @@ class WaysAccuracy:
     def record(self) -> dict[str, Any]:
         predictor, link = self.predictor, self.predictor.link
         told = {
-            "crowding": predictor.crowding, "in_s": predictor.in_s, "out_s": predictor.out_s, "link_bytes_per_s": link.bytes_per_s,
-            "link_latency_s": link.latency_s, "wake_s": predictor.cost.wake_s,
+            "crowding_decode": predictor.crowding.decode, "crowding_prompt": predictor.crowding.prompt, "in_s": predictor.in_s,
+            "out_s": predictor.out_s, "link_bytes_per_s": link.bytes_per_s, "link_latency_s": link.latency_s,
+            "wake_s": predictor.cost.wake_s,
         }  # fmt: skip
         loads = [{"load": name, "rate": _digits(rate), "num_requests": number} for name, rate, number in self.loads]
         biases = [{"load": load, "way": way, "step_bias": [_digits(one) for one in some]} for (load, way), some in self.biases.items()]
@@ -250,10 +251,11 @@ class WaysAccuracy:
 
     def _told(self) -> str:
         predictor, link = self.predictor, self.predictor.link
+        decode, prompt = (100 * more for more in predictor.crowding)
+        crowding = f"steps that decode take {decode:.1f} % more, those with prompts {prompt:.1f} %"
         return (
             f"to a worker {1e3 * predictor.in_s:.2f} ms, back {1e3 * predictor.out_s:.2f} ms; a hand-off {1e3 * link.latency_s:.2f} ms and "
-            f"{link.bytes_per_s / 1e9:.2f} GB/s; beside a busy neighbour steps take {100 * predictor.crowding:.1f} % more; after idleness "
-            f"{1e3 * predictor.cost.wake_s:.2f} ms more"
+            f"{link.bytes_per_s / 1e9:.2f} GB/s; beside a busy neighbour {crowding}; after idleness {1e3 * predictor.cost.wake_s:.2f} ms more"
         )
 
     def _end(self) -> str:

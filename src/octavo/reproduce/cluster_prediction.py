@@ -3,8 +3,9 @@
     steps, probes ─▶ ``learned`` ─▶ Predictor ── a way, its requests ─▶ engines of the simulation ─▶ answers
 
 Steps of two workers hold each other up: they share memory and caches. What a step takes is therefore what it takes beside idle
-neighbours, times 1 + ``crowding`` x the share of it in which the others are busy. In a simulation that share is one number for each worker:
-the share of the run in which the others are, found by simulating until it says itself what it was told. Pure arithmetic; measures nothing.
+neighbours, times 1 + ``crowding`` x the share of it in which the others are busy; steps that decode read more and compute less than those
+with prompts, and have a crowding of their own. In a simulation that share is one number for each worker: the share of the run in which the
+others are busy, found by simulating until it says itself what it was told. Pure arithmetic; measures nothing.
 """
 
 from __future__ import annotations
@@ -84,18 +85,32 @@ class KindCost:
         return replace(self, base=self.base.times(factor))
 
 
+    def beside(self, crowding: Crowding, share: float) -> KindCost:
+        """Beside neighbours that are busy for a ``share`` of the time. What follows on idleness is beside them as a prompt is."""
+        decode_by, prompt_by = 1.0 + crowding.decode * share, 1.0 + crowding.prompt * share
+        base = replace(self.base, wake_s=self.base.wake_s * prompt_by)
+        return KindCost(base, self.decode_by * decode_by, self.prompt_by * prompt_by)
+
+
 def _only_decodes(shape: StepShape) -> bool:
     """Prompts of one token take what a decoding sequence does."""
     return shape.num_rows == shape.num_sequences
 
 
+class Crowding(NamedTuple):
+    """What neighbours that are always busy add to a step, as a share: to one that only decodes, and to one with prompts."""
+
+    decode: float = 0.0
+    prompt: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class Predictor:
-    """``cost``: of a step beside idle neighbours. ``crowding``: what neighbours that are always busy add to it, as a share. ``link``: of
-    hand-offs. ``in_s``: from when a request is sent until a worker has it, ``out_s``: from the end of a step until its tokens are read."""
+    """``cost``: of a step beside idle neighbours. ``crowding``: what busy ones add to it. ``link``: of hand-offs. ``in_s``: from when a
+    request is sent until a worker has it, ``out_s``: from the end of a step until its tokens are read."""
 
     cost: KindCost
-    crowding: float
+    crowding: Crowding
     link: Link
     in_s: float
     out_s: float
@@ -103,7 +118,7 @@ class Predictor:
     def step_s(self, step: LoggedStep, overlap: float) -> float:
         """What a step beside neighbours that are busy for a share ``overlap`` of it should take."""
         wake_s = self.cost.wake_s if step.follows_idleness else 0.0
-        return (self.cost.seconds_of(step.shape) + wake_s) * (1.0 + self.crowding * overlap)
+        return (self.cost.seconds_of(step.shape) + wake_s) * _beside(self.crowding, step, overlap)
 
     def bias(self, steps: Iterable[tuple[LoggedStep, float]]) -> float:
         """The seconds of ``steps`` as predicted over those that they took, less 1; 0 without steps."""
@@ -120,8 +135,8 @@ class Predictor:
         specs = specs_of(way, limits, self.cost)
         due = [replace(request, arrival_s=request.arrival_s + self.in_s) for request in requests]
         shares = [0.5] * len(specs)
-        for _ in range(_NUM_ROUNDS if self.crowding else 1):
-            costs = [self.cost.times(1.0 + self.crowding * share) for share in shares]
+        for _ in range(_NUM_ROUNDS if any(self.crowding) else 1):
+            costs = [self.cost.beside(self.crowding, share) for share in shares]
             crowded = [replace(spec, cost=cost, wake_s=cost.wake_s) for spec, cost in zip(specs, costs, strict=True)]
             handoff = HandoffOptions(replace(self.link), router=create_router(ROUTER))
             options = SimulationOptions(keep_requests=True, keep_gaps=True, concurrency=concurrency, handoff=handoff)
@@ -161,14 +176,20 @@ def measured(step: LoggedStep, factor: float = 1.0) -> MeasuredStep:
     return MeasuredStep(step.shape, step.kind, step.device_s * factor, step.total_s * factor, step.follows_idleness)
 
 
+def _beside(crowding: Crowding, step: LoggedStep, overlap: float) -> float:
+    """By how much a step is longer beside neighbours that are busy for a share ``overlap`` of it."""
+    return 1.0 + (crowding.decode if _only_decodes(step.shape) else crowding.prompt) * overlap
+
+
 # --- learning ---------------------------------------------------------------------------------------------------------------------------
 
 
 def learned(steps: Seq[tuple[LoggedStep, float]], found: Mapping[str, Seq[Probe]], about: str = "") -> Predictor:
     """``steps``: each with the share of it in which others were busy; ``found``: probes of each way. Raises FitError for too few steps."""
     first = fit((measured(step) for step, _ in steps), about)
-    crowding = crowding_of(first, steps)
-    alone = [measured(step, 1.0 / (1.0 + crowding * overlap)) for step, overlap in steps]
+    kinds = [[one for one in steps if _only_decodes(one[0].shape) is decodes] for decodes in (True, False)]
+    crowding = Crowding(*(crowding_of(first, some) for some in kinds))
+    alone = [measured(step, 1.0 / _beside(crowding, step, overlap)) for step, overlap in steps]
     cost = to_both_means(fit(alone, about), alone)
     probes = [probe for some in found.values() for probe in some]
     in_s, out_s = (max(0.0, _median([getattr(probe, name) for probe in probes])) for name in ("in_s", "out_s"))
