@@ -255,7 +255,8 @@ class WaysAccuracy:
         crowding = f"steps that decode take {decode:.1f} % more, those with prompts {prompt:.1f} %"
         return (
             f"to a worker {1e3 * predictor.in_s:.2f} ms, back {1e3 * predictor.out_s:.2f} ms; a hand-off {1e3 * link.latency_s:.2f} ms and "
-            f"{link.bytes_per_s / 1e9:.2f} GB/s; beside a busy neighbour {crowding}; after idleness {1e3 * predictor.cost.wake_s:.2f} ms more"
+            f"{link.bytes_per_s / 1e9:.2f} GB/s; beside a busy neighbour {crowding}; after idleness {1e3 * predictor.cost.wake_s:.2f} ms "
+            "more"
         )
 
     def _end(self) -> str:
