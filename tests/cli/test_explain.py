@@ -133,6 +133,13 @@ def test_a_picture_under_load(width: int, colours: bool) -> None:
     assert ("\x1b" in "".join(lines)) == colours
 
 
+def test_a_terminal_of_a_few_characters_breaks_nothing() -> None:
+    steps = [{"seconds": 0.01, "prefill_s": 0.0, "decode_s": 0.01, "kv_s": 0.0}]
+    summary = {"engine": ENGINE, "steps": steps, "window_s": 60.0, "num_requests": 7, "num_gaps": 0, "ttft": {}, "itl": {}, "advice": []}
+    for width in (1, 5, 12, 13):
+        assert sum("█" in line for line in picture(summary, [], width, None)) == 1
+
+
 def test_small_parts_are_left_out_of_an_account() -> None:
     parts = [("decode", 9.995), ("masks", 0.005), ("remainder", 0.0)]
     account = {

@@ -169,6 +169,9 @@ def test_a_fitted_machine(octavo: Octavo, folder: Path, tiny: Path, tmp_path: Pa
     assert [kind["machine"] for kind in record["machines"]] == ["fitted"] and record["machines"][0]["step_error"] == 0.07
     ended = octavo(*flags)
     assert ended.code == 2 and "--memory" in ended.err
+    (tmp_path / "m.toml").write_text(MACHINES.replace("[large]", "[fitted]"))
+    ended = octavo(*flags, "--memory", "4M", "--machines", tmp_path / "m.toml")
+    assert ended.code == 2 and "--fitted" in ended.err and "a machine of --machines is named 'fitted' too" in ended.err
 
 
 def test_designs_of_a_machine_file(octavo: Octavo, folder: Path, tiny: Path, tmp_path: Path) -> None:
@@ -234,6 +237,7 @@ def test_damaged_traces_name_line_and_field(octavo: Octavo, tiny: Path, tmp_path
         ((*LIMITS, "--attainment", "0"), "--attainment"), ((*LIMITS, "--attainment", "nan"), "--attainment"),
         ((*LIMITS, "--rate", "0"), "--rate"),
         ((*LIMITS, "--rate", "nan"), "--rate"), ((*LIMITS, "--seeds", "1,1"), "--seeds"), ((*LIMITS, "--seeds", "x"), "--seeds"),
+        ((*LIMITS, "--seeds", "0,²"), "--seeds"), ((*LIMITS, "--seeds", "9" * 5000), "--seeds"),
         ((*LIMITS, "--rate-range", "5"), "--rate-range"), ((*LIMITS, "--rate-range", "5:2"), "--rate-range"),
         ((*LIMITS, "--precision", "0"), "--precision"), ((*LIMITS, "--budget", "-1"), "--budget"), ((*LIMITS, "--link", "0"), "--link"),
         ((*LIMITS, "--power-budget", "nan"), "--power-budget"), ((*LIMITS, "--machine", "abacus"), "--machine"),

@@ -11,6 +11,7 @@ import pytest
 from octavo.costs.coefficients import Coefficients
 from octavo.costs.machines import known_machines
 from tests.cli.conftest import Ended, Octavo
+from tests.models.tiny import write_tiny_gguf
 
 ROLES = ("--num-kv-blocks", "64", "--kv-bytes", "1000", "--rate", "1", "--roles", "prefill=1,decode=1")
 LOAD = ("--rate", "20", "--num-requests", "30", "--prompt-len", "uniform:5:60", "--output-len", "uniform:2:20")
@@ -59,6 +60,28 @@ def test_a_machine_of_ones_own_has_a_price(octavo: Octavo, tiny: Path, tmp_path:
     assert both["cost_usd"] == pytest.approx(both["duration_s"] * 0.04)
 
 
+def test_a_machine_has_its_own_devices_and_no_room_is_said(octavo: Octavo, tiny: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own.toml"
+    figures = 'basis = "measured"\nops_per_s = 1e12\nbytes_per_s = 1e11\nusd_per_hour = 36.0\n'
+    own.write_text(f"[pair]\n{figures}memory_bytes = 1e9\ndevices = 2\n[small]\n{figures}memory_bytes = 1e4\n")
+    flags = ("simulate", "-m", tiny, "--machines", own, *LOAD)
+    pair = last_record(octavo(*flags, "--machine", "pair"))
+    assert pair["engines"][0]["name"] == "2*pair-0" and pair["cost_usd"] == pytest.approx(pair["duration_s"] * 0.02)
+    assert last_record(octavo(*flags, "--machine", "pair", "--devices", "1"))["engines"][0]["name"] == "pair-0"
+    ended = octavo(*flags, "--machine", "small")
+    assert ended.code == 2 and "--machine" in ended.err and "leave 0, and a KV block takes" in ended.err
+
+
+def test_layers_with_a_window_give_back_what_left_it(octavo: Octavo, tmp_path: Path) -> None:
+    """As the planner counts them: in a pool that holds two such sequences whole more of them run at once."""
+    model = write_tiny_gguf(tmp_path / "windows.gguf", arch="gemma3", layers=6, context=2048)
+    load = ("--concurrency", "8", "--num-requests", "24", "--prompt-len", "900", "--output-len", "100")
+    flags = ("simulate", "-m", model, "--machine", "l4", "--num-kv-blocks", "130", "--max-num-batched-tokens", "64", *load, "--json")
+    grouped, whole = last_record(octavo(*flags)), last_record(octavo(*flags, "--no-enable-kv-groups"))
+    assert grouped["num_completed"] == whole["num_completed"] == 24
+    assert grouped["duration_s"] < 0.8 * whole["duration_s"]
+
+
 def test_fitted_costs_need_no_model(octavo: Octavo, fitted: Path) -> None:
     flags = ("simulate", "--fitted", fitted, "--num-kv-blocks", "64", *LOAD, "--json")
     one, two = last_record(octavo(*flags)), last_record(octavo(*flags, "--engines", "2", "--router", "round-robin"))
@@ -84,6 +107,16 @@ def test_engines_lend_each_other_a_hand(octavo: Octavo, tiny: Path) -> None:
         assert mixed["num_handed_over"] <= 300
 
 
+def test_an_engine_may_be_killed(octavo: Octavo, fitted: Path) -> None:
+    flags = ("simulate", "--fitted", fitted, "--num-kv-blocks", "64", *LOAD, "--engines", "2")
+    ended = octavo(*flags, "--outage", "0@0.5-1.5", "--outage", "1@1.0")
+    record = last_record(ended)
+    assert record["num_completed"] == 30 and record["num_moved"] > 0 and "went on elsewhere" in ended.out
+    for outage, message in (("x", "ENGINE@AT"), ("2@1", "numbered from 0 to 1")):
+        refused = octavo(*flags, "--outage", outage)
+        assert refused.code == 2 and "'--outage'" in refused.err and message in refused.err
+
+
 def test_roles_hand_over(octavo: Octavo, fitted: Path) -> None:
     flags = ("simulate", "--fitted", fitted, "--num-kv-blocks", "64", *LOAD, "--json", "--roles", "prefill=1,decode=2")
     assert last_record(octavo(*flags, "--kv-bytes", "1000"))["num_handed_over"] == 30
@@ -98,7 +131,12 @@ def test_a_recording_is_told_again_and_gives_costs_and_load(octavo: Octavo, tiny
     record = last_record(octavo("simulate", "--replay", recording, "--json"))
     assert (record["num_completed"], record["output_tokens"]) == (1, 12)
     assert last_record(octavo("simulate", "--fitted", recording, "--num-kv-blocks", "64", *LOAD, "--json"))["num_completed"] == 30
+    larger = last_record(octavo("simulate", "--replay", recording, "--block-size", "32", "--json"))
+    assert larger["engines"][0]["pool_most"] == pytest.approx(record["engines"][0]["pool_most"], rel=0.5)
     lines = recording.read_text().splitlines(keepends=True)
+    recording.write_text(lines[0])
+    ended = octavo("simulate", "--fitted", recording, "--num-kv-blocks", "64", *LOAD)
+    assert ended.code == 2 and "it has no step to fit a cost on" in ended.err
     recording.write_text("".join(line.replace('"max_tokens":12', '"max_tokens":3') for line in lines))
     ended = octavo("simulate", "--replay", recording, "--json")
     assert ended.code == 1 and "line " in ended.err
@@ -113,6 +151,12 @@ def test_traces_and_closed_loops(octavo: Octavo, fitted: Path, tmp_path: Path) -
     assert slow["duration_s"] - fast["duration_s"] == pytest.approx(3.0)
     resampled = last_record(octavo(*flags, "--trace", trace, "--rate", "5", "--num-requests", "40"))
     assert resampled["num_completed"] == 40 and resampled["prompt_tokens"] % 10 == 0
+    lines = tmp_path / "t.jsonl"
+    lines.write_text('{"arrival_s": 0, "num_prompt": 10, "num_output": 3}\n{"arrival_s": 4, "num_prompt": 20, "num_output": 5}\n')
+    same = last_record(octavo(*flags, "--trace", lines, "--rate", "5", "--num-requests", "40"))
+    assert same["output_tokens"] == resampled["output_tokens"]
+    lines.write_text("")
+    assert "there is no request in it" in octavo(*flags, "--trace", lines, "--rate", "5").err
     assert last_record(octavo(*flags, "--concurrency", "3", "--num-requests", "9", "--duration", "100"))["num_completed"] == 9
     assert last_record(octavo(*flags, "--rate", "5", "--num-requests", "0"))["num_arrived"] == 0
 
@@ -139,6 +183,7 @@ def test_drafts_and_prefixes(octavo: Octavo, fitted: Path) -> None:
         (("--fitted", "FITTED", "--kv-cache-memory", "1K", "--kv-bytes", "1000", "--rate", "1"), "hold no block"),
         (("--fitted", "FITTED", "--num-kv-blocks", "9", "--rate", "0"), "--rate"),
         (("--fitted", "FITTED", "--num-kv-blocks", "9", "--rate", "1", "--slo", "ttft=0"), "--slo"),
+        (("--fitted", "FITTED", "--num-kv-blocks", "9", "--rate", "1", "--slo", "ttft=1,ttft=2"), "each once"),
         (("--fitted", "FITTED", "--num-kv-blocks", "9", "--rate", "1", "--roles", "prefill=1"), "--roles"),
         (("--fitted", "FITTED", "--num-kv-blocks", "9", "--rate", "1", "--mixed"), "--mixed"),
         (("--fitted", "FITTED", "--num-kv-blocks", "9", "--rate", "1", "--engines", "2", "--links", "0-1=1e9"), "--links"),
@@ -153,6 +198,14 @@ def test_drafts_and_prefixes(octavo: Octavo, fitted: Path) -> None:
         (("--fitted", "FITTED", "--num-kv-blocks", "9", "--rate", "1", "--spec", "99"), "--spec"),
         (("-m", "TINY", "--machine", "nothing", "--rate", "1"), "--machine"),
         (("-m", "TINY", "--machine", "l4", "--kv-bytes", "3", "--rate", "1"), "--kv-bytes"),
+        (("-m", "TINY", "--machine", "l4", "--block-size", "8", "--rate", "1"), "--block-size"),
+        (("-m", "TINY", "--machine", "l4", "--kv-cache-memory", "1", "--rate", "1"), "hold no block"),
+        (("-m", "TINY", "--machine", "l4", "--rate", "1", "--link", "1G"), "--link"),
+        (("-m", "TINY", "--machine", "l4", "--rate", "1", "--acceptance", "0.5"), "--acceptance"),
+        (("--fitted", "FITTED", "--num-kv-blocks", "9", "--rate", "1", "--draft-ms", "1"), "--draft-ms"),
+        (("--fitted", "FITTED", "--num-kv-blocks", "9", "--rate", "1", "--spec", "2", "--draft-ms", "1e300"), "--draft-ms"),
+        (("--fitted", "FITTED", "--num-kv-blocks", "9", "--rate", "1", "--devices", "2"), "--devices"),
+        (("--fitted", "FITTED", "--num-kv-blocks", "9", "--trace", "FITTED", "--prompt-len", "5"), "--prompt-len"),
     ],
 )
 def test_contradictions_are_refused(octavo: Octavo, fitted: Path, tiny: Path, flags: tuple[str, ...], message: str) -> None:

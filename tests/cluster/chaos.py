@@ -32,7 +32,7 @@ from octavo.bench import netns
 from octavo.bench.netns import Network
 from octavo.distributed.handshake import SECRET_VARIABLE, new_secret
 from tests.cluster.chaos_report import ChaosCase, ChaosResult, report
-from tests.cluster.figures import Seen, judge
+from tests.cluster.figures import Rate, Seen, drift, judge
 from tests.cluster.known_requests import KnownRequest, RequestFailed, ask, ask_all, difference, known_requests
 from tests.cluster.processes import Process, Server
 from tests.cluster.proxy import Proxy
@@ -125,8 +125,21 @@ def run_chaos(case: ChaosCase, folder: Path, say: Any = print) -> ChaosResult:
         with contextlib.suppress(AssertionError):
             server.wait_for(lambda: not any(blocks_in_use(server).values()) and num_ready(server) == len(case.roles), timeout_s=30)
         left, workers = blocks_in_use(server), server.get("/v1/cluster")["workers"]
+    write_timeline(folder / "timeline.txt", seen, plan, duration_s)
     results = judge(seen, plan, (WARM_S, LEAD_S), duration_s)
-    return ChaosResult(case, seen, results, left, workers)
+    return ChaosResult(case, seen, results, left, workers, drift(seen, (WARM_S, LEAD_S), duration_s))
+
+
+def write_timeline(path: Path, seen: Sequence[Seen], plan: Sequence[Round], duration_s: float) -> None:
+    """Second by second, for whoever looks into a run: characters, requests that ended, and what happened."""
+    rate, events = Rate(seen), [event for one in plan for event in one.events]
+    lines = []
+    for second in range(int(duration_s)):
+        ended = sum(second <= one.end_s < second + 1 for one in seen)
+        begun = [f"{event} begins" for event in events if int(event.at_s) == second]
+        words = "; ".join(begun + [f"{event} ends" for event in events if int(event.end_s) == second])
+        lines.append(f"{second:5d} s {rate.over(second, second + 1):8.0f} {ended:5d}  {words}".rstrip())
+    path.write_text("\n".join(lines) + "\n")
 
 
 async def _load_and_chaos(

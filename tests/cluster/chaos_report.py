@@ -32,6 +32,7 @@ class ChaosResult:
     rounds: list[RoundResult]
     blocks_left: dict[str, float]  # worker -> blocks in use when all is over
     workers: list[dict[str, Any]] = field(default_factory=list)
+    drift: float = 1.0
 
     @property
     def faults(self) -> list[str]:
@@ -65,6 +66,7 @@ def report(result: ChaosResult, day: datetime.date) -> str:
         ("Workers at the end", ", ".join(f"{one['name']} {one['state']}" for one in result.workers)),
         (f"From a round's end to {FULL_SHARE:.0%} of the calm rate, longest", f"{max(recoveries, default=0.0):.1f} s"),
         ("Rounds after which it did not come back in time", str(sum(_is_late(one) for one in result.rounds))),
+        ("Rate of the last calm, as a share of the first one's", f"{result.drift:.0%}"),
         ("Longest pause of a stream, longest and median", f"{pauses[-1]:.1f} s, {statistics.median(pauses):.2f} s" if pauses else "none"),
     ]
     lines = [

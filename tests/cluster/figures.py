@@ -11,6 +11,7 @@ from tests.cluster.schedule import Round
 
 WINDOW_S = 2.0  # over which a rate is taken
 FULL_SHARE = 0.8  # of the calm rate: at this it is called full again
+BEFORE_S = 8.0  # of calm before a round, in which its calm rate is taken
 
 
 @dataclass(slots=True)
@@ -79,14 +80,21 @@ class RoundResult:
     longest_pause_s: float
 
 
-def judge(seen: Sequence[Seen], rounds: Sequence[Round], lead: tuple[float, float], end_s: float) -> list[RoundResult]:
-    """Each round against the rate of the calm ``lead``. ``end_s``: of the load."""
+def drift(seen: Sequence[Seen], lead: tuple[float, float], end_s: float) -> float:
+    """The rate of the last calm as a share of the first one's."""
     rate = Rate(seen)
-    calm = rate.median(*lead)
+    return rate.median(end_s - BEFORE_S, end_s) / rate.median(*lead)
+
+
+def judge(seen: Sequence[Seen], rounds: Sequence[Round], lead: tuple[float, float], end_s: float) -> list[RoundResult]:
+    """Each round against the rate of the calm before it, or of the calm ``lead`` where that was lower: other work on the machine may come
+    and go. ``end_s``: of the load."""
+    rate = Rate(seen)
     ends = [one.at_s for one in rounds[1:]] + [end_s]
     results = []
     for one, until_s in zip(rounds, ends, strict=True):
+        calm = min(rate.median(*lead), rate.median(one.at_s - BEFORE_S, one.at_s))
         pauses = [record.longest_pause_s for record in seen if record.sent_s < until_s and record.end_s > one.at_s]
-        lowest = rate.lowest(one.at_s, one.end_s) / calm
+        lowest = rate.lowest(one.at_s, one.end_s) / calm if calm else 0.0
         results.append(RoundResult(one, rate.full_again_s(one.end_s, until_s, FULL_SHARE * calm), lowest, max(pauses, default=0.0)))
     return results

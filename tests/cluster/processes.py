@@ -133,6 +133,11 @@ class Server(Process):
         assert answer.status == 200, f"GET {path}: {answer.status} {text}"
         return json.loads(text) if answer.getheader("content-type", "").startswith("application/json") else text
 
+    @property
+    def num_handed_over(self) -> float:
+        """Requests that a prefill worker has handed to another one; 0 without workers."""
+        return self.metrics().get('octavo_cluster_hand_offs_total{role="front_end",worker=""}', 0.0)
+
     def metrics(self) -> dict[str, float]:
         """Samples by name with labels."""
         lines = (line.rsplit(" ", 1) for line in self.get("/metrics").splitlines() if not line.startswith("#"))

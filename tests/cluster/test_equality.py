@@ -22,17 +22,20 @@ ARRANGEMENTS = {"replicas": ["--workers", "2"], "prefill and decode": ["--worker
 BY_RAY = {f"{name}, by Ray": [*flags, "--ray"] for name, flags in ARRANGEMENTS.items()}
 
 
-def served(model: Path, requests: list[KnownRequest], flags: list[str], log: Path, at_once: int) -> list[Any]:
+def served(model: Path, requests: list[KnownRequest], flags: list[str], log: Path, at_once: int) -> tuple[list[Any], float]:
+    """The answers, and how many requests were handed over."""
     with Server(["serve", "--port", "0", "-m", str(model), *FLAGS, *flags], log) as server:
-        return asyncio.run(ask_all(server.port, requests, at_once))
+        answers = asyncio.run(ask_all(server.port, requests, at_once))
+        return answers, server.num_handed_over
 
 
 def compare(model: Path, requests: list[KnownRequest], arrangements: dict[str, list[str]], folder: Path, at_once: int) -> None:
-    right = served(model, requests, [], folder / "one.log", 4)
+    right, _ = served(model, requests, [], folder / "one.log", 4)
     for name, flags in arrangements.items():
-        answers = served(model, requests, flags, folder / "cluster.log", at_once)
+        answers, num_handed = served(model, requests, flags, folder / "cluster.log", at_once)
         found = {i: words for i, (a, b) in enumerate(zip(answers, right, strict=True)) if (words := difference(a, b)) is not None}
         assert not found, f"{name}: {found}"
+        assert (num_handed > len(requests) / 2) == name.startswith("prefill"), f"{name}: {num_handed} were handed over"
 
 
 def test_a_dozen_requests(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.chaos_report import ChaosCase, ChaosResult, report
-from tests.cluster.figures import Rate, RoundResult, Seen, judge
+from tests.cluster.figures import Rate, RoundResult, Seen, drift, judge
 from tests.cluster.schedule import ChaosEvent, Kind, Round
 
 
@@ -41,6 +41,15 @@ def test_what_never_recovers_and_what_never_suffered() -> None:
     calm, dead = judge(seen, [first, second], (2, 20), 60)
     assert calm.recovery_s == 0 and calm.lowest_share == pytest.approx(1)
     assert dead.recovery_s is None and dead.lowest_share == 0 and dead.longest_pause_s > 20
+
+
+def test_a_round_is_judged_by_the_calm_before_it() -> None:
+    """The machine has got busy: half the rate is all there is."""
+    hit = Round((ChaosEvent(40, Kind.STOP, 0, 2),))
+    seen = [stream(0, 30, 16), stream(30, 60, 8, (40, 43))]
+    (found,) = judge(seen, [hit], (2, 20), 60)
+    assert found.recovery_s is not None and 0.5 <= found.recovery_s <= 0.8
+    assert drift(seen, (2, 20), 60) == pytest.approx(0.5)
 
 
 def test_the_longest_pause_has_both_ends() -> None:

@@ -37,7 +37,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module", autouse=True)
 def own_ray() -> Iterator[None]:
     """One Ray for all tests, with a resource that one worker can have: each front end joins it, and leaves it."""
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
     context: Any = ray.init(address="local", num_cpus=4, resources={"only_one": 1}, include_dashboard=False, log_to_driver=False)
     address = context.address_info["gcs_address"]
     os.environ["RAY_ADDRESS"] = address
@@ -148,9 +148,12 @@ def test_a_rolling_restart_replaces_all_and_fails_nothing(path: Path) -> None:
 
 
 def test_resources_and_roles(path: Path) -> None:
+    right = answers_alone(path, 6)
+
     async def work(engine: ClusterEngine) -> None:
         assert {worker.name: worker.role for worker in engine.control.fleet} == {"prefill-0": "prefill", "decode-0": "decode"}
-        assert (await answer(engine, 1))[0]
+        assert [await answer(engine, number) for number in range(6)] == right
+        assert engine.handovers.desk.stats.num_handed_over == 6
 
     with_cluster(path, (WorkerGroup("prefill", cpus=1, resources={"only_one": 1.0}), WorkerGroup("decode", cpus=1)), work)
 

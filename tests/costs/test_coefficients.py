@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import random
@@ -82,6 +83,19 @@ def test_any_file_is_a_cost_or_an_error_of_its_kind() -> None:
     assert num_refused > 100
 
 
+def test_a_cost_that_is_nothing_is_refused() -> None:
+    """Rates are requests over seconds: of steps that take none there is no rate."""
+    nothing = Coefficients((0.0,) * 6)
+    with pytest.raises(CostFileError, match="seconds_per: a step of one row costs nothing"):
+        coefficients_of(nothing.to_dict())
+    assert coefficients_of(dataclasses.replace(nothing, host_s=1e-3).to_dict()).host_s == 1e-3
+
+
+def test_pieces_go_as_far_as_numbers_do() -> None:
+    ramp = Ramp(((1e19, 1.0), (1e20, 2.0), (math.inf, 0.0)))
+    assert ramp(1e19) == 1e19 and ramp(1e20) == ramp(1e21) == pytest.approx(1e19 + 2 * 9e19)
+
+
 def test_what_a_fitted_cost_knows_is_kept() -> None:
     fitted, rng = FittedCost(), random.Random(0)
     for _ in range(200):
@@ -107,7 +121,8 @@ def test_terms_add_up_to_the_seconds() -> None:
         ({"format": "other"}, '"format": "octavo-step-cost"'),
         ({"version": 3}, '"version": 1 or 2'),
         ({"seconds_per": {"row": 1}}, "seconds_per: an object with exactly row, pair"),
-        ({"host_s": -1}, "host_s: -1 is not allowed; a finite number of at least 0"),
+        ({"host_s": -1}, "host_s: -1 is not allowed; a number from 0 to 1e.12"),
+        ({"host_s": 1e13}, "host_s: 10000000000000.0 is not allowed"),
         ({"median_error": "x"}, "median_error: 'x' is not allowed"),
         ({"wake_s": None}, "wake_s: None is not allowed"),
         ({"pieces": {"row": [[8, 1.0]]}}, "pieces row: .* the last one has no end"),

@@ -129,6 +129,25 @@ def test_a_hand_off_is_a_cause_of_its_own() -> None:
     assert not sender.timeline._live and not sender.metrics._progress
 
 
+def test_a_summary_asks_for_what_had_ended_before_its_window() -> None:
+    cluster = ToldCluster(Worker("p", 50.0, "prefill"), Worker("d", 9.0, "decode"))
+    cluster.open("r", num_prompt=200)
+    cluster.place("r", "p")
+    cluster.run("p", "r", 1)
+    sender = cluster.workers["p"].run
+    (token,) = sender.engine.loop.offer(engine_id(1))
+    cluster.place("r", "d", made=[token], handed_over=True)
+    sender.engine.release(engine_id(1))
+    for worker in cluster.workers.values():
+        worker.run.clock.advance(500.0)
+    cluster.run("d", "r", 10)
+    first, second = sender.engine.timeline.find(engine_id(1)), cluster.workers["d"].run.engine.timeline.find(engine_id(2))
+    summary = asyncio.run(cluster.reports.summary(60.0, 0, "wall"))
+    prefill = next(part["seconds"] for part in summary["causes"] if part["cause"] == "prefill")
+    assert first is not None and second is not None
+    assert prefill == pytest.approx(first.seconds[Cause.PREFILL] + second.seconds[Cause.PREFILL], abs=1e-6)
+
+
 def test_a_worker_that_does_not_answer_leaves_what_was_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("octavo.distributed.cluster_reports.ANSWER_S", 0.01)
     cluster = ToldCluster(Worker("w0", 0.0), Worker("w1", 0.0))

@@ -178,6 +178,15 @@ def test_making_again_what_was_sent_is_no_progress() -> None:
     assert attempts.lost(Loss.DIED) is not None
 
 
+def test_losses_that_are_forgiven_do_not_count() -> None:
+    attempts = Attempts(request())
+    for key in range(1, 30):
+        attempts.begin(key)
+        assert attempts.lost(Loss.HUNG) is None
+        attempts.forgive()
+        assert attempts.num_losses == 0 and not attempts.is_suspect
+
+
 def test_a_suspect_that_gets_further_is_none_any_more() -> None:
     attempts = Attempts(request())
     for key in (1, 2):

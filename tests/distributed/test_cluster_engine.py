@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from octavo.core.request import BeamParams, ParameterError, SamplingParams
+from octavo.core.request import BeamParams, SamplingParams
 from octavo.distributed.cluster_options import ClusterOptions
 from octavo.distributed.fleet import LivenessLimits, WorkerState
-from octavo.engine.event_stream import EngineUnavailable
+from octavo.distributed.process_worker import FIRST_PAUSE_S
 from octavo.engine.outputs import OutputEvent, RequestOutput
 from tests.distributed.clusters import Cluster, alone, cluster, run_alone
 
@@ -46,13 +46,13 @@ def as_answer(output: RequestOutput) -> RequestOutput:
 @pytest.fixture(scope="module")
 def expected() -> list[RequestOutput]:
     engine = alone()
-    return [as_answer(run_alone(engine, *job)) for job in jobs(21)]
+    return [as_answer(run_alone(engine, *job)) for job in jobs(14)]
 
 
 def test_two_replicas_answer_as_one_engine(expected: list[RequestOutput]) -> None:
     async def run() -> None:
         async with cluster(2) as two:
-            got = await asyncio.gather(*(two.run(*job) for job in jobs(21)))
+            got = await asyncio.gather(*(two.run(*job) for job in jobs(14)))
             assert [as_answer(output) for output in got] == expected
             assert {leg.worker for journey in two.engine.journeys.all() for leg in journey.legs} == {"worker-0", "worker-1"}
             await two.until(lambda: all(link.load.num_used_blocks == 0 for link in two.engine.control))
@@ -93,14 +93,15 @@ def test_streams_survive_workers_that_are_killed(expected: list[RequestOutput]) 
         async with cluster(2, delay_s=0.004) as two:
             for victim in ("worker-0", "worker-1"):
                 watched = Watched(two)
-                tasks = watched.start(jobs(21))
-                await watched.until_streaming(9)
+                tasks = watched.start(jobs(14))
+                await watched.until_streaming(7)
                 before = two.engine.flights.num_lost
                 has = [request_id for request_id in watched.num_tokens if two.holder(request_id) == victim]
                 two.signal(victim, signal.SIGKILL)
                 assert [as_answer(output) for output in await asyncio.gather(*tasks)] == expected
                 assert two.engine.flights.num_lost - before >= len(has) > 0
                 await all_free(two)
+                assert two.processes._children[victim].pause_s == FIRST_PAUSE_S  # who was ready is replaced soon, however often
 
     asyncio.run(run())
 
@@ -112,8 +113,8 @@ def test_streams_survive_a_worker_that_hangs(expected: list[RequestOutput]) -> N
         options = ClusterOptions(liveness=LivenessLimits(suspect_s=0.6, stall_s=60.0, gone_s=60.0))
         async with cluster(2, delay_s=0.004, options=options) as two:
             watched = Watched(two)
-            tasks = watched.start(jobs(21))
-            await watched.until_streaming(9)
+            tasks = watched.start(jobs(14))
+            await watched.until_streaming(7)
             two.signal("worker-0", signal.SIGSTOP)
             assert [as_answer(output) for output in await asyncio.gather(*tasks)] == expected
             found = two.engine.control.find("worker-0")
@@ -145,28 +146,13 @@ def test_without_a_worker_requests_wait_for_the_next_one_and_not_for_ever(expect
     asyncio.run(run())
 
 
-def test_clients_that_leave_free_their_workers() -> None:
-    async def run() -> None:
-        async with cluster(2, delay_s=0.004) as two:
-            for num_tokens in (0, 1, 5):
-                watched = Watched(two)
-                tasks = watched.start(jobs(21))
-                if num_tokens:
-                    await watched.until_streaming(5, num_tokens)
-                for task in tasks:
-                    task.cancel()
-                await asyncio.wait(tasks)
-                assert len(two.engine.flights) == two.engine.flights.num_waiting == 0
-                await all_free(two)
-
-    asyncio.run(run())
-
-
 def test_workers_are_replaced_and_drained_without_a_failed_request(expected: list[RequestOutput]) -> None:
+    """All of them one after another, one by its name, one by SIGTERM."""
+
     async def run() -> None:
         async with cluster(2, delay_s=0.004) as two:
             watched, before = Watched(two), {link.worker.boot_id for link in two.engine.control}
-            tasks = watched.start(jobs(21))
+            tasks = watched.start(jobs(14))
             await watched.until_streaming(3)
             assert (await two.engine.cluster.restart())["restart"] == {"done": 0, "of": 2}
             with pytest.raises(ValueError, match="going on"):
@@ -183,41 +169,17 @@ def test_workers_are_replaced_and_drained_without_a_failed_request(expected: lis
             assert entry["draining"] and entry["name"] == "worker-1"
             assert [as_answer(output) for output in await asyncio.gather(*tasks)] == expected[:7]
             await two.until(lambda: [link.name for link in two.engine.control] == ["worker-0"])
-            assert two.processes.names == ["worker-0"] and two.engine.flights.num_lost == 0
+            assert two.processes.names == ["worker-0"]
             assert as_answer(await two.run(*jobs(1)[0])) == expected[0]
 
-    asyncio.run(run())
-
-
-def test_a_worker_that_is_told_to_end_by_a_signal_ends_when_its_requests_are_done(expected: list[RequestOutput]) -> None:
-    async def run() -> None:
-        async with cluster(2, delay_s=0.004) as two:
             watched = Watched(two)
             tasks = watched.start(jobs(7))
             await watched.until_streaming(2)
+            before = {link.worker.boot_id for link in two.engine.control}
             two.signal("worker-0", signal.SIGTERM)
             assert [as_answer(output) for output in await asyncio.gather(*tasks)] == expected[:7]
-            await two.until(lambda: [link.name for link in two.engine.control] == ["worker-1"])
+            await two.until(lambda: not before & {link.worker.boot_id for link in two.engine.control})
+            await all_free(two)  # another has come
             assert two.engine.flights.num_lost == 0
-
-    asyncio.run(run())
-
-
-def test_what_is_wrong_with_a_request_is_said_before_a_worker_sees_it() -> None:
-    async def run() -> None:
-        async with cluster(1) as one:
-            for prompt, params, param in (
-                ([], SamplingParams(), "prompt"),
-                ([10**6], SamplingParams(), "prompt"),
-                ([5], SamplingParams(n=65), "n"),
-                ([5] * 5000, SamplingParams(), "prompt"),
-            ):
-                with pytest.raises(ParameterError) as error:
-                    one.prepare(prompt, params)
-                assert error.value.param == param
-            assert one.prepare([5], SamplingParams(max_tokens=10**6)).warnings
-            one.engine.draining = True
-            with pytest.raises(EngineUnavailable, match="shutting down"):
-                one.prepare([5], SamplingParams())
 
     asyncio.run(run())

@@ -132,6 +132,20 @@ def test_a_worker_that_is_gone() -> None:
     desk.check_invariants()
 
 
+def test_what_nobody_is_left_for_is_its_senders_again() -> None:
+    desk = desk_of(receivers=(1,))
+    offered(desk, 7, 1.0, [42])
+    desk.no_room(7, 1, 1.1)
+    offered(desk, 8, 1.2)
+    desk.room_may_be_there()
+    assert told(desk.tick(1.3)) == [("reserve", 1, 7), ("reserve", 1, 8)]
+    desk.no_room(7, 1, 1.4)
+    assert desk.give_up(lambda moving: True, 1.5) == []
+    assert told(desk.give_up(lambda moving: False, 1.5)) == [("resume", SENDER, 7)], "8 has been asked about, and its answer is to come"
+    assert desk.stats.first_failure == "nobody is there to take it"
+    desk.check_invariants()
+
+
 def test_a_key_is_on_its_way_once() -> None:
     desk = desk_of()
     offered(desk, 7, 1.0)

@@ -16,8 +16,8 @@ PARAMS = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True, seed=0)
 
 
 def test_a_second_worker_comes_with_the_load_and_goes_when_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scaling, "ASK_S", 0.05)
-    limits = ScaleLimits(least=1, most=2, up_wait_s=0.05, down_after_s=0.3, start_s=0.5, rate_s=0.5)
+    monkeypatch.setattr(scaling, "ASK_S", 0.05)  # a step of these workers takes ten times what is waited for below: any load is too much
+    limits = ScaleLimits(least=1, most=2, up_wait_s=0.001, down_after_s=0.3, start_s=0.5, rate_s=0.5)
     options = ClusterOptions(liveness=PATIENT, scale=limits)
 
     async def run() -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+
+import pytest
 
 from octavo.bench.stub_worker import StubWorker, token_of
-from octavo.core.request import SamplingParams
+from octavo.core.request import ParameterError, SamplingParams
 from octavo.distributed.channel import Address
 from octavo.distributed.cluster_engine import ClusterEngine
 from octavo.distributed.cluster_options import ClusterOptions
-from octavo.engine.event_stream import EventStream
+from octavo.engine.event_stream import EngineUnavailable, EventStream
+from octavo.engine.params import PreparedRequest
 from tests.distributed.clusters import PATIENT
 from tests.engine.scripted import bigram_config, bigram_model, byte_tokenizer
 
@@ -112,12 +114,68 @@ def test_a_worker_of_another_model_or_name_is_refused() -> None:
         await until(lambda: len(engine.open_links()) == 1)
         for other, words in (
             (StubWorker("other", "another model", TOKENIZER.vocab_size), "its model"),
-            (replace(good, name="good", _attempts={}, _ended=asyncio.Event(), _channel=None), "a worker of that name"),
+            (StubWorker("good", "bigram", TOKENIZER.vocab_size), "a worker of that name"),
         ):
             await asyncio.wait_for(other.run(engine.control.address, SECRET), 60)
             assert words in engine.control.last_words[other.name]
         assert [link.name for link in engine.open_links()] == ["good"]
         await engine.stop()
         await task
+
+    asyncio.run(run())
+
+
+def test_what_is_wrong_with_a_request_is_said_before_a_worker_sees_it() -> None:
+    async def run() -> None:
+        engine = await front_end()
+
+        def prepare(prompt: list[int], params: SamplingParams) -> PreparedRequest:
+            return engine.prepare_checked(prompt, engine.check_params(params), "r")
+
+        with pytest.raises(EngineUnavailable, match="no worker has been ready"):
+            prepare([5], SamplingParams())
+        worker, task = stub(engine, "stub")
+        await until(lambda: len(engine.open_links()) == 1)
+        for prompt, params, param in (
+            ([], SamplingParams(), "prompt"),
+            ([10**6], SamplingParams(), "prompt"),
+            ([5], SamplingParams(n=65), "n"),
+            ([5] * 9000, SamplingParams(), "prompt"),
+        ):
+            with pytest.raises(ParameterError) as error:
+                prepare(prompt, params)
+            assert error.value.param == param
+        assert prepare([5], SamplingParams(max_tokens=10**6)).warnings
+        engine.draining = True
+        with pytest.raises(EngineUnavailable, match="shutting down"):
+            prepare([5], SamplingParams())
+        await engine.stop()
+        await task
+
+    asyncio.run(run())
+
+
+def test_a_worker_that_comes_back_was_not_killed_by_what_it_had() -> None:
+    """A connection that is cut again and again costs no request its tries; as many deaths would."""
+
+    async def run() -> None:
+        engine = await front_end()
+        worker = StubWorker("a", "bigram", TOKENIZER.vocab_size)
+        reader = None
+        for _ in range(8):
+            task = asyncio.create_task(worker.run(engine.control.address, SECRET))
+            await until(lambda: len(engine.open_links()) == 1)
+            reader = reader or asyncio.create_task(read(open_stream(engine, 0, 5)))
+            await until(lambda: worker.num_attempts == 1)
+            engine.open_links()[0].channel.abort("as if the network had gone")
+            await task
+        back = asyncio.create_task(worker.run(engine.control.address, SECRET))
+        await until(lambda: len(engine.open_links()) == 1)
+        await until(lambda: worker.num_attempts == 1)
+        worker.give(5)
+        assert reader is not None and await reader == expected(0, 5)
+        assert engine.flights.num_lost == 8 and engine.flights.num_given_up == 0
+        await engine.stop()
+        await back
 
     asyncio.run(run())

@@ -71,9 +71,12 @@ def worker(address: Address, name: str, **options: object) -> tuple[WorkerServer
 async def answer(engine: ClusterEngine, name: str, prompt: list[int] = PROMPT, params: SamplingParams = PARAMS) -> RequestOutput:
     prepared = engine.prepare_checked(prompt, engine.check_params(params), name)
     output, stream = RequestOutput.start(prepared.request, None, []), engine.submit([prepared])
-    while not stream.finished:
-        for event in await stream.read():
-            output.apply(event)
+    try:
+        while not stream.finished:
+            for event in await stream.read():
+                output.apply(event)
+    finally:
+        engine.abort(stream)
     return output
 
 
@@ -133,12 +136,35 @@ def test_a_worker_whose_connection_is_cut_joins_again_while_its_request_goes_on_
     asyncio.run(run())
 
 
+def test_clients_that_leave_free_their_workers(expected: list[int]) -> None:
+    """While their requests wait at the worker, compute their prompts, or stream."""
+
+    async def run() -> None:
+        async with front_end() as engine:
+            server, task = worker(engine.control.address, "a")
+            await until(lambda: len(engine.open_links()) == 1)
+            for i, num_tokens in enumerate((0, 1, 5)):
+                params = replace(PARAMS, max_tokens=3000)
+                asking = [asyncio.create_task(answer(engine, f"r{i}-{j}", params=params)) for j in range(80)]
+                await until(lambda: len(engine.flights) == 80)
+                await until(lambda least=num_tokens: max(j.num_output_tokens for j in engine.journeys.all() if j.ended_s is None) >= least)
+                for one in asking:
+                    one.cancel()
+                await asyncio.wait(asking)
+                assert len(engine.flights) == engine.flights.num_waiting == 0
+                await until(lambda: is_idle(server))
+            assert (await answer(engine, "last")).outputs[0].token_ids == expected
+        await asyncio.wait((task,))
+
+    asyncio.run(run())
+
+
 def test_a_request_that_breaks_steps_ends_and_those_beside_it_do_not(expected: list[int]) -> None:
     async def run() -> None:
         async with front_end() as engine:
             servers = [worker(engine.control.address, name) for name in ("a", "b")]
             await until(lambda: len(engine.open_links()) == 2)
-            for i in range(10):
+            for i in range(5):
                 good = [asyncio.create_task(answer(engine, f"good-{i}-{j}")) for j in range(6)]
                 await until(lambda: sum(len(link.keys) for link in engine.control) == 6)
                 bad = await answer(engine, f"bad-{i}", [BAD_TOKEN, 5])

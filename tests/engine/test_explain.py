@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import statistics
 
 import pytest
@@ -11,7 +12,7 @@ from octavo.config import EngineConfig
 from octavo.core.request import SamplingParams
 from octavo.engine.advice import RuleAdvisor
 from octavo.engine.causes import BOTTLENECK_OF, MEANINGS, NAMES, NUM_CAUSES, Bottleneck, Cause
-from octavo.engine.explain import explain, hide_misses, main_cause, summarise
+from octavo.engine.explain import explain, hide_misses, in_words, main_cause, summarise
 from octavo.engine.foresight import Foresight, num_foreseen
 from octavo.engine.step_window import LastSteps, StepParts, StepWindow, in_order
 from tests.engine.planted import LAW, Arrival, accounts, run_load, salted, steady_load, tokens
@@ -103,6 +104,23 @@ def test_a_huge_prompt_leads_to_a_bound_on_gaps() -> None:
     while run.engine.has_work:
         run.step()
     assert next(iter(advised(run, "stream"))).startswith("--max-itl-ms ")
+
+
+@pytest.mark.parametrize(("law", "flag"), [(Law(), r"--max-itl-ms [45](\.\d)?"), (Law(step=0.0625), "--max-itl-ms 130")])
+def test_a_bound_is_a_number_as_flags_take_it(law: Law, flag: str) -> None:
+    """Twice a step, to two digits, never 1.3e+02."""
+    run = TimedRun(law, max_num_seqs=4)
+    run.add("stream", 20, 60)
+    run.run_until("stream", 5)
+    run.add("huge", 9000, 2)
+    while run.engine.has_work:
+        run.step()
+    assert re.fullmatch(flag, next(iter(advised(run, "stream"))))
+
+
+def test_seconds_in_words() -> None:
+    seconds = (0.0, 1.234e-4, 0.5, 0.9994, 0.9996, 12.0)
+    assert [in_words(one) for one in seconds] == ["0 ms", "0.123 ms", "500 ms", "999 ms", "1.000 s", "12.000 s"]
 
 
 def test_who_had_the_engine_alone_gets_no_advice() -> None:

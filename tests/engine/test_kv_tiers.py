@@ -16,6 +16,7 @@ import pytest
 from octavo import LLM, RequestOutput, SamplingParams
 from octavo.config import ConfigError
 from octavo.engine.async_engine import AsyncEngine
+from octavo.engine.causes import Cause
 from octavo.engine.engine import Engine
 from octavo.engine.kv_disk import list_stores
 from octavo.engine.kv_tiering import KVTiering
@@ -281,3 +282,23 @@ def test_a_block_that_cannot_be_read_on_its_way_to_disk_is_lost_alone(path: Path
 def test_configurations_that_cannot_be(path: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         tiered(path, **options)
+
+
+def test_what_the_disk_takes_is_explained_of_a_request_alone(path: Path, plain: RequestOutput, tmp_path: Path) -> None:
+    with tiered(path, kv_disk_path=str(tmp_path)) as llm:
+        ask(llm, plain, 0)
+    with tiered(path, kv_disk_path=str(tmp_path)) as llm:
+        restored_always(llm)
+        held, engine = _HeldDisk(tiering_of(llm)), llm.engine
+        engine.add(engine.prepare(PROMPT, PARAMS, "alone"))
+        assert steps(engine, 1) == []
+        begin_s = engine.clock.now()
+        while engine.clock.now() < begin_s + 0.1:
+            assert steps(engine, 1) == []
+        held.go.set()
+        while engine.has_work:
+            engine.step()
+        record = engine.timeline.find("alone")
+    assert record is not None and record.ended_s is not None
+    assert record.seconds[Cause.RESTORED] > 0.09
+    assert record.ended_s - record.arrival_s - sum(record.seconds) < 0.01 * (record.ended_s - record.arrival_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 from pathlib import Path
 
@@ -11,9 +12,11 @@ import pytest
 from octavo.config import BackendConfig, CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from octavo.core.cost import StepShape
 from octavo.core.request import SamplingParams
-from octavo.costs.coefficients import Coefficients
+from octavo.core.step import StepPlan
+from octavo.costs.coefficients import Coefficients, coefficients_of
 from octavo.engine.engine import Engine
 from octavo.engine.step_costs import calibrated_cost, cost_file, cost_folder, fitted_for, write_cost
+from octavo.engine.window_snapshot import snapshot
 from octavo.simulator.replay import replay_recording
 from tests.engine.timed import Law, TimedRun
 from tests.models.tiny import write_tiny_gguf
@@ -147,6 +150,32 @@ def test_every_engine_learns_and_shows_how_far_off_it_is(model: Path, home: Path
         assert pace is None or shown(engine, "octavo_step_cost_pace_ratio") == pace > 0.0
         assert engine.gap_model is None or engine.gap_model.device is engine.step_cost
         engine.close()
+
+
+def test_a_window_carries_what_was_calibrated(model: Path, home: Path) -> None:
+    for calibrate in (False, True):
+        if calibrate:
+            written(model)
+        engine = engine_of(model)
+        run(engine)
+        carried = snapshot(engine, 1e9).engine.step_cost
+        engine.close()
+        assert (None if carried is None else coefficients_of(json.loads(json.dumps(carried)))) == engine.step_cost.base
+        assert (carried is not None) == calibrate
+
+
+def test_what_a_step_holds_is_counted_once(model: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted, count = list[int](), StepShape.of.__func__  # type: ignore[attr-defined]
+
+    def counting(cls: type[StepShape], plan: StepPlan) -> StepShape:
+        counted.append(plan.step_index)
+        return count(cls, plan)  # type: ignore[no-any-return]
+
+    engine = engine_of(model)
+    monkeypatch.setattr(StepShape, "of", classmethod(counting))
+    run(engine)
+    engine.close()
+    assert len(counted) == len(set(counted)) >= 4
 
 
 def test_a_bounded_run_from_a_calibration_is_replayed(model: Path, home: Path, tmp_path: Path) -> None:

@@ -15,4 +15,4 @@ from tests.models.tiny import write_tiny_gguf
 def test_groups_are_told_where_layers_give_blocks_back(tmp_path: Path, arch: str, grouped: bool, has_groups: bool) -> None:
     path = write_tiny_gguf(tmp_path / "m.gguf", arch, layers=6, hidden=32, heads=2, ffn=32, context=2048)
     with LLM(str(path), num_kv_blocks=16, enable_kv_groups=grouped) as llm:
-        assert snapshot(llm.engine, 60.0).engine.has_groups == has_groups
+        assert (snapshot(llm.engine, 60.0).engine.layout is not None) == has_groups

@@ -62,6 +62,7 @@ def test_ends_of_the_range() -> None:
     ("precision", "low", "high", "message"),
     [
         (0.0, 1, 2, "precision: 0.0 is not allowed"),
+        (1e-17, 1, 2, "precision: 1e-17 is not allowed; from 0.0001 to 1"),
         (1.5, 1, 2, "precision: 1.5 is not allowed"),
         (math.nan, 1, 2, "precision: nan is not allowed"),
         (0.1, 0, 2, "rate_range: 0:2 is not allowed"),

@@ -175,3 +175,9 @@ def test_requests_that_pile_up_keep_no_limits(engine: Engine) -> None:
     assert report.result is not None and (report.result.kinds[0].fails_at or 1e9) < 10 * report.result.kinds[0].estimate.rate  # type: ignore[union-attr]
     worst = max(report.trials, key=lambda trial: trial.rate)
     assert worst.piled_up and not worst.holds and worst.attainment == 1.0 and why_not(worst) == "requests pile up"
+
+
+def test_a_fitted_machine_wakes_as_in_the_simulator(engine: Engine) -> None:
+    kind = MachineKind.fitted(Coefficients((1e-5, 0.0, 0.0, 0.0, 0.0, 1e-3), wake_s=0.01), 1e9)
+    assert kind.spec(engine, 1, 50).wake_s == 0.01 and kind.spec(engine, 1, 50, slower=2.0).wake_s == 0.02
+    assert (kind.spec(engine, 1, 50).name, kind.name_of(4)) == ("fitted", "4*fitted")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -182,6 +182,15 @@ def test_nothing_holds_where_nothing_can() -> None:
     result = search({"a": Pace(1e-9, 1e-9, 1e-9, 100.0, off=1e9)}, 5.0).run()
     assert result.best is None and result.kinds[0].holds_at == 0.0
     assert "not even requests that come alone keep the limits: ttft late for 50 %" in (result.kinds[0].dropped or "")
+
+
+def test_what_a_kind_failed_under_is_told_by_its_own_trials() -> None:
+    """Not by whichever trial was the last one."""
+    one = search({"a": Pace(1e-9, 1e-9, 1e-9, 100.0), "b": Pace(5.0, 6.0, 6.0, 100.0)}, None)
+    other = one.trials.trial(Fleet((Group("b", "both", 1),)), 3.0, 0)
+    failed = one.trials.trial(Fleet((Group("a", "both", 1),)), 3.0, 0)
+    one.trials.done[:] = [replace(failed, rate=9.0, broken={"itl": 0.9}), failed, other]
+    assert one._why_never("a", 0) == "ttft late for 50 %"
 
 
 def test_the_limit_on_requests_ends_the_search_with_what_there_is() -> None:

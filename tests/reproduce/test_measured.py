@@ -35,7 +35,8 @@ from octavo.reproduce import (
     tiled_attention,
 )
 from octavo.reproduce.draft_gains import Draft
-from octavo.reproduce.draft_lengths import Point, Work
+from octavo.reproduce.draft_lengths import Point
+from octavo.reproduce.drafted_work import DraftedWork
 from octavo.reproduce.figure import MEASURED, Figure
 from octavo.reproduce.kv_use_measured import Use
 from octavo.reproduce.orca_equal_measured import LONG, MIXED, SHORT, Gap
@@ -302,7 +303,7 @@ def test_bigram_gains() -> None:
 
 
 def test_draft_lengths() -> None:
-    work = Work("json", "ngram", 0.0)
+    work = DraftedWork("json", "ngram", 0.0)
 
     def figure(*points: tuple[float, float, float, float]) -> dict[str, bool | None]:
         by_k = zip((0, 1, 3, 6), points, strict=True)

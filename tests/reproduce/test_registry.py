@@ -65,7 +65,7 @@ def test_figures_are_found() -> None:
     assert select([]) == []
 
 
-@pytest.mark.parametrize("word", ["kv", "999", "", "Simulated"])
+@pytest.mark.parametrize("word", ["kv", "999", "", "Simulated", "²"])
 def test_what_is_no_figure_is_refused(word: str) -> None:
     with pytest.raises(ValueError, match="figure: .* is not known"):
         select(["kv-use", word])

@@ -118,7 +118,7 @@ def test_iteration_level_batching() -> None:
 @pytest.mark.usefixtures("formula")
 def test_prefill_and_decode_apart() -> None:
     figure = figure_of("disaggregated")
-    ratio = row_of(figure, "OPT-13B, apart over together, prompts whole")
+    ratio = row_of(figure, "OPT-13B, apart over together, prompts first")
     assert ratio.ours.startswith("1.5") and ratio.hit is False
     assert sum("best split" in row.what for row in figure.rows) == 1
 

@@ -168,6 +168,10 @@ def test_what_is_no_recording_is_refused(lines: list[str], message: str, tmp_pat
 
 def test_odd_lines_are_refused(recording: list[str], tmp_path: Path) -> None:
     result = '["result",0,0.1,0.0,[],[]]\n'
-    for line, message in (('["other",0,1]\n', "is no kind of line"), ("[]\n", "line 2"), (result, "without a plan")):
+    odd = (
+        ('["other",0,1]\n', "is no kind of line"), ("[]\n", "line 2"), (result, "without a plan"), ('["add",0]\n', "line 2: IndexError"),
+        ('["add",0,[]]\n', "line 2: TypeError"), ("7\n", "line 2: TypeError"), ('["abort",0,"\udcff"]\n', "line 3"),
+    )  # fmt: skip
+    for line, message in odd[:-1]:
         with pytest.raises(RecordingError, match=message):
             replayed([recording[0], line], tmp_path)

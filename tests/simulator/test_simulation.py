@@ -165,12 +165,18 @@ def test_bad_specs_and_loads_are_refused() -> None:
         engine(role="x")
     with pytest.raises(ValueError, match="num_blocks: 0"):
         EngineSpec(LinearCost(), 0)
+    with pytest.raises(ValueError, match="num_blocks: 1000000000000 is not allowed; from 1 to 67108864"):
+        EngineSpec(LinearCost(), 10**12)
     with pytest.raises(ValueError, match="busy_w: nan"):
         PowerModel(busy_w=math.nan)
     with pytest.raises(ValueError, match="slo ttft_s: -1"):
         Slo(ttft_s=-1)
     with pytest.raises(ValueError, match="arrival_s: 1.0 is not allowed"):
         run([engine()], [work(2.0, 4, 1), work(1.0, 4, 1)])
+    for arrival_s in (math.nan, math.inf):
+        for load in ([work(arrival_s, 4, 1)], [work(0.0, 4, 1), work(arrival_s, 4, 1)]):
+            with pytest.raises(ValueError, match=f"arrival_s: {arrival_s} is not allowed"):
+                run([engine()], load)
 
 
 def test_limits_that_were_broken_are_counted_by_name() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from octavo.simulator.rate_curve import ratio_of
 from octavo.simulator.splitwise_study import (
     A100,
     H100,
@@ -15,7 +16,6 @@ from octavo.simulator.splitwise_study import (
     Study,
     StudyData,
     StudyOptions,
-    ratio_range,
 )
 from octavo.workload.lengths import Recorded
 from tests.simulator.splitwise_golden import table
@@ -109,9 +109,9 @@ def test_machines_stand_in_the_order_that_ties_go_by() -> None:
 
 def test_the_ratio_is_as_wide_as_the_brackets_allow() -> None:
     above, below = [Bracket(110, 115, ()), Bracket(120, 125, ())], [Bracket(50, 55, ()), Bracket(60, 65, ())]
-    assert ratio_range(above, below) == (pytest.approx(120 / 65), pytest.approx(2.1), pytest.approx(115 / 50))
-    assert ratio_range([Bracket(0, 5, ())], [Bracket(0, 5, ())])[0] == 0.0
-    assert ratio_range([Bracket(5, 10, ())], [Bracket(0, 5, ())])[2] == float("inf")
+    assert ratio_of(above, below) == (pytest.approx(120 / 65), pytest.approx(2.1), pytest.approx(115 / 50))
+    assert ratio_of([Bracket(0, 5, ())], [Bracket(0, 5, ())])[0] == 0.0
+    assert ratio_of([Bracket(5, 10, ())], [Bracket(0, 5, ())])[2] == float("inf")
 
 
 def test_data_is_read_by_path(tmp_path: Path) -> None:

@@ -5,18 +5,23 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from octavo.cli.what_if import replay_of_lines, replay_window
+from octavo.config import BackendConfig, CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from octavo.core.recorded_window import OBJECTIVES, RecordedWindow, WindowReplay, WindowRequest, figures_of
+from octavo.core.request import SamplingParams
 from octavo.engine.advice import RuleAdvisor
+from octavo.engine.engine import Engine
 from octavo.engine.replay_advice import FRESH_S, ReplayAdvisor, ReplayedAdvice, ReplayError
 from octavo.engine.window_snapshot import snapshot
-from octavo.simulator.what_if import WhatIf, main, what_if
+from octavo.simulator.what_if import WhatIf, main, simulated, what_if
 from tests.engine.planted import Arrival, run_load, salted, steady_load
-from tests.engine.timed import Law, TimedRun
+from tests.engine.timed import MOVE_S, Law, TimedRun
+from tests.models.tiny import write_tiny_gguf
 
 LAW = Law(noise=0.03)
 ALL = 1e9  # seconds: the whole run
@@ -213,12 +218,46 @@ def test_figures_are_nearest_ranks() -> None:
     assert all(figures_of([]).of(objective) is None for objective in OBJECTIVES)
 
 
+def test_layers_with_a_window_give_back_what_left_it_in_the_replay(tmp_path: Path) -> None:
+    """A pool in which two requests would have room if all of it were kept: the engine runs more of them at once, and so does its replay."""
+    model = write_tiny_gguf(tmp_path / "windows.gguf", arch="gemma3", layers=6, context=2048)
+    settings = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=64)
+    config = EngineConfig(ModelConfig(str(model)), CacheConfig(num_kv_blocks=48), settings, BackendConfig(threads=1))
+    engine = Engine.load(config)
+    try:
+        for i in range(8):
+            prompt = [5 + i] * 300
+            engine.add(engine.prepare(prompt, SamplingParams(max_tokens=60, temperature=0.0, ignore_eos=True)))
+        most = 0
+        while engine.has_work:
+            engine.step()
+            most = max(most, engine.scheduler.num_running)
+        window = snapshot(engine, ALL)
+    finally:
+        engine.close()
+    assert most > 2 and window.engine.layout is not None and window.engine.layout["window"] == 32
+    assert RecordedWindow.of_dict(json.loads(json.dumps(window.to_dict()))) == window
+    steps = tuple((float(rows), 1.0, 1.0, float(rows), rows * (rows + 1) / 2, 0.5 + 1e-6 * rows) for rows in range(1, 9))
+    one = WhatIf(replace(window, steps=steps))  # steps of half a second whatever they hold: how many there are is what counts
+    base, whole = one.base(), simulated(one.load, (replace(one._spec, layout=None),))
+    assert not any("window" in note for note in base.notes)
+    assert base.replayed.throughput is not None and whole.throughput is not None
+    assert base.replayed.throughput < 0.8 * whole.throughput
+
+
+def test_moves_are_priced_however_preemption_is_settled() -> None:
+    options = ENGINES["swapping"]
+    for preemption in ("swap", "auto"):
+        window = window_of(run_load(steady_load(24, 40.0, 1), LAW, **{**options, "preemption": preemption}))
+        assert window.engine.move_s == pytest.approx(MOVE_S, rel=0.3)
+
+
 ENGINES: dict[str, dict[str, Any]] = {
     "paced": {"max_itl_ms": 30.0},
     "srf": {"scheduling_policy": "srf"},
     "fair": {"scheduling_policy": "fair"},
     "whole prompts": {"enable_chunked_prefill": False},
-    "swapping": {"num_kv_blocks": 14, "admission_lookahead": 1, "preemption": "swap", "cache": {"swap_space": 64 << 10}},
+    "swapping": {"num_kv_blocks": 9, "admission_lookahead": 1, "preemption": "swap", "cache": {"swap_space": 64 << 10}},
     "tiers": {"num_kv_blocks": 14, "cache": {"kv_host_memory": 64 << 10}},
     "by token": {"cache": {"prefix_granularity": "token"}},
     "reserved": {"cache": {"enable_prefix_caching": False, "kv_reservation": "max"}},

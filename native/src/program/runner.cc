@@ -81,10 +81,7 @@ Runner::Phase& Runner::phase_of(PhaseKind kind) {
 void Runner::add_row_op(const RowOp& op) {
   if (op.kind == RowOpKind::kQuantize) buffers_.at((size_t)op.in)->quantized = true;
   Phase& phase = phase_of(PhaseKind::kRows);
-  if (op.kind == RowOpKind::kStoreKV) {  // a layer attends to what it stores before the next one does
-    if (phase.stores >= 0) throw std::invalid_argument("KV of layer " + std::to_string(op.layer) + " is stored beside that of another");
-    phase.stores = op.layer;
-  }
+  if (op.kind == RowOpKind::kStoreKV) phase.stores.push_back(op.layer);
   phase.rows.push_back(op);
 }
 

@@ -164,7 +164,7 @@ class Runner {
     std::vector<RowOp> rows;
     std::vector<MatmulOp> matmuls;
     AttentionOp attention;
-    int stores = -1;  // the layer whose keys and values its row ops store
+    std::vector<int> stores;  // layers whose keys and values its row ops store
     std::vector<int> buffers;
     int num_blocks = 0;      // of all matmuls
     size_t next_matmul = 0;  // index of the next phase of products behind this one; none: number of phases

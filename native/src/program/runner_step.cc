@@ -220,7 +220,7 @@ void Runner::run_shared(const Phase& phase, const StepInput& in, int rows, int t
   if (phase.kind == PhaseKind::kRows) {
     int done = 0;
     for (int row = next.fetch_add(1); row < rows; row = next.fetch_add(1), ++done) run_row(phase, in, row);
-    if (phase.stores >= 0) kv_progress_.add(phase.stores, done);
+    for (int layer : phase.stores) kv_progress_.add(layer, done);
   }
   if (phase.kind == PhaseKind::kMatmul) run_matmuls(phase, rows, thread, index);
   if (phase.kind != PhaseKind::kAttention) return;
@@ -233,7 +233,7 @@ void Runner::run_shared(const Phase& phase, const StepInput& in, int rows, int t
 
 void Runner::run_rows(const Phase& phase, const StepInput& in, Rows rows) {
   for (int row = rows.begin; row < rows.end; ++row) run_row(phase, in, row);
-  if (phase.stores >= 0) kv_progress_.add(phase.stores, rows.end - rows.begin);
+  for (int layer : phase.stores) kv_progress_.add(layer, rows.end - rows.begin);
 }
 
 void Runner::run_row(const Phase& phase, const StepInput& in, int row) {

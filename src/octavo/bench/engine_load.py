@@ -2,7 +2,8 @@
 
 The requests take the way that those of the server take behind its handlers: prepared on the event loop, queued with the loop thread or sent
 to a worker, their events read on the event loop by a task for each. What it says of times is therefore the engine's own, text included.
-Open loop: a request is due at its arrival, and its latency counts from then, as in ``load``.
+Open loop: a request is due at its arrival, and its latency counts from then, as in ``load``. ``timed_load`` and ``in_process`` step an
+engine themselves.
 """
 
 from __future__ import annotations

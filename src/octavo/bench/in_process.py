@@ -2,7 +2,7 @@
 
 The clock is the wall's while the engine has something to do. While it has nothing, nobody waits for the next arrival: the clock is moved
 on to it. So what a request waits and takes is measured, and a run of low rate lasts no longer than its work. There is no HTTP and no event
-loop; what is left out is what a server adds, the same for every engine that is compared.
+loop; what is left out is what a server adds, the same for every engine that is compared. ``timed_load`` says what sets it apart.
 """
 
 from __future__ import annotations

@@ -64,16 +64,20 @@ class StubWorker:
     tokens_per_s: float = 0.0
     max_model_len: int = 8192
     num_sent: int = 0
+    boot_id: str = field(default_factory=lambda: secrets.token_hex(8))
     num_received: int = 0  # attempts
     _attempts: OrderedDict[int, _Attempt] = field(default_factory=OrderedDict)  # whose turn it is comes first
     _channel: Channel[ToWorker] | None = None
     _ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self, address: Address, secret: bytes) -> None:
-        """Until told to end, or the front end is gone."""
+        """Until told to end, or the front end is gone; then again, if wanted, as the same worker that comes back."""
+        self._attempts.clear()
+        self._ended.clear()
+        self.num_received = 0
         channel = self._channel = await connect(address, secret, to_worker)
         channel.start(self._take, lambda reason: self._ended.set())
-        channel.send(Hello(PROTOCOL, self.name, "both", socket.gethostname(), os.getpid(), secrets.token_hex(8)))
+        channel.send(Hello(PROTOCOL, self.name, "both", socket.gethostname(), os.getpid(), self.boot_id))
         ticking = asyncio.create_task(self._tick())
         try:
             await self._ended.wait()

@@ -1,6 +1,10 @@
 """Requests to an engine in this process, steps in between, without HTTP: an open loop by arrivals, or clients that wait for their answers.
 
-Times are on the engine's clock and its own timeline keeps them; ``in_process`` measures for itself, and skips idle time.
+Times are on the engine's clock, and its own timeline keeps them: that is what advice and explanations are tested on, so idle time passes as
+it does for a server, and a request arrived when it was due even if a step ran then. ``in_process`` is the other way about: it measures for
+itself, so that engines without a timeline's view can be compared, and moves on over idle time, which the engine's clock cannot do.
+``engine_load`` goes through the event loop and the loop thread, whose cost is part of what it measures. One loop for all three would be
+these differences as options, with little left in between.
 """
 
 from __future__ import annotations

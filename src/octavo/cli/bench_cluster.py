@@ -62,22 +62,16 @@ def routing(
 
 
 def _routed_engine(model: str, machine: str, machines: str | None, fitted: str | None, num_kv_blocks: int | None) -> EngineSpec:
-    from octavo.cli.simulate import work_of
+    """As `octavo simulate` makes it of the same flags."""
+    from octavo.cli.simulated_engines import Source, engine_spec
     from octavo.config import CacheConfig, SchedulerConfig
-    from octavo.costs.coefficients import read_coefficients
-    from octavo.costs.machines import MachineError, find_machine
-    from octavo.simulator.scenario import fitted_engine, machine_engine
 
-    scheduler, cache = SchedulerConfig(max_num_seqs=256, max_num_batched_tokens=512), CacheConfig()
-    if fitted is not None:
-        if num_kv_blocks is None:
-            raise click.BadParameter("it is needed with --fitted, which tells of no memory", param_hint="'--num-kv-blocks'")
-        return fitted_engine(read_coefficients(fitted), num_kv_blocks, _LONGEST, scheduler, cache)
-    try:
-        found = find_machine(machine, machines)
-    except MachineError as error:
-        raise click.BadParameter(str(error).removeprefix("machine: "), param_hint="'--machine'") from None
-    return machine_engine(work_of(model, 2.0)[0], found, _LONGEST, scheduler, cache, num_kv_blocks)
+    options = dict.fromkeys(("replay", "devices", "kv_cache_memory", "kv_bytes", "roles"))
+    options |= {"machine": machine, "model": model} if fitted is None else {"machine": None, "model": None}
+    options |= {"machines": machines, "fitted": fitted, "num_kv_blocks": num_kv_blocks, "kv_cache_dtype": "bf16"}
+    options |= {"max_model_len": _LONGEST, "spec": "off", "block_size": CacheConfig().block_size}
+    scheduler = SchedulerConfig(max_num_seqs=256, max_num_batched_tokens=512)
+    return engine_spec(options, Source.of(options), CacheConfig(), scheduler)
 
 
 def _routing_table(runs: list[Routed], names: tuple[str, ...]) -> str:

@@ -31,7 +31,8 @@ def up(file: str, check: bool) -> None:
     described = read_cluster_file(file)
     arguments = serve_arguments(described, file)
     try:
-        context = serve.make_context("octavo cluster up", arguments)
+        # Its own names of --help, since a command keeps those that it is first asked for.
+        context = serve.make_context("octavo cluster up", arguments, help_option_names=["-h", "--help"])
     except click.UsageError as error:
         raise click.ClickException(f"{file}: {error.format_message()}") from None
     with context:

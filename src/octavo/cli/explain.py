@@ -10,6 +10,7 @@ import click
 
 from octavo.cli.api_client import get_json, server_options
 from octavo.core.recorded_window import OBJECTIVES
+from octavo.engine.explain import in_words
 
 BAR = 30  # characters of the whole wall time
 REPLAY_S = 300.0  # that a replay may take, its waiting for another one included
@@ -71,18 +72,14 @@ def replay_lines(replay: dict[str, Any]) -> list[str]:
         return [f"{told}; they tell nothing of {NAMES[replay['objective']]}"]
     lines = [
         told,
-        f"{NAMES[replay['objective']]}: measured {seconds(replay['measured_s'])}, replayed {seconds(replay['replayed_s'])}: "
+        f"{NAMES[replay['objective']]}: measured {in_words(replay['measured_s'])}, replayed {in_words(replay['replayed_s'])}: "
         f"the replay is {100 * replay['error']:.1f} % off",
     ]
     for one in replay["advice"]:
-        gain = f"{seconds(one['gain_s'])} less" if one["gain_s"] > 0 else "nothing"
+        gain = f"{in_words(one['gain_s'])} less" if one["gain_s"] > 0 else "nothing"
         lines.append(f"  {one['change']:<48} {gain:>16}   {one['why']}")
     lines += [f"  not tried, for want of time: {change}" for change in replay["skipped"]]
     return lines + [f"  ({note})" for note in replay["notes"]]
-
-
-def seconds(value: float) -> str:
-    return f"{value:.3f} s" if value >= 1.0 else f"{1000 * value:.3g} ms"
 
 
 def account_lines(account: dict[str, Any]) -> list[str]:

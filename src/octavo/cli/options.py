@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import click
 
@@ -28,6 +28,7 @@ from octavo.config import (
     SpeculativeConfig,
 )
 
+Value = TypeVar("Value")
 Section = TypeVar("Section", ModelConfig, CacheConfig, SchedulerConfig, BackendConfig, SpeculativeConfig)
 
 _DEFAULTS = EngineConfig()
@@ -220,3 +221,16 @@ def bad_flag(error: ValueError) -> click.BadParameter:
     """An error "field: value is not allowed; limit" as click shows a bad flag. Fields are flags with underscores."""
     field, _, problem = str(error).partition(": ")
     return click.BadParameter(problem, click.get_current_context(silent=True), param_hint=f"'--{field.replace('_', '-')}'")
+
+
+def refuse(flag: str, why: str) -> NoReturn:
+    """Raises BadParameter for a flag, by its name without dashes."""
+    raise click.BadParameter(why, click.get_current_context(), param_hint=f"'--{flag}'")
+
+
+def checked(flag: str, make: Callable[[], Value]) -> Value:
+    """What ``make`` makes; its ValueError becomes one of ``flag``."""
+    try:
+        return make()
+    except ValueError as error:
+        refuse(flag, str(error).removeprefix(f"{flag}: "))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from octavo.cli.options import POSITIVE, SHARE, ByteSize, add_options, bad_flag
+from octavo.cli.options import POSITIVE, SHARE, ByteSize, add_options, bad_flag, refuse
 from octavo.config import CacheConfig, ConfigError, EngineConfig, SchedulerConfig
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Seeds(click.ParamType):
         if isinstance(value, tuple):
             return value
         parts = str(value).split(",")
-        if not all(part.strip().isdigit() for part in parts):
+        if not all(part.strip().isdecimal() and len(part) < 20 for part in parts):
             self.fail(f"{value!r} is not allowed; whole numbers from 0, separated by commas", param, ctx)
         return tuple(int(part) for part in parts)
 
@@ -113,10 +113,6 @@ def plan(ctx: click.Context, **options: Any) -> None:
     _plan(options)
 
 
-def _refuse(flag: str, why: str) -> None:
-    raise click.BadParameter(why, click.get_current_context(), param_hint=f"'--{flag}'")
-
-
 def _check_mode(ctx: click.Context, options: dict[str, Any]) -> None:
     """Flags of the other mode are refused."""
     flags = {param.name: param.opts[0] for param in ctx.command.params if param.name is not None}
@@ -125,17 +121,17 @@ def _check_mode(ctx: click.Context, options: dict[str, Any]) -> None:
         if not given or name in _BOTH:
             continue
         if options["fit"] and name not in _FIT_ONLY:
-            _refuse(flags[name].removeprefix("--"), "it has no meaning with --fit")
+            refuse(flags[name].removeprefix("--"), "it has no meaning with --fit")
         if not options["fit"] and name in _FIT_ONLY:
-            _refuse(flags[name].removeprefix("--"), "it is for --fit")
+            refuse(flags[name].removeprefix("--"), "it is for --fit")
     if options["fit"]:
         return
     if options["memory"] is not None and options["fitted"] is None:
-        _refuse("memory", "it is for --fit and for --fitted; a machine of --machines has its own")
+        refuse("memory", "it is for --fit and for --fitted; a machine of --machines has its own")
     if options["fitted"] is not None and options["memory"] is None:
-        _refuse("memory", "it is needed with --fitted: coefficients do not tell how much there is")
+        refuse("memory", "it is needed with --fitted: coefficients do not tell how much there is")
     if options["slo"] is None:
-        _refuse("slo", "limits are needed, such as ttft=0.5,itl=0.05 (or --fit, for memory alone)")
+        refuse("slo", "limits are needed, such as ttft=0.5,itl=0.05 (or --fit, for memory alone)")
 
 
 def _check_settings(options: dict[str, Any]) -> None:
@@ -194,10 +190,10 @@ def _trial_options(options: dict[str, Any]) -> TrialOptions:
 
     slo = _checked(lambda: Slo(**parse_slo(options["slo"])))
     if slo.ttft_s is None and slo.e2e_s is None:
-        _refuse("slo", f"{options['slo']!r} is not allowed; without ttft or e2e requests may wait for ever, and every rate keeps it")
+        refuse("slo", f"{options['slo']!r} is not allowed; without ttft or e2e requests may wait for ever, and every rate keeps it")
     link = None if options["link"] is None else float(options["link"])
     if link == 0.0:
-        _refuse("link", "0 is not allowed; at least a byte per second")
+        refuse("link", "0 is not allowed; at least a byte per second")
     return _checked(  # type: ignore[no-any-return]
         lambda: TrialOptions(
             slo, options["attainment"], options["seeds"], options["arrivals"],
@@ -216,9 +212,9 @@ def _search_options(options: dict[str, Any], load: PlanLoad) -> SearchOptions:
     if rate is None and options["trace"] is not None:
         rate = load.rate
         if rate is None:
-            _refuse("rate", "it is needed: all requests of the trace come at once")
+            refuse("rate", "it is needed: all requests of the trace come at once")
     if options["arrivals"] == "trace" and (options["trace"] is None or load.rate is None):
-        _refuse("arrivals", "'trace' needs a --trace whose requests do not all come at once")
+        refuse("arrivals", "'trace' needs a --trace whose requests do not all come at once")
     names = (("budget_usd", "budget"), ("budget_w", "power-budget"))
     make = lambda: SearchOptions(rate, grid, options["minimize"], options["budget"], options["power_budget"], options["pairs"])  # noqa: E731
     return _checked(make, *names)  # type: ignore[no-any-return]
@@ -236,7 +232,7 @@ def _load(options: dict[str, Any]) -> PlanLoad:
         try:
             lengths.append(parse_lengths(options[flag.replace("-", "_")]))
         except ValueError as error:
-            _refuse(flag, str(error))
+            refuse(flag, str(error))
     return made_load(Independent(*lengths))
 
 
@@ -267,14 +263,14 @@ def _kinds(options: dict[str, Any]) -> tuple[list[MachineKind], list[Design]]:
     if options["design"]:
         unknown = [name for name in options["design"] if name not in file.designs]
         if unknown:
-            _refuse("design", f"{unknown[0]!r} is not allowed; one of {', '.join(file.designs) or 'none, in this file'}")
+            refuse("design", f"{unknown[0]!r} is not allowed; one of {', '.join(file.designs) or 'none, in this file'}")
         designs = [design for design in designs if design.name in options["design"]]
     for design in designs:
         machines |= {name: known_machines()[name] for name in design.machines if name not in machines}
     if options["machine"]:
         for name in options["machine"]:
             if name not in machines:
-                _refuse("machine", f"{name!r} is not allowed; one of {', '.join(machines)}")
+                refuse("machine", f"{name!r} is not allowed; one of {', '.join(machines)}")
         machines = {name: machine for name, machine in machines.items() if name in options["machine"]}
         designs = [design for design in designs if set(design.machines) <= set(machines)]
     elif designs:
@@ -285,9 +281,12 @@ def _kinds(options: dict[str, Any]) -> tuple[list[MachineKind], list[Design]]:
         from octavo.costs.coefficients import read_coefficients
 
         kinds = [kind for kind in kinds if options["machines"] is not None or options["machine"]]
-        kinds.append(MachineKind.fitted(read_coefficients(options["fitted"]), float(options["memory"])))
+        fitted = MachineKind.fitted(read_coefficients(options["fitted"]), float(options["memory"]))
+        if any(kind.name == fitted.name for kind in kinds):
+            refuse("fitted", f"a machine of --machines is named {fitted.name!r} too")
+        kinds.append(fitted)
     if not kinds:
-        _refuse("machines", "there is no machine in it")
+        refuse("machines", "there is no machine in it")
     return kinds, designs
 
 

@@ -4,38 +4,34 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from octavo.cli.options import BURSTINESS, POSITIVE, ByteSize, Finite, SpecLength, add_options, bad_flag
+from octavo.cli.options import BURSTINESS, POSITIVE, ByteSize, Finite, SpecLength, add_options, bad_flag, checked, refuse
+from octavo.cli.simulated_engines import Source, engine_spec
 from octavo.config import SCHEDULING_POLICIES, CacheConfig, ConfigError, EngineConfig, SchedulerConfig, SpeculativeConfig
 from octavo.distributed.router import ROUTERS
 
 if TYPE_CHECKING:
-    from octavo.costs.program_work import ProgramWork
-    from octavo.simulator.engine_spec import EngineSpec
     from octavo.simulator.report import SimulationReport
     from octavo.simulator.simulation import SimulationOptions
     from octavo.workload.arrivals import Arrivals
     from octavo.workload.requests import LengthPairs, WorkloadRequest
 
-Value = TypeVar("Value")
-
-_KV_BYTES = {"bf16": 2.0, "f16": 2.0, "f32": 4.0, "int8": 1.0625}  # of a number; int8 has a scale of 4 bytes for each 64
+_KV_DTYPES = ("bf16", "f16", "f32", "int8")
 _LENGTHS = "N, uniform:LOW:HIGH or lognormal:MEAN:SIGMA:LOW:HIGH"
 _D = EngineConfig()
 _OPTIONS: list[Callable] = [
     click.option("--model", "-m", help="What runs: as for `octavo serve`. Weights and KV are counted from it (default: smollm2)."),
     click.option("--machine", help="On what: a name of --machines, or of those that come with Octavo; \"list\" lists these."),
     click.option("--machines", type=click.Path(exists=True, dir_okay=False), help="TOML file of machines."),
-    click.option("--devices", type=click.IntRange(1), default=1, show_default=True, help="Devices that share each step of an engine."),
+    click.option("--devices", type=click.IntRange(1), help="Devices that share each step of an engine (default: the machine's own)."),
     click.option("--fitted", type=click.Path(exists=True, dir_okay=False), help="In place of --machine: coefficients, or a recording."),
     click.option("--kv-bytes", type=click.IntRange(1), help="Bytes of KV per token, in place of --model's, with --fitted."),
-    click.option("--kv-cache-memory", type=ByteSize(), help="Memory of the KV pool (default: what the weights leave of 90 %)."),
+    click.option("--kv-cache-memory", type=ByteSize(), help="Memory of the KV pool (default: what weights and activations leave of 90 %)."),
     click.option("--num-kv-blocks", type=click.IntRange(1), help="KV blocks in the pool, in place of --kv-cache-memory."),
-    click.option("--kv-cache-dtype", type=click.Choice(list(_KV_BYTES)), default="bf16", show_default=True, help="Type of KV."),
+    click.option("--kv-cache-dtype", type=click.Choice(_KV_DTYPES), default="bf16", show_default=True, help="Type of KV."),
     click.option("--max-model-len", type=click.IntRange(2), help="Longest sequence in tokens (default: --model's)."),
     click.option("--max-num-seqs", type=int, default=_D.scheduler.max_num_seqs, show_default=True, help="Most sequences at once."),
     click.option("--max-num-batched-tokens", type=int, default=_D.scheduler.max_num_batched_tokens, show_default=True, help="Of one step."),
@@ -45,9 +41,10 @@ _OPTIONS: list[Callable] = [
     click.option("--block-size", type=click.IntRange(1, 1024), default=_D.cache.block_size, show_default=True, help="Of the KV."),
     click.option("--no-enable-prefix-caching", is_flag=True, help="Compute every prompt from its first token."),
     click.option("--no-enable-chunked-prefill", is_flag=True, help="Compute each prompt in one step."),
+    click.option("--no-enable-kv-groups", is_flag=True, help="Keep the KV of window layers for all positions."),
     click.option("--spec", type=SpecLength(), default="off", show_default=True, help="Drafts: off, auto, or a number."),
     click.option("--acceptance", type=Finite(0, 1), default=0.7, show_default=True, help="Chance that a draft comes true."),
-    click.option("--draft-ms", type=Finite(0), default=0.0, show_default=True, help="What making a draft takes."),
+    click.option("--draft-ms", type=Finite(0, 1e6), default=0.0, show_default=True, help="What making a draft takes."),
     click.option("--rate", type=POSITIVE, help="Requests per second on average."),
     click.option("--burstiness", type=BURSTINESS, default=1.0, show_default=True, help="Of --rate: 1 Poisson, below 1 bursts, inf none."),
     click.option("--concurrency", type=click.IntRange(1), help="Closed loop: so many requests at once, in place of --rate."),
@@ -66,6 +63,7 @@ _OPTIONS: list[Callable] = [
     click.option("--link", type=ByteSize(), default=str(25 * 10**9), show_default=True, help="Bytes per second between engines."),
     click.option("--links", help="SENDER-RECEIVER=BYTES_PER_S[:LATENCY_S],... of engines, by number, with a link of their own."),
     click.option("--mixed", is_flag=True, help="Let prefill and decode engines lend each other a hand under pressure."),
+    click.option("--outage", "outages", multiple=True, help="ENGINE@AT[-BACK]: kill an engine, by number, and bring it back; in seconds."),
     click.option("--slo", help="Limits in seconds, such as ttft=0.5,itl=0.05 (also e2e, gap): the share of requests within them."),
     click.option("--json", "as_json", is_flag=True, help="Print only the JSON record."),
 ]
@@ -84,11 +82,11 @@ def simulate(**options: Any) -> None:
         return
     _check_together(options)
     cache, scheduler = _configs(options)
-    source = _Source.of(options)
-    spec = _spec(options, source, cache, scheduler)
+    source = Source.of(options)
+    spec = engine_spec(options, source, cache, scheduler)
     from octavo.simulator.scenario import engines
 
-    specs = _checked("roles", lambda: engines(spec, options["engines"], options["roles"]))
+    specs = checked("roles", lambda: engines(spec, options["engines"], options["roles"]))
     run_options = _run_options(options, len(specs))
     load = _load(options, source)
     from octavo.distributed.router import create_router
@@ -105,42 +103,58 @@ def simulate(**options: Any) -> None:
     click.echo(json.dumps(report.to_dict() | {"step_cost_error": error}))
 
 
-def _checked(flag: str, make: Callable[[], Value]) -> Value:
-    """What ``make`` makes; its ValueError becomes one of ``flag``."""
-    try:
-        return make()
-    except ValueError as error:
-        problem = str(error).removeprefix(f"{flag}: ")
-        raise click.BadParameter(problem, click.get_current_context(), param_hint=f"'--{flag}'") from None
-
-
-def _refuse(flag: str, why: str) -> None:
-    raise click.BadParameter(why, click.get_current_context(), param_hint=f"'--{flag}'")
-
-
 def _check_together(options: dict[str, Any]) -> None:
-    """Flags that another one leaves without a meaning are refused."""
+    """Flags that others leave without a meaning are refused."""
     context = click.get_current_context()
     given = {name for name in options if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT}
     if {"engines", "roles"} <= given:
-        _refuse("engines", "--roles says how many engines there are")
-    for flag in ("mixed", "links"):
-        if flag in given and options["roles"] is None:
-            _refuse(flag, "it is for --roles: nothing is handed over without")
+        refuse("engines", "--roles says how many engines there are")
     if "burstiness" in given and options["rate"] is None:
-        _refuse("burstiness", "it shapes the gaps of --rate, which is not given")
+        refuse("burstiness", "it shapes the gaps of --rate, which is not given")
+    for flag, needed, why in _NEEDED:
+        if flag in given and options[needed] in (None, "off"):
+            refuse(flag.replace("_", "-"), f"it has no meaning without --{needed.replace('_', '-')}: {why}")
+    for flag, other, why in _OVERRIDDEN:
+        if flag in given and options[other] is not None:
+            refuse(flag.replace("_", "-"), f"it has no meaning with --{other.replace('_', '-')}: {why}")
     if "trace_speed" in given and (options["trace"] is None or options["rate"] is not None or options["concurrency"] is not None):
-        _refuse("trace-speed", "it is for the times of --trace, and --rate and --concurrency have their own")
+        refuse("trace-speed", "it is for the times of --trace, and --rate and --concurrency have their own")
+
+
+_NEEDED = (
+    ("machines", "machine", "it is a file of them"),
+    ("devices", "machine", "fitted steps are shared as they were"),
+    ("acceptance", "spec", "nothing is drafted"),
+    ("draft_ms", "spec", "nothing is drafted"),
+    ("link", "roles", "nothing is handed over"),
+    ("links", "roles", "nothing is handed over"),
+    ("mixed", "roles", "all engines do both"),
+)
+"""(flag, the one without which it means nothing, why)"""
+_OVERRIDDEN = (
+    ("prompt_len", "trace", "a trace has its own lengths"),
+    ("output_len", "trace", "a trace has its own lengths"),
+    ("prompt_len", "replay", "a recording has its own requests"),
+    ("output_len", "replay", "a recording has its own requests"),
+    ("shared_prefix", "replay", "a recording has its own requests"),
+)
+"""(flag, the one beside which it means nothing, why)"""
 
 
 def _configs(options: dict[str, Any]) -> tuple[CacheConfig, SchedulerConfig]:
-    cache = CacheConfig(block_size=options["block_size"], enable_prefix_caching=not options["no_enable_prefix_caching"])
+    cache = CacheConfig(
+        block_size=options["block_size"],
+        enable_prefix_caching=not options["no_enable_prefix_caching"],
+        enable_kv_groups=not options["no_enable_kv_groups"],
+    )
     names = ("max_num_seqs", "max_num_batched_tokens", "max_itl_ms", "scheduling_policy", "admission_lookahead")
     scheduler = SchedulerConfig(
         enable_chunked_prefill=not options["no_enable_chunked_prefill"], **{name: options[name] for name in names}
     )
     try:
-        EngineConfig(scheduler=scheduler, speculative=SpeculativeConfig(spec=options["spec"])).validate()
+        has_model = options["machine"] is not None or options["model"] is not None
+        blocks = cache if has_model else CacheConfig()  # of an engine of which only KV tokens are known any block will do
+        EngineConfig(cache=blocks, scheduler=scheduler, speculative=SpeculativeConfig(spec=options["spec"])).validate()
     except ConfigError as error:
         raise bad_flag(error) from None
     return cache, scheduler
@@ -157,106 +171,6 @@ def _list_machines(path: str | None) -> None:
     click.echo(table(rows, "  >>>>"))
 
 
-# --- what runs --------------------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """What is known beforehand: the run of ``--replay`` and of ``--fitted``, if these are recordings."""
-
-    replay: Any = None  # Replay
-    coefficients: Any = None  # Coefficients
-
-    @classmethod
-    def of(cls, options: dict[str, Any]) -> _Source:
-        if (options["fitted"] is None) == (options["machine"] is None) and options["replay"] is None:
-            _refuse("machine", "it or --fitted is needed, and not both; `octavo simulate --machine list` lists machines")
-        if options["fitted"] is not None and options["machine"] is not None:
-            _refuse("fitted", "it prices steps, and so does --machine")
-        replay = coefficients = None
-        if options["replay"] is not None:
-            from octavo.simulator.replay import replay_recording
-
-            replay = replay_recording(options["replay"])
-        if options["fitted"] is not None:
-            coefficients = _coefficients(options["fitted"])
-        elif options["machine"] is None and replay is not None:
-            coefficients = replay.coefficients()
-        return cls(replay, coefficients)
-
-
-def _coefficients(path: str) -> Any:
-    """Of a file of coefficients, or of a recording, told again."""
-    from octavo.costs.coefficients import read_coefficients
-
-    with open(path, encoding="utf-8", errors="replace") as file:
-        is_recording = '"octavo-recording"' in file.read(200)
-    if not is_recording:
-        return read_coefficients(path)
-    from octavo.simulator.replay import replay_recording
-
-    return replay_recording(path).coefficients()
-
-
-def _spec(options: dict[str, Any], source: _Source, cache: CacheConfig, scheduler: SchedulerConfig) -> EngineSpec:
-    from dataclasses import replace
-
-    from octavo.costs.machines import find_machine
-    from octavo.simulator.engine_spec import Speculation
-    from octavo.simulator.scenario import fitted_engine, machine_engine
-
-    if options["num_kv_blocks"] is not None and options["kv_cache_memory"] is not None:
-        _refuse("num-kv-blocks", "give either it or --kv-cache-memory")
-    work, context = None, 1 << 20
-    if options["machine"] is not None or options["model"] is not None:
-        if options["kv_bytes"] is not None:
-            _refuse("kv-bytes", "--model tells it")
-        work, context = work_of(options["model"] or _D.model.model, _KV_BYTES[options["kv_cache_dtype"]])
-    elif source.replay is not None:
-        context = source.replay.header["max_model_len"]
-    max_model_len = options["max_model_len"] or context
-    num_blocks = _num_blocks(options, source, work)
-    if work is not None and options["machine"] is not None:
-        machine = _checked("machine", lambda: find_machine(options["machine"], options["machines"])).times(options["devices"])
-        spec = _checked("machine", lambda: machine_engine(work, machine, max_model_len, scheduler, cache, num_blocks))
-    else:
-        if num_blocks is None:
-            _refuse("num-kv-blocks", "it, or --kv-cache-memory with --model or --kv-bytes, is needed with --fitted")
-        kv_bytes = options["kv_bytes"] or (int(work.kv_bytes_per_token) if work is not None else 0)
-        if options["roles"] is not None and not kv_bytes:
-            _refuse("kv-bytes", "it or --model is needed with --roles: KV is handed over")
-        spec = fitted_engine(source.coefficients, num_blocks or 0, max_model_len, scheduler, cache, kv_bytes)
-    if options["spec"] == "off":
-        return spec
-    return replace(spec, speculation=Speculation(options["spec"], options["acceptance"], options["draft_ms"] / 1000.0))
-
-
-def work_of(model: str, kv_bytes_per_value: float) -> tuple[ProgramWork, int]:
-    """What the model's program computes and reads, and its context."""
-    from octavo.cli.progress import fetch
-    from octavo.costs.program_work import ProgramWork
-    from octavo.models.loading import open_model
-
-    body = open_model(fetch(model)).body
-    sizes = {name: len(tensor.data) for name, tensor in body.weights.items()}
-    return ProgramWork.of(body.program, sizes, kv_bytes_per_value), body.program.context
-
-
-def _num_blocks(options: dict[str, Any], source: _Source, work: ProgramWork | None) -> int | None:
-    """As told; of a replayed run its own; None: what fits."""
-    if options["num_kv_blocks"] is not None:
-        return int(options["num_kv_blocks"])
-    if options["kv_cache_memory"] is not None:
-        kv_bytes = options["kv_bytes"] or (work.kv_bytes_per_token if work is not None else 0)
-        if not kv_bytes:
-            _refuse("kv-cache-memory", "--model or --kv-bytes is needed to tell how many tokens fit")
-        num_blocks = int(options["kv_cache_memory"] // (kv_bytes * options["block_size"]))
-        if num_blocks < 1:
-            _refuse("kv-cache-memory", f"{options['kv_cache_memory']} bytes hold no block of {options['block_size']} tokens")
-        return num_blocks
-    return source.replay.header["num_blocks"] if source.replay is not None else None
-
-
 # --- the load ---------------------------------------------------------------------------------------------------------------------------
 
 
@@ -265,23 +179,26 @@ def _run_options(options: dict[str, Any], num_engines: int) -> SimulationOptions
     from octavo.distributed.roles import MixedLimits
     from octavo.simulator.handing_over import HandoffOptions
     from octavo.simulator.links import parse_links
+    from octavo.simulator.outages import moments, parse_outage
     from octavo.simulator.records import Slo
     from octavo.simulator.scenario import parse_slo
     from octavo.simulator.simulation import SimulationOptions
 
-    slo = Slo(**_checked("slo", lambda: parse_slo(options["slo"]))) if options["slo"] else Slo()
-    link = _checked("link", lambda: Link(float(options["link"]), 1e-4))
-    links = _checked("links", lambda: parse_links(options["links"])) if options["links"] else {}
+    slo = Slo(**checked("slo", lambda: parse_slo(options["slo"]))) if options["slo"] else Slo()
+    link = checked("link", lambda: Link(float(options["link"]), 1e-4))
+    links = checked("links", lambda: parse_links(options["links"])) if options["links"] else {}
     beyond = [max(pair) for pair in links if max(pair) >= num_engines]
     if beyond:
-        _refuse("links", f"there is no engine {beyond[0]}; they are numbered from 0 to {num_engines - 1}")
+        refuse("links", f"there is no engine {beyond[0]}; they are numbered from 0 to {num_engines - 1}")
+    outages = [checked("outage", lambda text=text: parse_outage(text)) for text in options["outages"]]  # type: ignore[misc]
+    checked("outage", lambda: moments(outages, num_engines))
     return SimulationOptions(
         slo, options["seed"], options["concurrency"], options["duration"], handoff=HandoffOptions(link, links=links),
-        mixed=MixedLimits() if options["mixed"] else None,
+        mixed=MixedLimits() if options["mixed"] else None, outages=outages,
     )  # fmt: skip
 
 
-def _load(options: dict[str, Any], source: _Source) -> Iterable[WorkloadRequest]:
+def _load(options: dict[str, Any], source: Source) -> Iterable[WorkloadRequest]:
     """The requests of a recording, of a trace, or made of a rate and lengths."""
     from itertools import islice
 
@@ -292,43 +209,45 @@ def _load(options: dict[str, Any], source: _Source) -> Iterable[WorkloadRequest]
 
     pace = [name for name in ("rate", "concurrency") if options[name] is not None]
     if len(pace) == 2:
-        _refuse("concurrency", "a closed loop has no --rate")
+        refuse("concurrency", "a closed loop has no --rate")
     if source.replay is not None:
         for name in (*pace, *(["trace"] if options["trace"] else [])):
-            _refuse(name, "the recording of --replay has its own requests")
+            refuse(name, "the recording of --replay has its own requests")
         return islice(source.replay.requests, options["num_requests"])
     if not pace and options["trace"] is None:
-        _refuse("rate", "it, --concurrency, --trace or --replay is needed")
+        refuse("rate", "it, --concurrency, --trace or --replay is needed")
     if options["trace"] is not None and not pace and options["trace"].endswith(".jsonl"):
         return islice(JsonlTrace(options["trace"], seed=options["seed"], speed=options["trace_speed"]).requests(), options["num_requests"])
     lengths = _lengths(options)
     arrivals: Arrivals = lengths
     if options["rate"] is not None:
         cv = _cv(options["burstiness"])
-        arrivals = _checked("rate", lambda: OpenLoop(options["rate"], cv))
+        arrivals = checked("rate", lambda: OpenLoop(options["rate"], cv))
     elif options["concurrency"] is not None:
         arrivals = ClosedLoop(options["concurrency"])
     num_requests = options["num_requests"]
     if num_requests is None and pace and options["duration"] is None:
         num_requests = 1000
-    prefix = _checked("shared-prefix", lambda: _prefix(options["shared_prefix"])) if options["shared_prefix"] else None
+    prefix = checked("shared-prefix", lambda: _prefix(options["shared_prefix"])) if options["shared_prefix"] else None
     return Workload(arrivals, lengths, num_requests, prefix, seed=options["seed"]).requests()
 
 
 def _lengths(options: dict[str, Any]) -> Any:
     """Of --trace, drawn from it where --rate or --concurrency sets the pace; else of the distributions."""
+    from octavo.workload.jsonl_traces import JsonlTrace, lengths_of
     from octavo.workload.lengths import parse_lengths
     from octavo.workload.requests import Independent
     from octavo.workload.traces import Resampled, read_trace
 
     if options["trace"] is None:
-        prompt = _checked("prompt-len", lambda: parse_lengths(options["prompt_len"]))
-        pairs: LengthPairs = Independent(prompt, _checked("output-len", lambda: parse_lengths(options["output_len"])))
+        prompt = checked("prompt-len", lambda: parse_lengths(options["prompt_len"]))
+        pairs: LengthPairs = Independent(prompt, checked("output-len", lambda: parse_lengths(options["output_len"])))
         return pairs
-    trace = read_trace(options["trace"], strict=True)
+    path = options["trace"]
+    trace = lengths_of(JsonlTrace(path, seed=options["seed"])) if path.endswith(".jsonl") else read_trace(path, strict=True)
     if options["rate"] is not None or options["concurrency"] is not None:
         return Resampled(trace)
-    return _checked("trace-speed", lambda: trace.faster(options["trace_speed"]))
+    return checked("trace-speed", lambda: trace.faster(options["trace_speed"]))
 
 
 # --- what is printed --------------------------------------------------------------------------------------------------------------------
@@ -352,6 +271,7 @@ def _shown(report: SimulationReport) -> str:
         f"{report.num_completed} of {report.num_arrived} requests in {report.duration_s:.4g} s (simulated): "
         f"{number(report.requests_per_s)} requests/s, {number(report.output_tokens_per_s)} output token/s",
         *([f"{report.num_refused} refused: {report.first_refusal}"] if report.num_refused else []),
+        *([f"{report.num_moved} went on elsewhere, their engine being gone"] if report.num_moved else []),
         *([f"{report.num_unfinished} on their way at the end"] if report.num_unfinished else []),
         f"within the limits: {number(report.slo_attainment, 100.0)} %; "
         f"energy {number(report.energy_j, 1 / 3.6e6)} kWh, cost {number(report.cost_usd)} USD",

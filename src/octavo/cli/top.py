@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from octavo.cli.api_client import get_json, server_options
-from octavo.cli.explain import seconds
 from octavo.cli.options import Finite
+from octavo.engine.explain import in_words
 
 _CLEAR, _HOME, _REST = "\x1b[2J\x1b[H", "\x1b[H", "\x1b[J"
 _HIDE, _SHOW = "\x1b[?25l", "\x1b[?25h"
@@ -110,7 +110,7 @@ def _steps(steps: list[dict[str, Any]], width: int, colours: bool) -> list[str]:
     """Seconds of the last steps as a row of bars, coloured by what took most; below, who that was."""
     if not steps:
         return ["  steps   none yet"]
-    steps = steps[-(width - 12) :]
+    steps = steps[-max(1, width - 12) :]
     longest = max(max(step["seconds"] for step in steps), 1e-9)
     kinds = [_kind(step) for step in steps]
     bars = [_LEVELS[max(1, round(step["seconds"] / longest * (len(_LEVELS) - 1)))] for step in steps]
@@ -166,4 +166,4 @@ def _advice(summary: dict[str, Any]) -> list[str]:
 
 
 def _gain(one: dict[str, Any]) -> str:
-    return f"    {seconds(one['gain_s']):>8} less  {one['change']}: {one['why']}"
+    return f"    {in_words(one['gain_s']):>8} less  {one['change']}: {one['why']}"

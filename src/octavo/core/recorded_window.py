@@ -64,7 +64,8 @@ class WindowEngine:
 
     ``move_s``: seconds to move a block to host memory. ``acceptance``: the chance that a draft comes true after those before it did; None:
     nothing has been drafted. ``foreseen``: the share of the answers' tokens that could have been foretold; None: not known.
-    ``has_tiers``, ``has_groups``: whether KV goes to tiers, or layers have pages of their own.
+    ``has_tiers``: whether KV goes to tiers. ``layout``: of the pages of its blocks, as ``recording.layout_fields`` has it; None: blocks are
+    never in parts. ``step_cost``: what was calibrated of its steps, as ``Coefficients.to_dict`` has it; None: nothing.
     """
 
     scheduler: Mapping[str, Any]
@@ -79,7 +80,8 @@ class WindowEngine:
     acceptance: float | None = None
     foreseen: float | None = None
     has_tiers: bool = False
-    has_groups: bool = False
+    layout: Mapping[str, Any] | None = None
+    step_cost: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,13 +52,18 @@ def header(
     it; the states of the costs in the lines that follow are corrections of it."""
     settings = {name: value for name, value in asdict(scheduler).items() if name != "record"}
     sizes = {"num_blocks": num_blocks, "max_model_len": max_model_len, "num_host_blocks": num_host_blocks}
-    pages = None if layout is None else asdict(layout)
+    pages = None if layout is None else layout_fields(layout)
     other = {"fingerprint": fingerprint, "prices_preemption": prices_preemption, "layout": pages, "about": about, "step_cost": step_cost}
     return {"format": FORMAT, "version": VERSION, "scheduler": settings, "cache": asdict(cache), **sizes, **other}
 
 
+def layout_fields(layout: PageLayout) -> dict[str, Any]:
+    """A page layout as plain data, as JSON has it."""
+    return {**asdict(layout), "layers": [list(place) for place in layout.layers]}
+
+
 def layout_of(data: Mapping[str, Any] | None) -> PageLayout | None:
-    """The page layout that ``header`` wrote down."""
+    """The page layout that ``layout_fields`` wrote down."""
     return None if data is None else PageLayout(**{**data, "layers": tuple((column, offset) for column, offset in data["layers"])})
 
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 FORMAT, VERSION = "octavo-step-cost", 2
 _NAMES = ("row", "pair", "position", "sequence", "logit_row", "step")  # as FittedCost has them
 _MAX_PIECES = 64
+_MOST = 1e12  # of any number in a file: products of three of them are numbers yet
 
 
 class CostFileError(ValueError):
@@ -53,7 +54,7 @@ class Ramp:
             if not up_to > rows or not 0.0 <= each < math.inf:
                 raise ValueError(f"pieces: {self.pieces!r} is not allowed; ends rise, and no price is below 0")
             begins.append((rows, seconds))
-            rows, seconds = up_to, seconds + each * (min(up_to, 1e18) - rows)
+            rows, seconds = up_to, seconds + each * (up_to - rows if up_to < math.inf else 0.0)
         if self.pieces and rows != math.inf:
             raise ValueError(f"pieces: {self.pieces!r} is not allowed; the last one has no end")
         object.__setattr__(self, "_ends", tuple(up_to for up_to, _ in self.pieces))
@@ -121,14 +122,15 @@ class Coefficients:
     fitted_for: FittedFor | None = None
 
     @classmethod
-    def of(cls, fitted: FittedCost, host_s: float = 0.0, about: str = "") -> Coefficients:
+    def of(cls, fitted: FittedCost, about: str = "") -> Coefficients:
         """What ``fitted`` knows now."""
         base = fitted.base
         if base is not None:
             corrected = base.corrected(fitted.factors)
             return replace(corrected, median_error=fitted.median_error, max_rows=fitted.max_rows, about=about or base.about)
         a, b, c, d, e, f = fitted.factors
-        return cls((a, b, c, d, e, f), host_s, fitted.median_error, fitted.max_rows, about, num_steps=fitted.num_observations)
+        per = (a, b, c, d, e, f)
+        return cls(per, 0.0, fitted.median_error, fitted.max_rows, about, num_steps=fitted.num_observations)
 
     def corrected(self, factors: list[float]) -> Coefficients:
         """With its ``parts_of`` at so many times their prices. The host's stay."""
@@ -182,13 +184,16 @@ class Coefficients:
             host=self.host_s + self.host_s_per_sequence * shape.num_sequences + sequences_s,
         )
 
-    def to_json(self) -> str:
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it; ``coefficients_of`` reads it again."""
         data: dict[str, Any] = {"format": FORMAT, "version": VERSION, "seconds_per": dict(zip(_NAMES, self.seconds_per, strict=True))}
         data["pieces"] = {"row": _listed(self.rows), "logit_row": _listed(self.logit_rows)}
         data |= {name: getattr(self, name) for name in _NUMBERS}
         data |= {"median_error": self.median_error, "errors": {kind: asdict(one) for kind, one in self.errors.items()}}
-        data |= {"fitted_for": None if self.fitted_for is None else asdict(self.fitted_for), "about": self.about}
-        return json.dumps(data, indent=1)
+        return data | {"fitted_for": None if self.fitted_for is None else asdict(self.fitted_for), "about": self.about}
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=1)
 
 
 _NUMBERS = ("host_s", "host_s_per_sequence", "wake_s", "max_rows", "num_steps")
@@ -211,7 +216,7 @@ def read_coefficients(path: str | Path) -> Coefficients:
 
 
 def coefficients_of(data: object) -> Coefficients:
-    """From what ``to_json`` gives, parsed. Raises CostFileError without the name of a file."""
+    """From what ``to_dict`` gives, possibly by way of JSON. Raises CostFileError without the name of a file."""
     if not isinstance(data, dict) or data.get("format") != FORMAT or data.get("version") not in (1, VERSION):
         raise CostFileError(f'"format": "{FORMAT}" and "version": 1 or {VERSION} are needed')
     per = data.get("seconds_per")
@@ -220,7 +225,7 @@ def coefficients_of(data: object) -> Coefficients:
     a, b, c, d, e, f = (_number(name, per[name]) for name in _NAMES)
     numbers = {name: _number(name, data.get(name, 0.0)) for name in _NUMBERS}
     pieces = data.get("pieces") or {}
-    return Coefficients(
+    found = Coefficients(
         (a, b, c, d, e, f),
         host_s=numbers["host_s"],
         median_error=None if data.get("median_error") is None else _number("median_error", data["median_error"]),
@@ -234,12 +239,15 @@ def coefficients_of(data: object) -> Coefficients:
         errors=_errors(data.get("errors")),
         fitted_for=_fitted_for(data.get("fitted_for")),
     )
+    if not found.seconds_of(StepShape(1, 1, 1, 1, 1)) > 0.0:
+        raise CostFileError("seconds_per: a step of one row costs nothing")
+    return found
 
 
 def _number(name: str, value: object, least: float = 0.0) -> float:
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value <= 1e300:
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value <= _MOST:
         return float(value)
-    raise CostFileError(f"{name}: {value!r} is not allowed; a finite number of at least {least:g}")
+    raise CostFileError(f"{name}: {value!r} is not allowed; a number from {least:g} to {_MOST:g}")
 
 
 def _ramp(name: str, pieces: object) -> Ramp:

@@ -127,14 +127,14 @@ class FittedCost:
         ninth_decile = max(0.0, ratios[len(ratios) * 9 // 10] - 1.0) if ratios else 0.0
         return ninth_decile if len(ratios) >= _FEW else max(ninth_decile, _FIRST_OVERRUN)
 
-    def step_done(self, plan: StepPlan, result: StepResult, one_in: int = 1) -> None:
+    def step_done(self, plan: StepPlan, result: StepResult, one_in: int = 1, shape: StepShape | None = None) -> None:
         """Learn from a step that was run, moves of blocks left out. ``one_in``: fitting takes time that short steps would feel; of steps
-        that only decode, which are all alike, one in so many will do."""
+        that only decode, which are all alike, one in so many will do. ``shape``: the plan's, from who has it."""
         if one_in > 1 and plan.num_tokens <= len(plan.slices):
             self._num_decoding_steps += 1
             if self._num_decoding_steps % one_in:
                 return
-        self.observe(StepShape.of(plan), result.seconds - result.move_seconds)
+        self.observe(StepShape.of(plan) if shape is None else shape, result.seconds - result.move_seconds)
 
     def observe(self, shape: StepShape, seconds: float) -> None:
         """Learn that a step of this shape took ``seconds``. Steps without rows, or too short to measure, are ignored."""

@@ -3,17 +3,14 @@
 The form is that of ``Coefficients``: prices of pairs, positions, sequences and of a step; rows and logit rows by straight pieces, since
 reading weights costs the same for one row as for a few, and no straight line has both ends. The method:
 
-- **Relative errors**: each step is divided by its seconds, so that a step of 3 ms counts as much as one of 300.
-- **Their absolute values**, not their squares: the price at which half of the steps are dearer and half are cheaper, so that a step which
-  the operating system held up counts as one that is dearer, however much it is. By iteratively reweighted least squares (Schlossmacher,
-  JASA 1973); below a share ``_CORE`` squares count, since nothing smaller is known of a clock and a machine.
-- **No price below zero**: coordinate descent (Franc, Hlaváč & Navara, CAIP 2005) from a first fit in which all pieces have one price, so
-  that pieces of which no step tells keep that of their neighbours.
+- **Least absolute relative errors, no price below zero** (``least_errors``), from a first fit in which all pieces have one price, so that
+  pieces of which no step tells keep that of their neighbours.
 - **A mean, in the end.** A simulation adds steps up, and steps are held up more often than they are hurried: all prices are multiplied by
   what the steps took together over what they were predicted to, each at most ``_HELD_UP`` times its prediction.
 
 Device and host are fitted apart: a step's time beside the device goes by its sequences. Either has a price of its own for what a step
-takes more that follows on idleness, when threads sleep and caches are cold.
+takes more that follows on idleness, when threads sleep and caches are cold. Where the steps are few and of whatever sizes came along,
+``window_fit`` does with the first fit alone.
 """
 
 from __future__ import annotations
@@ -23,24 +20,18 @@ import statistics
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
-from operator import mul
 from typing import NamedTuple
 
 from octavo.core.cost import StepShape
 from octavo.core.step import StepPlan, StepResult
 from octavo.costs.coefficients import Coefficients, KindErrors, Ramp
+from octavo.costs.least_errors import CORE, Row, nonnegative
 
 KINDS = ("prefill", "decode", "mixed")
 MIN_STEPS = 30
 _ROW_KNOTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096)
 _LOGIT_KNOTS = (1, 4, 16, 64, 256)
-_CORE = 0.01
 _HELD_UP = 3.0
-_NUM_REWEIGHTINGS = 12
-_NUM_SWEEPS = 300
-_CONVERGED = 1e-6  # of a weight, relative, in a sweep
-
-_Row = list[float]
 
 
 class FitError(ValueError):
@@ -78,8 +69,8 @@ def fit(steps: Iterable[MeasuredStep], about: str = "") -> Coefficients:
     kept = [step for step in steps if step.shape.num_rows and step.device_s > 0.0]
     if len(kept) < MIN_STEPS:
         raise FitError(f"steps: {len(kept)} were measured; at least {MIN_STEPS} are needed")
-    device = _fit_device(kept)
-    host_s, per_sequence, host_wake_s = _nonnegative(
+    device = device_fit(kept)
+    host_s, per_sequence, host_wake_s = nonnegative(
         [[1.0, step.shape.num_sequences, step.follows_idleness] for step in kept],
         [max(1e-7, step.total_s - step.device_s) for step in kept],
     )
@@ -87,7 +78,7 @@ def fit(steps: Iterable[MeasuredStep], about: str = "") -> Coefficients:
         device, host_s=host_s, host_s_per_sequence=per_sequence, wake_s=device.wake_s + host_wake_s, num_steps=len(kept),
         max_rows=max(step.shape.num_rows for step in kept), about=about,
     )  # fmt: skip
-    return fitted.times(_mean_factor(fitted, kept))
+    return to_the_mean(fitted, kept)
 
 
 def predicted_s(cost: Coefficients, step: MeasuredStep) -> float:
@@ -95,10 +86,11 @@ def predicted_s(cost: Coefficients, step: MeasuredStep) -> float:
     return cost.seconds_of(step.shape) + (cost.wake_s if step.follows_idleness else 0.0)
 
 
-def _mean_factor(cost: Coefficients, steps: Seq[MeasuredStep]) -> float:
+def to_the_mean(cost: Coefficients, steps: Seq[MeasuredStep]) -> Coefficients:
+    """``cost`` at the pace at which ``steps`` take together what it says, those that were held up cut. Unchanged if it says nothing."""
     predicted = [predicted_s(cost, step) for step in steps]
     took = math.fsum(min(step.total_s, _HELD_UP * seconds) for step, seconds in zip(steps, predicted, strict=True))
-    return took / math.fsum(predicted)
+    return cost.times(took / math.fsum(predicted)) if any(predicted) else cost
 
 
 def errors_of(cost: Coefficients, steps: Iterable[MeasuredStep]) -> dict[str, KindErrors]:
@@ -130,16 +122,20 @@ def waking_s(cost: Coefficients, firsts: Iterable[tuple[StepShape, float]]) -> f
 # --- the fit ----------------------------------------------------------------------------------------------------------------------------
 
 
-def _fit_device(steps: Seq[MeasuredStep]) -> Coefficients:
+def device_fit(steps: Seq[MeasuredStep], has_pieces: bool = True, core: float = CORE) -> Coefficients:
+    """The prices on the device. ``has_pieces``: rows and logit rows by pieces; else each has one price, at whatever number. ``core``: as of
+    ``nonnegative``."""
     shapes, seconds, wakes = [s.shape for s in steps], [s.device_s for s in steps], [float(s.follows_idleness) for s in steps]
-    row_ends = _ends(_ROW_KNOTS, max(shape.num_rows for shape in shapes))
-    logit_ends = _ends(_LOGIT_KNOTS, max(shape.num_logit_rows for shape in shapes), first=0.0)
-    flat = [[wake, *_features(shape, [math.inf], [math.inf])] for shape, wake in zip(shapes, wakes, strict=True)]
-    wake_s, f, b, c, d, a, e = _nonnegative(flat, seconds)
-    start = [wake_s, f, b, c, d, *[a] * len(row_ends), *[e] * len(logit_ends)]
-    rich = [[wake, *_features(shape, row_ends, logit_ends)] for shape, wake in zip(shapes, wakes, strict=True)]
-    wake_s, f, b, c, d, *prices = _nonnegative(rich, seconds, start)
-    rows, logits = prices[: len(row_ends)], prices[len(row_ends) :]
+    row_ends = logit_ends = [math.inf]
+    weights = nonnegative(_rows(shapes, wakes, row_ends, logit_ends), seconds, core=core)
+    if has_pieces:
+        row_ends = _ends(_ROW_KNOTS, max(shape.num_rows for shape in shapes))
+        logit_ends = _ends(_LOGIT_KNOTS, max(shape.num_logit_rows for shape in shapes), first=0.0)
+        wake_s, f, a, c, b, e, d = weights
+        start = [wake_s, f, *[a] * len(row_ends), c, b, *[e] * len(logit_ends), d]
+        weights = nonnegative(_rows(shapes, wakes, row_ends, logit_ends), seconds, start, core)
+    wake_s, f, *prices = weights
+    rows, (c, b), logits, d = prices[: len(row_ends)], prices[len(row_ends) :][:2], prices[len(row_ends) + 2 : -1], prices[-1]
     row_ramp = Ramp(((1.0, 0.0), *zip(row_ends, rows, strict=True)))
     logit_ramp = Ramp(tuple(zip(logit_ends, logits, strict=True)))
     return Coefficients((0.0, b, c, d, 0.0, f), rows=row_ramp, logit_rows=logit_ramp, wake_s=wake_s)
@@ -150,51 +146,21 @@ def _ends(knots: Seq[int], most: int, first: float = 1.0) -> list[float]:
     return [*(float(knot) for knot in knots if first < knot <= 0.75 * most), math.inf]
 
 
-def _features(shape: StepShape, row_ends: Seq[float], logit_ends: Seq[float]) -> _Row:
-    """The first row is part of the step."""
-    rows, logits = _pieces(shape.num_rows, row_ends, 1.0), _pieces(shape.num_logit_rows, logit_ends, 0.0)
-    return [1.0, shape.num_pairs, shape.num_context, shape.num_sequences, *rows, *logits]
+def _rows(shapes: Seq[StepShape], wakes: Seq[float], row_ends: Seq[float], logit_ends: Seq[float]) -> list[Row]:
+    """Features [steps]: a wake, the step itself with its first row, rows, positions, pairs, logit rows, sequences.
+
+    The order is that in which what steps do not tell apart is explained. Rows before positions: where nothing but prompts from their
+    beginning was seen, tokens behind a long context are not to be dear for it. Sequences last: where each step held one, another one
+    beside it is thought to cost its rows and no more.
+    """
+    found = []
+    for shape, wake in zip(shapes, wakes, strict=True):
+        rows, logits = _pieces(shape.num_rows, row_ends, 1.0), _pieces(shape.num_logit_rows, logit_ends, 0.0)
+        found.append([wake, 1.0, *rows, shape.num_context, shape.num_pairs, *logits, shape.num_sequences])
+    return found
 
 
-def _pieces(number: int, ends: Seq[float], first: float) -> _Row:
+def _pieces(number: int, ends: Seq[float], first: float) -> Row:
     """How much of ``number`` lies in each piece, the first of which begins at ``first``."""
     begins = [first, *ends]
     return [max(0.0, min(number, end) - begin) for begin, end in zip(begins, ends, strict=False)]
-
-
-def _nonnegative(rows: Seq[_Row], seconds: Seq[float], start: _Row | None = None) -> _Row:
-    """Weights, none below 0, of least absolute relative error: ``rows`` times weights should be ``seconds``."""
-    scaled = [[value / took for value in row] for row, took in zip(rows, seconds, strict=True)]
-    size = len(scaled[0])
-    weights = [0.0] * size if start is None else list(start)
-    trust = [1.0] * len(scaled)
-    for _ in range(_NUM_REWEIGHTINGS):
-        products, sums = _moments(scaled, trust)
-        _descend(weights, products, sums)
-        trust = [1.0 / max(_CORE, abs(sum(map(mul, row, weights)) - 1.0)) for row in scaled]
-    return weights
-
-
-def _moments(rows: Seq[_Row], trust: Seq[float]) -> tuple[list[_Row], _Row]:
-    size = len(rows[0])
-    products, sums = [[0.0] * size for _ in range(size)], [0.0] * size
-    for row, weight in zip(rows, trust, strict=True):
-        for i, value in enumerate(row):
-            if value:
-                part = weight * value
-                sums[i] += part
-                products[i] = [known + part * other for known, other in zip(products[i], row, strict=True)]
-    return products, sums
-
-
-def _descend(weights: _Row, products: list[_Row], sums: _Row) -> None:
-    """Coordinate descent in place, until nothing moves."""
-    for _ in range(_NUM_SWEEPS):
-        moved = 0.0
-        for j, row in enumerate(products):
-            if row[j] > 0.0:
-                last = weights[j]
-                weights[j] = max(0.0, last + (sums[j] - sum(map(mul, row, weights))) / row[j])
-                moved = max(moved, abs(weights[j] - last) / (abs(weights[j]) + 1e-12))
-        if moved < _CONVERGED:
-            return

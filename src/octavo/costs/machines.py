@@ -98,6 +98,7 @@ class MachineFile:
 
 _POSITIVE = ("ops_per_s", "bytes_per_s", "memory_bytes", "link_bytes_per_s")
 _SHARES = ("ops_share", "bytes_share")
+_MOST = 1e24  # of any figure: seconds and blocks that follow from them are numbers yet
 
 
 def read_machines(path: str | Path) -> dict[str, Machine]:
@@ -218,9 +219,9 @@ def _machine(where: str, name: str, table: object) -> Machine:
 
 
 def _number(where: str, key: str, value: object) -> float:
-    limit = "above 0" if key in _POSITIVE else "above 0 and at most 1" if key in _SHARES else "at least 0"
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
-        ok = 0.0 < value <= 1.0 if key in _SHARES else value > 0.0 if key in _POSITIVE else value >= 0.0
+    limit = f"from 1 to {_MOST:g}" if key in _POSITIVE else "above 0 and at most 1" if key in _SHARES else f"from 0 to {_MOST:g}"
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        ok = 0.0 < value <= 1.0 if key in _SHARES else (key not in _POSITIVE or value >= 1.0) and 0.0 <= value <= _MOST
         if ok:
             return float(value)
-    raise MachineError(f"{where}: {key}: {value!r} is not allowed; a finite number {limit}")
+    raise MachineError(f"{where}: {key}: {value!r} is not allowed; a number {limit}")

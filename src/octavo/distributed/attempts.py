@@ -162,6 +162,11 @@ class Attempts:
             return f"{self.num_losses} workers died, hung or failed while they ran this request; it is given up"
         return None
 
+    def forgive(self) -> None:
+        """A loss was none of the request's doing: the worker is back, and had never ended."""
+        self.num_losses = max(0, self.num_losses - 1)
+        self._in_place = max(0, self._in_place - 1)
+
     def failed(self, message: str, code: str | None = None) -> list[OutputEvent]:
         """End it: an error event for each choice that goes on."""
         events = []

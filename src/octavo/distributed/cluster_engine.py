@@ -63,6 +63,10 @@ class Launcher(Protocol):
         """Begin to start them, to connect to ``address``; waits for none of them."""
         ...
 
+    def ready(self, name: str) -> None:
+        """A worker works: should it end, another is started soon. Names that it did not start do nothing."""
+        ...
+
     def release(self, name: str) -> None:
         """A worker that ends from now on is not replaced."""
         ...
@@ -315,6 +319,9 @@ class ClusterEngine:
     def worker_ready(self, link: Link) -> None:
         assert link.ready is not None
         self._take_limits(link.ready)
+        if self.launcher is not None:
+            self.launcher.ready(link.name)
+        self.flights.returned(link.worker.boot_id)
         self._changed.set()
         self.handovers.ready(link)
         self.flights.pump()

@@ -18,9 +18,9 @@ import msgspec
 from msgspec import to_builtins
 
 from octavo.core.clock import Clock
-from octavo.distributed.accounts import Merged, Told, WorkerAccount, merge
-from octavo.distributed.answers import AboutAttempts, AboutMetrics, AboutWindow, Accounts, Metrics, Window
-from octavo.distributed.journeys import Journey, Journeys, LegEnd
+from octavo.distributed.accounts import Merged, WorkerAccount, merge
+from octavo.distributed.answers import MAX_ASKED, AboutAttempts, AboutMetrics, AboutWindow, Accounts, Metrics, Window
+from octavo.distributed.journeys import Journey, Journeys, Leg, LegEnd
 from octavo.distributed.merged_metrics import merged_families
 from octavo.engine.advice import Advice
 from octavo.engine.causes import Bottleneck
@@ -79,16 +79,19 @@ class ClusterReports:
         return [_entry(one, now) for one in merged]
 
     async def _merged(self, journeys: Sequence[Journey], advises: bool = False) -> list[Merged]:
-        names: dict[str, list[str]] = {}
-        for journey in journeys:
-            for leg in journey.legs:
-                if leg.end is not LegEnd.LOST:
-                    names.setdefault(leg.worker, []).append(leg.name)
-        asked = {worker: AboutAttempts(some, self._shows_misses, advises) for worker, some in names.items()}
-        answers = await self._ask("accounts", asked, Accounts)
-        told = _told((worker, answer.accounts) for worker, answer in answers.items())
+        told = await self._told_of((leg for journey in journeys for leg in journey.legs), advises)
         now = self._clock.now()
         return [merge(journey, told, now) for journey in journeys]
+
+    async def _told_of(self, legs: Iterable[Leg], advises: bool = False) -> dict[tuple[str, str], WorkerAccount]:
+        """What workers tell of these legs, as far as they were not lost."""
+        names: dict[str, list[str]] = {}
+        for leg in legs:
+            if leg.end is not LegEnd.LOST:
+                names.setdefault(leg.worker, []).append(leg.name)
+        asked = {worker: AboutAttempts(some[-MAX_ASKED:], self._shows_misses, advises) for worker, some in names.items()}
+        answers = await self._ask("accounts", asked, Accounts)
+        return _told((worker, answer.accounts) for worker, answer in answers.items())
 
     async def _ask(self, what: str, asked: Mapping[str, msgspec.Struct], kind: type[T]) -> dict[str, T]:
         """Answers by worker, of those that are there and answer in time."""
@@ -112,10 +115,14 @@ class ClusterReports:
         roles = self._workers.roles()
         each = -(-num_steps // len(roles)) if roles else 0
         answers = await self._ask("window", dict.fromkeys(roles, AboutWindow(window_s, each, self._shows_misses)), Window)
-        now = self._clock.now()
-        since_s = now - window_s
+        since_s = self._clock.now() - window_s
         told = _told((worker, window.accounts) for worker, window in answers.items())
         recent = [journey for journey in self._journeys.all() if journey.ended_s is None or journey.ended_s >= since_s]
+        legs = (leg for journey in recent for leg in journey.legs if leg.end_s is not None and leg.end_s < since_s)
+        earlier = [leg for leg in legs if (leg.worker, leg.name) not in told]
+        if earlier:  # of requests that ended in the window, or run: legs that had ended before it
+            told |= await self._told_of(earlier)
+        now = self._clock.now()
         gaps: GapClasses = self._journeys.window.gap_classes(since_s)
         for window in answers.values():
             for place, counts in window.gaps:
@@ -154,7 +161,7 @@ class ClusterReports:
         return merged_families(self._journeys.families(), told)
 
 
-def _told(answers: Iterable[tuple[str, Iterable[WorkerAccount]]]) -> Told:
+def _told(answers: Iterable[tuple[str, Iterable[WorkerAccount]]]) -> dict[tuple[str, str], WorkerAccount]:
     return {(worker, account.name): account for worker, accounts in answers for account in accounts}
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from octavo.distributed.handovers import Handovers
 
 logger = logging.getLogger("octavo.cluster")
+
+MAX_STRUCK = 64  # workers that were lost and may come back
 
 
 @dataclass(slots=True, eq=False)
@@ -89,6 +91,7 @@ class Flights:
         self._by_key: dict[int, Flight] = {}
         self._keys = itertools.count(1)
         self._again: deque[Flight] = deque()  # lost ones whose turn has not come
+        self._struck: OrderedDict[str, list[Flight]] = OrderedDict()  # what workers had when they were lost last, by boot id
         self._suspects: dict[Link, Flight] = {}  # by the worker that has one
         self._pacer = Pacer(options.resubmit_per_s, options.resubmit_burst)
         self._timer: asyncio.TimerHandle | None = None
@@ -266,11 +269,20 @@ class Flights:
 
     def lost(self, link: Link, loss: Loss) -> None:
         """Nothing that ``link`` says of its attempts counts any more: others go on with them."""
-        for key in sorted(link.keys):
-            flight = self._by_key[key]
+        struck = [self._by_key[key] for key in sorted(link.keys)]
+        for flight in struck:
             self._leave_link(flight)
             self._lost(flight, loss)
+        if loss in (Loss.DIED, Loss.HUNG):
+            self._struck[link.worker.boot_id] = struck
+            while len(self._struck) > MAX_STRUCK:
+                self._struck.popitem(last=False)
         self.pump()
+
+    def returned(self, boot_id: str) -> None:
+        """A worker takes requests, or does again. If it was lost and is the same process, what it had did it no harm."""
+        for flight in self._struck.pop(boot_id, ()):
+            flight.attempts.forgive()
 
     def _lost(self, flight: Flight, loss: Loss, error: str | None = None) -> None:
         """The request waits for its turn to go on, or has to fail, with ``error`` if there is one."""

@@ -213,6 +213,15 @@ class HandoverDesk(Generic[Load]):
                 orders += self.failed(moving.key, "its receiver is gone", now)
         return [order for order in orders if order.worker != worker]
 
+    def give_up(self, may_be_taken: Callable[[Moving[Load]], bool], now: float) -> list[Order[Load]]:
+        """Those without a receiver for which ``may_be_taken`` sees none to come are their senders' again, at once."""
+        offered = [moving for moving in self._moving.values() if moving.handoff.state is HandoffState.OFFERED and moving.asked is None]
+        orders = list[Order[Load]]()
+        for moving in offered:
+            if not may_be_taken(moving):
+                orders += self.failed(moving.key, "nobody is there to take it", now)
+        return orders
+
     def room_may_be_there(self) -> None:
         """Some worker may have room that had none: ``tick`` asks again."""
         self._room_may_be_there = True

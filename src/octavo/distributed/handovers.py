@@ -34,6 +34,7 @@ from octavo.distributed.messages import (
     WireRequest,
 )
 from octavo.distributed.role_router import RoleRouter
+from octavo.distributed.shm_transport import is_near
 from octavo.distributed.worker_handover import addresses_of
 
 if TYPE_CHECKING:
@@ -110,6 +111,7 @@ class Handovers:
         self._room.pop(link.index, None)
         self._follow(self.desk.worker_gone(link.index, self._now()))
         self._router.pools.remove(link.index)
+        self._give_up()
 
     def told(self, link: Link) -> None:
         """Its load has changed."""
@@ -122,6 +124,11 @@ class Handovers:
     def tick(self) -> None:
         """Time has passed. To be called a few times a second."""
         self._look()
+        self._give_up()
+
+    def _give_up(self) -> None:
+        """Where nobody is left to take a hand-off, waiting for room would be in vain."""
+        self._follow(self.desk.give_up(lambda moving: bool(self._receivers(moving)), self._now()))
 
     def said(self, link: Link, message: FromWorker) -> None:
         """Of a hand-off, by a worker that is trusted."""
@@ -172,13 +179,18 @@ class Handovers:
         return next((link for link in self._every() if link.index == index), None)
 
     def _choose(self, moving: Moving[_Ticketed]) -> int | None:
-        """The worker that was chosen when the request came; else, of the others that decode, the one with most room."""
-        sender = self._link(moving.sender)
-        able = [link for link in self._links() if self._may_receive(link, sender) and link.index not in moving.refused_by]
+        """The worker that was chosen when the request came; else, of the others that may decode, the one with most room."""
+        able = [link for link in self._receivers(moving) if link.index not in moving.refused_by]
         if any(link.index == moving.load.wanted for link in able):
             return moving.load.wanted
-        best = max((link for link in able if link.worker.role == "decode"), key=lambda link: link.view.num_available_blocks, default=None)
+        best = max(able, key=lambda link: (link.worker.role == "decode", link.view.num_available_blocks), default=None)
         return None if best is None else best.index
+
+    def _receivers(self, moving: Moving[_Ticketed]) -> list[Link]:
+        """Who may take it, given room: whom it was meant for, and all others that decode."""
+        sender = self._link(moving.sender)
+        links = [link for link in self._links() if link.worker.role != "prefill" or link.index == moving.load.wanted]
+        return [link for link in links if self._may_receive(link, sender) and link.index not in moving.unfit]
 
     def _may_receive(self, link: Link, sender: Link | None) -> bool:
         return sender is not None and link is not sender and self._way(sender, link) is not None
@@ -188,7 +200,8 @@ class Handovers:
         if sender.ready is None or receiver.ready is None or not receiver.ready.kv_address:
             return None
         addresses, wanted = addresses_of(receiver.ready.kv_address), self._options.transport
-        same_host = sender.worker.host == receiver.worker.host
+        senders = addresses_of(sender.ready.kv_address or "")
+        same_host = "shm" in addresses and "shm" in senders and is_near(addresses["shm"], senders["shm"])
         for name in (("shm", "tcp") if same_host else ("tcp",)) if wanted == "auto" else (wanted,):
             if name in addresses and name in sender.ready.transports:
                 return name, addresses[name]

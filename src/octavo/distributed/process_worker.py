@@ -5,7 +5,7 @@
                  └── released: no other
 
 Owns the processes. What they work at comes by their channels, and so does the word that it is enough; the secret reaches them by their
-environment. Pauses double with each worker that ends soon after its start. A worker that says that it can never work (its exit status is
+environment. Pauses double with each worker that ends before it was ready. A worker that says that it can never work (its exit status is
 ``HOPELESS``) is not tried again, and ``trouble`` has why. Children have sessions of their own, so that a Ctrl-C at the terminal is the
 front end's alone to obey; when that is killed they notice at their channel and end soon after.
 """
@@ -18,7 +18,6 @@ import itertools
 import logging
 import os
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -30,7 +29,6 @@ logger = logging.getLogger("octavo.cluster")
 HOPELESS = 3  # exit status of a worker that another try would not help
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 30.0
-STEADY_S = 30.0  # a worker that has run so long ends the doubling of pauses
 END_S = 30.0  # that a worker gets to end by itself, and to write its cache to disk if it is to
 GIVE_UP_S = 5.0  # that a child looks for its front end
 
@@ -92,6 +90,10 @@ class LocalProcesses:
         child.keeper = asyncio.create_task(self._keep(child))
         return name
 
+    def ready(self, name: str) -> None:
+        if name in self._children:
+            self._children[name].pause_s = FIRST_PAUSE_S
+
     def release(self, name: str) -> None:
         self._children[name].released = True
 
@@ -128,7 +130,7 @@ class LocalProcesses:
     async def _keep(self, child: _Child) -> None:
         """One process after another."""
         while not (child.released or self._stopping):
-            child.wanted, started_s = False, time.monotonic()
+            child.wanted = False
             child.process = await self._spawn(child)
             status = await child.process.wait()
             child.ended.set()
@@ -140,8 +142,6 @@ class LocalProcesses:
                 return
             if child.wanted:
                 continue
-            if time.monotonic() - started_s >= STEADY_S:
-                child.pause_s = FIRST_PAUSE_S
             how = f"was killed by signal {-status}" if status < 0 else f"has ended with status {status}"
             logger.warning("worker %s %s; another is started in %.1f s", child.name, how, child.pause_s)
             await asyncio.sleep(child.pause_s)

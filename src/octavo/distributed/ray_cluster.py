@@ -21,7 +21,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray reads it when it starts; it would tell of its use by default
+# Ray reads these when it starts: by default it would tell of its use, and give its workers what others leave of the processors.
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 import ray  # noqa: E402
 import ray.exceptions  # noqa: E402
@@ -59,6 +61,7 @@ class _Worker:
     actor: Any = None
     node: str | None = None
     num_failed: int = 0
+    was_ready: bool = False  # its last process
     released: bool = False
     wanted: bool = False
     keeper: asyncio.Task[None] | None = None
@@ -132,6 +135,11 @@ class RayLauncher:
         for worker in self._workers.values():
             worker.keeper = asyncio.create_task(self._keep(worker), name=worker.name)
 
+    def ready(self, name: str) -> None:
+        """It works: should it end, another is placed soon."""
+        if name in self._workers:
+            self._workers[name].was_ready = True
+
     def release(self, name: str) -> None:
         """See Launcher."""
         self._workers[name].released = True
@@ -169,8 +177,8 @@ class RayLauncher:
                 _kill(worker)
             if worker.released or worker.wanted:
                 return
-            if time.monotonic() - started_s >= STEADY_S:
-                worker.num_failed, pause_s = 0, FIRST_PAUSE_S
+            if worker.was_ready or time.monotonic() - started_s >= STEADY_S:
+                worker.num_failed, worker.was_ready, pause_s = 0, False, FIRST_PAUSE_S
             if end.hopeless or worker.num_failed >= MAX_FAILED:
                 self._trouble = f"{worker.name}: {end.reason}"
             if end.hopeless:

@@ -7,12 +7,14 @@ socket. So it goes when both ends are closed, however they end. It is a ring of 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import mmap
 import os
 import secrets
 import socket
 import sys
 import tempfile
+from pathlib import Path
 
 from octavo.distributed.stream_transport import (
     IDLE_S,
@@ -35,6 +37,23 @@ def is_available() -> bool:
     return hasattr(socket, "AF_UNIX") and hasattr(socket, "send_fds")
 
 
+def is_near(address: str, other: str) -> bool:
+    """Whether who listens at one address of this transport can be reached by who listens at the other. Hosts of one name may be two, and
+    one host may have parts that do not see each other's sockets."""
+    return address.rpartition("-")[0] == other.rpartition("-")[0]
+
+
+def _place() -> str:
+    """What processes have in common that reach each other: this start of this kernel, and the network namespace, which names that are in
+    no file system belong to; elsewhere than on Linux the host's name."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        place = f"{boot}/{os.stat('/proc/self/ns/net').st_ino}"
+    except OSError:
+        place = socket.gethostname()
+    return hashlib.blake2b(place.encode(), digest_size=8).hexdigest()
+
+
 class ShmTransport:
     """``throttle``: what all transfers of this object may send; for measurements."""
 
@@ -45,7 +64,7 @@ class ShmTransport:
 
     def listen(self, host: str, sink: Sink) -> TransportListener:
         """On this host, whatever ``host`` is: at a name that leaves no file behind where the system has such names."""
-        name = f"octavo-kv-{secrets.token_hex(8)}"
+        name = f"octavo-kv-{_place()}-{secrets.token_hex(8)}"
         address = f"@{name}" if sys.platform == "linux" else os.path.join(tempfile.gettempdir(), name)
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:

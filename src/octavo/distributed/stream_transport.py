@@ -61,6 +61,21 @@ def recv_bytes(sock: socket.socket, num_bytes: int) -> bytes:
     return bytes(data)
 
 
+def recv_within(sock: socket.socket, num_bytes: int, seconds: float) -> bytes:
+    """So many bytes, all of them within ``seconds``, however they trickle in. TimeoutError, ConnectionError."""
+    data, deadline_s = b"", time.monotonic() + seconds
+    while len(data) < num_bytes:
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0.0:
+            raise TimeoutError(f"the peer has not proven itself within {seconds:g} s")
+        sock.settimeout(left_s)
+        part = sock.recv(num_bytes - len(data))
+        if not part:
+            raise ConnectionError("the peer closed the connection")
+        data += part
+    return data
+
+
 def send_text(sock: socket.socket, text: bytes, before: bytes = b"") -> None:
     sock.sendall(before + len(text).to_bytes(4, "little") + text)
 
@@ -259,7 +274,7 @@ def prove_connector(sock: socket.socket, secret: bytes) -> None:
     """The listener's side of the handshake. Raises AuthenticationError, OSError."""
     handshake = ListenerHandshake(secret, PURPOSE)
     sock.sendall(handshake.hello)
-    sock.sendall(handshake.prove(recv_bytes(sock, ANSWER_BYTES)))
+    sock.sendall(handshake.prove(recv_within(sock, ANSWER_BYTES, CONNECT_S)))
 
 
 def open_transfer(

@@ -100,7 +100,9 @@ class WorkerPost:
 
 def run_worker(post: WorkerPost) -> str:
     """Work until the front end says that it is enough; why it ended. Raises what ``WorkerServer.run`` does."""
-    asyncio.run(WorkerServer(post.address, post.secret, post.options).run())
+    from octavo.distributed.worker_handover import handing_over  # which builds on this module
+
+    asyncio.run(WorkerServer(post.address, post.secret, post.options, make_kv=handing_over(post.secret)).run())
     return "the front end said that it is enough"
 
 

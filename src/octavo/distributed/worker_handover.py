@@ -3,7 +3,8 @@
     sender      Submit ─▶ PromptStarted ─▶ (Send: a thread sends) ─▶ first token: held, Offered ─▶ Release | Resume
     receiver    Reserve ─▶ Reserved | NoRoom ─▶ (KV arrives) ─▶ Copied ─▶ Begin | Cancel
 
-Messages come on the event loop's thread; all that touches the engine is done on its own, between two steps, in the order of the messages.
+Messages come on the event loop's thread; all that touches the scheduler is done on the engine's, between two steps, in the order of the
+messages. Sending touches tracks alone, and begins at once.
 An order for a key that is not known (any more) does nothing: the desk may have sent it before it heard. Only a Begin whose KV has been
 lost meanwhile is answered, by CopyFailed, since nobody else would go on.
 
@@ -112,7 +113,7 @@ class WorkerHandover:
             case Reserve():
                 self._do(lambda: self._reserve(message))
             case Send():
-                self._do(lambda: self._send(message))
+                self._send(message)
             case Begin():
                 self._begin(message)
             case Release():
@@ -151,6 +152,7 @@ class WorkerHandover:
     # --- sender ---------------------------------------------------------------------------------------------------------------------------
 
     def _send(self, message: Send) -> None:
+        """On the event loop's thread: it does not wait for the step that computes what is to be sent."""
         going, way = self._going.get(message.key), self._ways.get(message.transport)
         if going is None:
             return
@@ -233,15 +235,12 @@ class WorkerHandover:
         self._say(Reserved(key))
 
     def _copied(self, key: int, exact: bool) -> None:
-        """On a transport's thread. It is said at once, and not after the step in flight: what it leads to comes back behind ``arrived``."""
+        """On a transport's thread."""
 
-        def arrived() -> None:
-            coming = self._coming.get(key)
-            if coming is not None:
-                coming.exact = exact
-
-        self._do(arrived)
-        self._say(Copied(key))
+        coming = self._coming.get(key)
+        if coming is not None:
+            coming.exact = exact
+            self._say(Copied(key))
 
     def _begin(self, message: Begin) -> None:
         """On the event loop's thread: its events are to be this worker's from the first on."""
@@ -253,7 +252,11 @@ class WorkerHandover:
                 self._say(CopyFailed(key, "its KV is not here any more"))
                 return []
             self._end_coming(key)
-            self._engine.begin(coming.request, message.output_token_ids, coming.exact)
+            try:
+                self._engine.begin(coming.request, message.output_token_ids, coming.exact)
+            except ParameterError as error:  # the front end wants what was not reserved: its fault is not to end this engine
+                self._engine.scheduler.transfers.cancel(coming.request.request_id)
+                self._say(CopyFailed(key, str(error)))
             return []
 
         self._worker.adopt(key)

@@ -117,7 +117,7 @@ class RuleAdvisor:
         gain_s = min(sum(_excess(step, bound_s) for step in steps), max(0.0, seconds[Cause.OTHERS_PREFILL]))
         queued_s = seconds[Cause.QUEUED_PROMPT] - seconds[Cause.PREFILL]  # a short prompt runs at half speed or better beside a long one
         why = "it waited for long pieces of another's prompt, whose own first token comes later with it; the bound is twice a usual step"
-        return Advice(f"--max-itl-ms {1000 * bound_s:.2g}", gain_s + max(0.0, queued_s), why)
+        return Advice(f"--max-itl-ms {float(f'{1000 * bound_s:.2g}'):g}", gain_s + max(0.0, queued_s), why)
 
 
 def shared_part(last: LastSteps, record: RequestRecord) -> float:

@@ -75,7 +75,8 @@ class Engine:
             self.num_kv_blocks = resolve_num_kv_blocks(config, backend, self.max_model_len, draft_bytes, lodges)
             backend.allocate_kv(self.num_kv_blocks)
             num_host_blocks = resolve_num_host_blocks(config, backend)
-            self.preemption_model = self._make_preemption_model(num_host_blocks)
+            block_bytes = backend.kv_capacity(0).bytes_per_block
+            self.preemption_model = PreemptionModel(block_bytes, self.step_cost) if num_host_blocks else None
             self_draft = self._drafting.start(backend, self.num_kv_blocks)
             if config.speculative.spec_rule == "resample":
                 from octavo.backends.resampling import ResamplingBackend
@@ -86,8 +87,10 @@ class Engine:
             self._drafting.close()
             raise
         self.scheduler = self._recorded(model.name)(
-            config.scheduler, config.cache, self.num_kv_blocks, self.max_model_len, fingerprint, self.gap_model, num_host_blocks,
-            self.preemption_model, None if self.tiering is None else self.tiering.tiers, backend.kv_capacity(0).layout,
+            config.scheduler, config.cache, self.num_kv_blocks, self.max_model_len, fingerprint,
+            gap_cost=self.gap_model, num_host_blocks=num_host_blocks,
+            preemption_cost=self.preemption_model if config.scheduler.preemption == "auto" else None,  # where there is a choice
+            tiers=None if self.tiering is None else self.tiering.tiers, layout=backend.kv_capacity(0).layout,
         )  # fmt: skip
         draft_model = self._drafting.draft_model(backend, self.scheduler)
         others = {one.name: one for one in (draft_model, self_draft) if one is not None}
@@ -130,12 +133,6 @@ class Engine:
 
         cost = RestoreModel(self.step_cost)
         return open_tiering(cache, backend, StoreNames(fingerprint, self.model.name), num_swap_blocks, self.num_kv_blocks, cost)
-
-    def _make_preemption_model(self, num_host_blocks: int) -> PreemptionModel | None:
-        """What prices preemptions where there is a choice."""
-        if not num_host_blocks or self.config.scheduler.preemption != "auto":
-            return None
-        return PreemptionModel(self.backend.kv_capacity(0).bytes_per_block, self.step_cost)
 
     @classmethod
     def load(cls, config: EngineConfig, beside: Callable[[], object] | None = None) -> Engine:
@@ -244,7 +241,8 @@ class Engine:
             self.tiering.cost.step_done(plan, result)
         ended_s = self.clock.now()
         self.loop.end_step(plan, result, ended_s, events)
-        self.step_cost.step_done(plan, result, _LEARN_ONE_IN if self.gap_model is None else 1)
+        one_in = _LEARN_ONE_IN if self.gap_model is None else 1
+        self.step_cost.step_done(plan, result, one_in, self.timeline.last_shape)
         if self.preemption_model is not None:
             self.preemption_model.observe(plan, result)
         self.metrics.step_done(plan, ended_s - started_s)

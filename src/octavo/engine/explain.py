@@ -70,6 +70,11 @@ class Explanation:
         }
 
 
+def in_words(seconds: float) -> str:
+    """For people, to three digits."""
+    return f"{seconds:.3f} s" if seconds >= 0.9995 else f"{1000 * seconds:.3g} ms"
+
+
 def _rounded(seconds: float) -> float:
     return round(seconds, 7) + 0.0
 
@@ -119,7 +124,7 @@ def _behind(record: RequestRecord) -> str:
 
 
 def _chunks(record: RequestRecord) -> str:
-    shown = ", ".join(f"{chunk.num_tokens} in {chunk.seconds * 1000:.3g} ms" for chunk in record.chunks)
+    shown = ", ".join(f"{chunk.num_tokens} in {in_words(chunk.seconds)}" for chunk in record.chunks)
     more = f", and {record.num_chunks - MAX_CHUNKS} more pieces" if record.num_chunks > MAX_CHUNKS else ""
     return f"{record.num_prompt_tokens} tokens, {record.num_cached} of them cached; {shown}{more}"
 
@@ -129,12 +134,12 @@ def _miss(record: RequestRecord) -> str:
         return "those of others"
     end = record.match.end
     reason = {MatchEnd.EVICTED: "evicted", MatchEnd.OTHER_SALT: "cached under another cache_salt"}.get(end, end.value)
-    own = f"{max(0, record.missed_end - record.num_cached)} tokens of its own, {reason}, for {record.own_missed_s:.3g} s"
+    own = f"{max(0, record.missed_end - record.num_cached)} tokens of its own, {reason}, for {in_words(record.own_missed_s)}"
     return own if record.own_missed_s else "those of others"
 
 
 def _drafts(record: RequestRecord) -> str:
-    return f"{record.num_accepted} of {record.num_drafts} drafts came true, which saved about {record.draft_gain_s:.3g} s"
+    return f"{record.num_accepted} of {record.num_drafts} drafts came true, which saved about {in_words(record.draft_gain_s)}"
 
 
 _COUNTS = {
@@ -148,7 +153,7 @@ _COUNTS = {
     Cause.DRAFTS: _drafts,
     Cause.DECODE: lambda record: f"{record.num_output_tokens} tokens",
     Cause.PREEMPTED: lambda record: f"{record.num_preemptions} times",
-    Cause.RECOMPUTED: lambda record: f"{record.num_recomputed} tokens of its own, for {record.own_recomputed_s:.3g} s",
+    Cause.RECOMPUTED: lambda record: f"{record.num_recomputed} tokens of its own, for {in_words(record.own_recomputed_s)}",
 }
 
 

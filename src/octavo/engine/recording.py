@@ -5,15 +5,12 @@ Decides nothing: plans are those of the scheduler that it is. What is written is
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence as Seq
 from typing import Any, TextIO
 
 from octavo.config import CacheConfig, SchedulerConfig
 from octavo.core import recording
 from octavo.core.cost import GapCost, PreemptionCost
-from octavo.core.kv_pages import PageLayout
-from octavo.core.kv_tiers import KVTiers
 from octavo.core.request import Request
 from octavo.core.result_checks import TextStops
 from octavo.core.scheduler import Scheduler
@@ -24,7 +21,8 @@ from octavo.costs.preemption import PreemptionModel
 
 
 class RecordedScheduler(Scheduler):
-    """``file`` gets the lines, a header first; it stays the caller's to close. ``about``: what is recorded. Else as ``Scheduler``."""
+    """``file`` gets the lines, a header first; it stays the caller's to close. ``about``: what is recorded. ``options``: all else that
+    ``Scheduler`` takes, by its names."""
 
     def __init__(
         self,
@@ -34,21 +32,15 @@ class RecordedScheduler(Scheduler):
         cache: CacheConfig,
         num_blocks: int,
         max_model_len: int,
-        fingerprint: str = "",
-        gap_cost: GapCost | None = None,
-        num_host_blocks: int = 0,
-        preemption_cost: PreemptionCost | None = None,
-        tiers: KVTiers | None = None,
-        layout: PageLayout | None = None,
+        fingerprint: str,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            config, cache, num_blocks, max_model_len, fingerprint, gap_cost, num_host_blocks, preemption_cost, tiers, layout
-        )
+        super().__init__(config, cache, num_blocks, max_model_len, fingerprint, **options)
         self._file = file
-        prices = isinstance(preemption_cost, PreemptionModel)
+        gap, preemption = self._state.gap_cost, self._state.preemption_cost
         head = recording.header(
-            config, cache, num_blocks, max_model_len, fingerprint, num_host_blocks, prices, layout, about,
-            _known_beforehand(gap_cost, preemption_cost),
+            config, cache, num_blocks, max_model_len, fingerprint, options.get("num_host_blocks", 0),
+            isinstance(preemption, PreemptionModel), options.get("layout"), about, _known_beforehand(gap, preemption),
         )  # fmt: skip
         file.write(recording.dump(head))
 
@@ -100,6 +92,5 @@ def _known_beforehand(*costs: GapCost | PreemptionCost | None) -> dict[str, Any]
     """The calibrated cost that these correct, if there is one."""
     for cost in costs:
         if isinstance(cost, (GapModel, PreemptionModel)) and cost.device.base is not None:
-            data: dict[str, Any] = json.loads(cost.device.base.to_json())
-            return data
+            return cost.device.base.to_dict()
     return None

@@ -16,7 +16,8 @@ _PER_SIZE = 96  # steps of a size class that are kept
 
 
 class SampledStep(NamedTuple):
-    """What a step held, and its seconds from the end of the step before (from its planning, if nobody waited) to its own end."""
+    """What a step held, and its seconds from the end of the step before (from its planning, if nobody waited) to its own end, swaps left
+    out: they have a price of their own."""
 
     num_rows: int
     num_sequences: int
@@ -39,9 +40,8 @@ class StepSamples:
         num = len(plan.slices)
         self._keep(SampledStep(num, num, num, num_positions + num, num_positions + num, seconds))
 
-    def mixed(self, plan: StepPlan, seconds: float) -> None:
+    def mixed(self, shape: StepShape, seconds: float) -> None:
         """Any other step."""
-        shape = StepShape.of(plan)
         self._keep(SampledStep(shape.num_rows, shape.num_sequences, shape.num_logit_rows, shape.num_context, shape.num_pairs, seconds))
 
     def _keep(self, sample: SampledStep) -> None:

@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING
 
+from octavo.core.cost import StepShape
 from octavo.core.recorded_window import block_keys
 from octavo.core.request import FinishReason, Request, Sequence
 from octavo.core.step import SequenceSlice, StepPlan, StepResult
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from octavo.core.scheduler import Scheduler
     from octavo.engine.outputs import OutputEvent
 
+_NO_STEP = -2  # no record has taken part in it, not even one that has in none
 _IN_STEP, _ENDED = RecordState.IN_STEP, RecordState.ENDED
 _DECODE, _OTHERS_DECODE, _OTHERS_PREFILL = int(Cause.DECODE), int(Cause.OTHERS_DECODE), int(Cause.OTHERS_PREFILL)
 _SCHEDULING, _BETWEEN_STEPS = int(Cause.SCHEDULING), int(Cause.BETWEEN_STEPS)
@@ -55,6 +57,7 @@ class Timeline:
         self.ended_records = EndedRecords(capacity)
         self.samples = StepSamples()
         self.foresight = Foresight()
+        self.last_shape: StepShape | None = None  # of the step that ended last, if it was more than single tokens
         self.lock = threading.RLock()
         self._scheduler = scheduler
         self._clock = clock
@@ -211,7 +214,7 @@ class Timeline:
                 self._see_slices(plan, sequences)
             running = self._scheduler.running_sequences
             if self._num_in_plan != len(self._in_step) or self._out or len(running) != len(sequences):
-                self._sort_out(-1 if plan is None else plan.step_index, running)
+                self._sort_out(_NO_STEP if plan is None else plan.step_index, running)
             has_preempted = self._scheduler.stats.num_preemptions > self._num_preemptions
             self._queue.blocked_by(why_queued(self._scheduler, plan, self._prompts, has_preempted))
             self._num_preemptions = self._scheduler.stats.num_preemptions
@@ -330,7 +333,8 @@ class Timeline:
         step = StepParts(plan.step_index, since_s, self._begun_s, now_s, 0.0, device_s, kv_s, 0, num, num, found.fixed_s)
         self._steps_s[_OTHERS_DECODE] += device_s
         self._note_gaps(found.num_whole_gaps, found.other_gaps, step)
-        self.samples.decoding(plan, found.num_positions, now_s - since_s)
+        self.last_shape = None
+        self.samples.decoding(plan, found.num_positions, now_s - since_s - self._marks[_SWAPPED])
 
     def _end_mixed(self, plan: StepPlan, result: StepResult, device_s: float, now_s: float) -> None:
         sums = self._steps_s
@@ -348,7 +352,8 @@ class Timeline:
         charges = StepCharges(plan, result, split, step, self._last_end_s)
         charges.mixed(self._slices, self._prompts)
         self._note_gaps(charges.num_whole_gaps, charges.other_gaps, step)
-        self.samples.mixed(plan, now_s - self._since_s)
+        self.last_shape = StepShape.of(plan)
+        self.samples.mixed(self.last_shape, now_s - self._since_s - self._marks[_SWAPPED])
 
     def _note_gaps(self, num_whole: int, others: Gaps, step: StepParts) -> None:
         """The step, and the gaps between tokens that it has ended: most are the step itself."""

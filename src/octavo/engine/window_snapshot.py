@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from octavo.config import KV_DTYPES
 from octavo.core.recorded_window import RecordedWindow, WindowEngine, WindowRequest, salt_key
+from octavo.core.recording import layout_fields
 from octavo.core.request import FinishReason
 from octavo.engine.request_record import RequestRecord
 
@@ -52,7 +53,7 @@ def _request(record: RequestRecord, begin_s: float) -> WindowRequest:
 
 
 def _engine(engine: Engine) -> WindowEngine:
-    config, capacity = engine.config, engine.backend.kv_capacity(0)
+    config, capacity, base = engine.config, engine.backend.kv_capacity(0), engine.step_cost.base
     speculator = engine.speculator
     kv_dtype = config.cache.kv_cache_dtype
     if kv_dtype == "auto":  # of 16 bits with all backends but the reference's
@@ -71,5 +72,6 @@ def _engine(engine: Engine) -> WindowEngine:
         acceptance=speculator.stats.alpha,
         foreseen=engine.timeline.foresight.share,
         has_tiers=config.cache.has_kv_tiers,
-        has_groups=capacity.layout is not None and capacity.layout.window is not None,
+        layout=None if capacity.layout is None or capacity.layout.window is None else layout_fields(capacity.layout),
+        step_cost=None if base is None else base.to_dict(),
     )

@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+LEAST_PRECISION = 1e-4  # far below what seeds differ by
+
 
 @dataclass(frozen=True, slots=True)
 class Bracket:
@@ -31,8 +33,8 @@ class RateGrid:
     high: float = 1e6
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.precision <= 1.0:
-            raise ValueError(f"precision: {self.precision!r} is not allowed; above 0 and at most 1")
+        if not LEAST_PRECISION <= self.precision <= 1.0:
+            raise ValueError(f"precision: {self.precision!r} is not allowed; from {LEAST_PRECISION:g} to 1")
         if not 0.0 < self.low < self.high < math.inf:
             raise ValueError(f"rate_range: {self.low!r}:{self.high!r} is not allowed; 0 < LOW < HIGH, finite")
         if self.first > self.last:

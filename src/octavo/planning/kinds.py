@@ -67,6 +67,7 @@ class MachineKind:
     link_latency_s: float = 1e-4
     base_devices: int = 1
     can_share: bool = True  # steps can be shared by more devices
+    wake_s: float = 0.0  # what a step takes more that follows on idleness
 
     @classmethod
     def of(cls, machine: Machine) -> MachineKind:
@@ -79,8 +80,29 @@ class MachineKind:
     @classmethod
     def fitted(cls, coefficients: Coefficients, memory_bytes: float, name: str = "fitted") -> MachineKind:
         """The machine that ``coefficients`` were fitted on, for the model they were fitted with."""
-        error, power = coefficients.median_error, PowerModel()
-        return cls(name, "measured", memory_bytes, lambda engine, devices: coefficients, power, error, can_share=False)
+        error, power, wake_s = coefficients.median_error, PowerModel(), coefficients.wake_s
+        return cls(name, "measured", memory_bytes, lambda engine, devices: coefficients, power, error, can_share=False, wake_s=wake_s)
+
+    def usable_bytes(self, devices: int) -> int:
+        """Of the memory of ``devices`` devices, what weights, activations and KV may take."""
+        return int(MEMORY_SHARE * self.memory_bytes * devices)
+
+    def room_bytes(self, engine: Engine, devices: int) -> int:
+        """Of these, what the KV pool may; below 0: the rest has no room."""
+        return self.usable_bytes(devices) - engine.model.weight_bytes - engine.activation_bytes
+
+    def spec(self, engine: Engine, devices: int, num_blocks: int, role: str = "both", slower: float = 1.0) -> EngineSpec:
+        """An engine on ``devices`` devices. ``slower``: its steps take so many times as long as the cost model says."""
+        cost, kv, power = self.make_cost(engine, devices), engine.kv, self.power
+        usd = None if power.usd_per_hour is None else power.usd_per_hour * devices
+        return EngineSpec(
+            cost if slower == 1.0 else scaled(cost, slower), num_blocks, engine.model.context, engine.scheduler, engine.cache,
+            role=role, name=self.name_of(devices), power=PowerModel(power.idle_w * devices, power.busy_w * devices, usd),
+            kv_bytes_per_token=int(kv.bytes_per_token), wake_s=slower * self.wake_s, layout=None if kv.needs is None else kv.layout,
+        )  # fmt: skip
+
+    def name_of(self, devices: int) -> str:
+        return self.name if devices == 1 else f"{devices}*{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +125,7 @@ class KindFit:
 
     @property
     def name(self) -> str:
-        return self.kind.name if self.devices == 1 else f"{self.devices}*{self.kind.name}"
+        return self.kind.name_of(self.devices)
 
     @property
     def busy_w(self) -> float:
@@ -115,14 +137,8 @@ class KindFit:
         return None if usd is None else usd * self.devices
 
     def spec(self, engine: Engine, role: str = "both", slower: float = 1.0) -> EngineSpec:
-        """An engine on it. ``slower``: its steps take so many times as long as the cost model says."""
-        cost, kv, power = self.kind.make_cost(engine, self.devices), engine.kv, self.kind.power
-        total = PowerModel(power.idle_w * self.devices, power.busy_w * self.devices, self.usd_per_hour)
-        return EngineSpec(
-            cost if slower == 1.0 else scaled(cost, slower), self.num_blocks, engine.model.context, engine.scheduler, engine.cache,
-            role=role, name=self.name, power=total, kv_bytes_per_token=int(kv.bytes_per_token),
-            layout=None if kv.needs is None else kv.layout,
-        )  # fmt: skip
+        """An engine on it. ``slower``: as of ``MachineKind.spec``."""
+        return self.kind.spec(engine, self.devices, self.num_blocks, role, slower)
 
 
 def fit_kind(kind: MachineKind, engine: Engine, load: PlanLoad, max_devices: int = 8) -> KindFit:
@@ -137,10 +153,9 @@ def fit_kind(kind: MachineKind, engine: Engine, load: PlanLoad, max_devices: int
 
 
 def _fit(kind: MachineKind, engine: Engine, load: PlanLoad, devices: int) -> KindFit:
-    kv, memory = engine.kv, int(MEMORY_SHARE * kind.memory_bytes * devices)
-    weights, activations = engine.model.weight_bytes, engine.activation_bytes
-    least = kv.num_bytes(load.max_context)
-    blocks = kv.blocks_in(memory - weights - activations)
+    kv, room = engine.kv, kind.room_bytes(engine, devices)
+    blocks = kv.blocks_in(room)
     fitting = [kv.sequences_in(blocks, context) for context in (load.mean_context, load.p90_context)]
-    missing = weights + activations + least - memory
-    return KindFit(kind, devices, memory, weights, activations, blocks, missing, *fitting)
+    missing = kv.num_bytes(load.max_context) - room
+    sizes = kind.usable_bytes(devices), engine.model.weight_bytes, engine.activation_bytes
+    return KindFit(kind, devices, *sizes, blocks, missing, *fitting)

@@ -118,12 +118,17 @@ class PlanSearch:
                     if name not in self._hopeless and seed not in self._brackets[name]:
                         self._brackets[name][seed] = bracket = self._bracket(name, seed)
                         if not bracket.holds_at:
-                            why = why_not(self.trials.done[-1])
-                            self._hopeless[name] = f"not even requests that come alone keep the limits: {why}"
+                            self._hopeless[name] = f"not even requests that come alone keep the limits: {self._why_never(name, seed)}"
             self._lacks_seeds = False
         except TrialLimit:
             self._lacks_seeds = True
         self._kinds = {name: self._rates(name) for name in fits}
+
+    def _why_never(self, name: str, seed: int) -> str:
+        """What the slowest load did that one engine of a kind failed under."""
+        fleet = Fleet((Group(name, "both", 1),))
+        failures = [one for one in self.trials.done if (one.fleet, one.seed, one.holds) == (fleet, seed, False)]
+        return why_not(min(failures, key=lambda one: one.rate))
 
     def _rates(self, name: str) -> KindRates:
         """What is known of a kind by now; where the limit cut its first bracket short, as far as that was seen."""

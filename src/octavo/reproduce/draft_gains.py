@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from octavo.bench.in_process import Engines
-from octavo.bench.spec import Gain, SpecCase, foretell
-from octavo.bench.spec_prompts import WORKS
+from octavo.bench.spec import Gain, foretell
 from octavo.engine.engine import Engine
+from octavo.reproduce.drafted_work import DraftedWork
 from octavo.reproduce.figure import MEASURED, Figure, Plot, Range, Row
 from octavo.reproduce.measured import NOT_TRANSFERABLE, describe, times
 from octavo.reproduce.setup import Setup
@@ -29,18 +29,14 @@ PUBLISHED = {  # (task, temperature) -> its row with T5-small as the draft
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class Draft(DraftedWork):
     """One line of the table. ``beside``: the published task that it stands beside."""
 
-    work: str
-    method: str
-    temperature: float
     k: int
     beside: str
 
     def __str__(self) -> str:
-        by = {"ngram": "prompt lookup", "self": "first layers"}[self.method]
-        return f"{self.work} by {by}, T = {self.temperature:g}, {self.k} drafts"
+        return f"{DraftedWork.__str__(self)}, {self.k} drafts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +65,11 @@ def run(setup: Setup) -> Figure:
 
 
 def measure(engine: Engine, case: Case) -> dict[Draft, Gain]:
-    gains = {}
-    for draft in case.drafts:
-        prompts = next(work.prompts for work in WORKS if work.name == draft.work)[: case.num_prompts]
-        spec = SpecCase((draft.work,), (1,), case.num_output, case.repeat, draft.temperature, draft.k, draft.method, False)
-        gains[draft] = foretell(engine, prompts, spec, draft.k, draft.method)
-    return gains
+    def gain(draft: Draft) -> Gain:
+        spec = draft.case(case.num_output, case.repeat, draft.k)
+        return foretell(engine, draft.prompts(case.num_prompts), spec, draft.k, draft.method)
+
+    return {draft: gain(draft) for draft in case.drafts}
 
 
 def told(case: Case) -> str:

@@ -12,10 +12,10 @@ import statistics
 from dataclasses import dataclass
 
 from octavo.bench.in_process import Engines
-from octavo.bench.spec import PLAIN, SpecCase, SpecRun, drafts_by
+from octavo.bench.spec import PLAIN, SpecRun, drafts_by
 from octavo.bench.spec import measure as measure_spec
-from octavo.bench.spec_prompts import WORKS
 from octavo.engine.engine import Engine
+from octavo.reproduce.drafted_work import DraftedWork
 from octavo.reproduce.figure import MEASURED, Figure, Line, Plot, Row
 from octavo.reproduce.measured import NOT_TRANSFERABLE, describe, times
 from octavo.reproduce.setup import Setup
@@ -26,25 +26,12 @@ BEST = {0.0: "2.01x (XSum, greedy, K = 4)", 1.0: "1.92x (XSum, nucleus, K = 4; b
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """``name``: of ``bench.spec_prompts``."""
-
-    name: str
-    method: str
-    temperature: float
-
-    def __str__(self) -> str:
-        by = {"ngram": "prompt lookup", "self": "first layers"}[self.method]
-        return f"{self.name} by {by}, T = {self.temperature:g}"
-
-
-@dataclass(frozen=True, slots=True)
 class Case:
     """``ks`` rising."""
 
     num_output: int
     repeat: int
-    works: tuple[Work, ...] = (Work("json", "ngram", 0.0), Work("code", "self", 1.0))
+    works: tuple[DraftedWork, ...] = (DraftedWork("json", "ngram", 0.0), DraftedWork("code", "self", 1.0))
     ks: tuple[int, ...] = (1, 2, 3, 4, 6)
     num_prompts: int = 4
     self_draft_layers: int = 24
@@ -83,18 +70,18 @@ def run(setup: Setup) -> Figure:
         return shown(measure(engines.first, case), f"{describe(engines)} {told(case)}")
 
 
-def measure(engine: Engine, case: Case) -> dict[Work, Sweep]:
+def measure(engine: Engine, case: Case) -> dict[DraftedWork, Sweep]:
     return {work: _sweep(engine, case, work) for work in case.works}
 
 
-def _sweep(engine: Engine, case: Case, work: Work) -> Sweep:
+def _sweep(engine: Engine, case: Case, work: DraftedWork) -> Sweep:
     """All K in turn on each prompt, round after round. ValueError when a text with drafts is not that without."""
-    prompts = next(known.prompts for known in WORKS if known.name == work.name)[: case.num_prompts]
+    prompts = work.prompts(case.num_prompts)
     runs: dict[int, list[list[SpecRun]]] = {k: [[] for _ in prompts] for k in (0, *case.ks)}  # [prompts][rounds]
     for i in range(1 + case.repeat):  # the first reads the prompt into the cache
         for j, prompt in enumerate(prompts):
             for k in runs:
-                spec = SpecCase((work.name,), (1,), case.num_output, 1, work.temperature, k, work.method, False)
+                spec = work.case(case.num_output, 1, k)
                 found = measure_spec(engine, [prompt], 1, spec, drafts_by(k, work.method) if k else PLAIN)
                 if i:
                     runs[k][j].append(found)
@@ -119,7 +106,7 @@ def told(case: Case) -> str:
     )
 
 
-def shown(sweeps: dict[Work, Sweep], setup: str) -> Figure:
+def shown(sweeps: dict[DraftedWork, Sweep], setup: str) -> Figure:
     rows, lines = list[Row](), list[Line]()
     for work, sweep in sweeps.items():
         where = str(work)

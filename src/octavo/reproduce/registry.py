@@ -94,8 +94,9 @@ def select(words: Seq[str]) -> list[Entry]:
     chosen = set[Entry]()
     for word in words:
         found = [entry for entry in ENTRIES if word in ("all", entry.name, str(entry.number), entry.evidence.split()[0])]
-        if not found and word.isdigit() and int(word) in NOT_HERE:
-            raise ValueError(f"figure: {word} is not made here; {NOT_HERE[int(word)]}")
+        reason = next((why for number, why in NOT_HERE.items() if word == str(number)), None)
+        if reason is not None:
+            raise ValueError(f"figure: {word} is not made here; {reason}")
         if not found:
             kinds = ", ".join(kind.split()[0] for kind in (ARITHMETIC, SIMULATED, MEASURED))
             raise ValueError(f"figure: {word!r} is not known; a name or number of `octavo reproduce list`, all, or one of {kinds}")

@@ -360,8 +360,8 @@ async def _run(running: AsyncEngine, load: LoadRuns, requests: Seq[WorkloadReque
 
 def spec_of(engine: Engine, cost: Any) -> EngineSpec:
     """``engine`` as the simulator has it."""
-    config = engine.config
-    return fitted_engine(cost, engine.num_kv_blocks, engine.max_model_len, config.scheduler, config.cache)
+    config, layout = engine.config, engine.backend.kv_capacity(0).layout
+    return replace(fitted_engine(cost, engine.num_kv_blocks, engine.max_model_len, config.scheduler, config.cache), layout=layout)
 
 
 def _compared(engine: Engine, cost: Any, loads: Seq[LoadRuns]) -> Accuracy:

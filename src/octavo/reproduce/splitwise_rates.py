@@ -10,7 +10,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from octavo.reproduce.figure import SIMULATED, Figure, Plot, Range, Row, within
-from octavo.simulator.splitwise_study import A100, H100, H100_CAPPED, BestSplit, Bracket, Design, Study, ratio_range
+from octavo.simulator.rate_curve import ratio_of
+from octavo.simulator.splitwise_study import A100, H100, H100_CAPPED, BestSplit, Bracket, Design, Study
 
 LOOKUPS = ("published", "two-variable")
 BASELINE_A100 = Design("Baseline-A100", A100, 70)
@@ -64,7 +65,7 @@ def compare(study: Study, number: int, title: str, comparisons: Seq[Comparison],
                 above = study.brackets(design, lookup)
                 rows.append(Row(f"{design} ({kind}), {lookup}", "", _rates(above)))
                 rows.append(_ratio(comparison, lookup, design, above, below))
-                least, _, most = ratio_range(above, below)
+                least, _, most = ratio_of(above, below)
                 ranges.append(Range(f"{comparison.what}: {design}, {lookup}", least, most))
             rows.append(_searched(best, lookup))
     marks = tuple((comparison.what, comparison.published) for comparison in comparisons if comparison.published is not None)
@@ -79,7 +80,7 @@ def _rates(brackets: Seq[Bracket]) -> str:
 
 
 def _ratio(comparison: Comparison, lookup: str, design: Design, above: Seq[Bracket], below: Seq[Bracket]) -> Row:
-    least, middle, most = ratio_range(above, below)
+    least, middle, most = ratio_of(above, below)
     published = "" if comparison.published is None else f"{comparison.published:g}x"
     is_judged = design == comparison.above and lookup == "published" and comparison.published is not None
     hit = within(comparison.published or 0.0, least, most) if is_judged else None

@@ -7,7 +7,8 @@ from statistics import median
 from octavo.reproduce.figure import SIMULATED, Figure, Row, within
 from octavo.reproduce.setup import Setup
 from octavo.reproduce.splitwise_rates import AA, BASELINE_A100, BASELINE_H100, HA, HH, HHCAP, LOOKUPS, setup_of
-from octavo.simulator.splitwise_study import Design, Study, ratio_range
+from octavo.simulator.rate_curve import ratio_of
+from octavo.simulator.splitwise_study import Design, Study
 
 NUMBER = 30
 NAME = "robustness"
@@ -26,7 +27,7 @@ def run(setup: Setup) -> Figure:
     for lookup in LOOKUPS:
         for published, design, (num_prompt, num_token) in CODE_SIZED:
             other = Design(design.name, design.token_hardware, num_token, design.prompt_hardware, num_prompt)
-            least, middle, most = ratio_range(study.brackets(other, lookup), study.brackets(design, lookup))
+            least, middle, most = ratio_of(study.brackets(other, lookup), study.brackets(design, lookup))
             ours = f"{100 * (middle - 1):+.0f} % ({100 * (least - 1):+.0f} to {100 * (most - 1):+.0f} %)"
             is_judged = lookup == "published"
             hit = within(1 + published / 100, least, most) if is_judged else None

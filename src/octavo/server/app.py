@@ -206,6 +206,27 @@ class Service:
         health = self.engine.health()
         await asgi.send_json(exchange.send, {"status": health.detail}, 200 if health.live else 503, exchange.headers)
 
+    def routes(self) -> list[tuple[str, str, Callable[[Exchange], Awaitable[None]]]]:
+        """Method, path and handler of each."""
+        return [
+            ("POST", "/v1/chat/completions", self.chat_completions),
+            ("POST", "/v1/completions", self.completions),
+            ("GET", "/v1/models", self.models),
+            ("GET", "/v1/models/{model:path}", self.one_model),
+            ("GET", "/v1/requests", self.requests),
+            ("GET", "/v1/requests/{request_id:path}/explain", self.explain),
+            ("GET", "/v1/explain/summary", self.explain_summary),
+            ("GET", "/v1/cluster", self.cluster_status),
+            ("POST", "/v1/cluster/drain", self.cluster_drain),
+            ("POST", "/v1/cluster/restart", self.cluster_restart),
+            ("POST", "/tokenize", self.tokenize),
+            ("POST", "/detokenize", self.detokenize),
+            ("GET", "/health", self.health),
+            ("GET", "/health/live", self.live),
+            ("GET", "/metrics", self.metrics),
+            ("GET", "/version", self.version),
+        ]
+
     def _model_card(self) -> dict[str, Any]:
         return {
             "id": self.model_name,
@@ -270,24 +291,7 @@ def create_app(engine: ServingEngine, options: ServerOptions | None = None, repl
     def route(method: str, path: str, handler: Callable[[Exchange], Awaitable[None]]) -> Route:
         return Route(path, Endpoint(bodies, handler, engine.clock), methods=[method])
 
-    routes = [
-        route("POST", "/v1/chat/completions", service.chat_completions),
-        route("POST", "/v1/completions", service.completions),
-        route("GET", "/v1/models", service.models),
-        route("GET", "/v1/models/{model:path}", service.one_model),
-        route("GET", "/v1/requests", service.requests),
-        route("GET", "/v1/requests/{request_id:path}/explain", service.explain),
-        route("GET", "/v1/explain/summary", service.explain_summary),
-        route("GET", "/v1/cluster", service.cluster_status),
-        route("POST", "/v1/cluster/drain", service.cluster_drain),
-        route("POST", "/v1/cluster/restart", service.cluster_restart),
-        route("POST", "/tokenize", service.tokenize),
-        route("POST", "/detokenize", service.detokenize),
-        route("GET", "/health", service.health),
-        route("GET", "/health/live", service.live),
-        route("GET", "/metrics", service.metrics),
-        route("GET", "/version", service.version),
-    ]
+    routes = [route(*one) for one in service.routes()]
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _http_error})
     app.router.redirect_slashes = False
     if options.api_key is not None:

@@ -11,6 +11,7 @@ from octavo.core.cost import CostModel
 from octavo.core.kv_pages import PageLayout
 from octavo.core.scheduler import Scheduler
 
+MOST_BLOCKS = 1 << 26  # whose books take gigabytes
 ROLES = ("both", "prefill", "decode")
 
 
@@ -70,5 +71,5 @@ class EngineSpec:
     def __post_init__(self) -> None:
         if self.role not in ROLES:
             raise ValueError(f"role: {self.role!r} is not allowed; one of {', '.join(ROLES)}")
-        if self.num_blocks < 1:
-            raise ValueError(f"num_blocks: {self.num_blocks!r} is not allowed; at least 1")
+        if not 1 <= self.num_blocks <= MOST_BLOCKS:
+            raise ValueError(f"num_blocks: {self.num_blocks!r} is not allowed; from 1 to {MOST_BLOCKS}")

@@ -61,6 +61,8 @@ class Handovers:
         self._options = options
         self._engines = engines
         self._receivers = [engine for engine in engines if engine.spec.role == "decode"]
+        self._down = set[int]()  # engines that are gone
+        self._open: list[int] = []  # keys of hand-offs, some of them over
         self._links = Links(options.link, options.links)
         self._desk: HandoverDesk[_Load] = HandoverDesk(options.limits, self._choose, most_asked=1)  # answers come at once
         self._copies: list[tuple[float, int]] = []  # (copied, key)
@@ -86,11 +88,30 @@ class Handovers:
         output_token_ids = sender.offer(request.request_id)
         num_tokens = len(request.prompt_token_ids) + len(output_token_ids) - 1
         num_bytes = num_tokens * sender.spec.kv_bytes_per_token
-        load = _Load(request, overlap_s, wanted)
-        self._desk.offered(next(self._keys), load, sender.index, num_tokens, num_bytes, now, output_token_ids)
+        load, key = _Load(request, overlap_s, wanted), next(self._keys)
+        if len(self._open) > 64 + 2 * len(self._desk):
+            self._open = [one for one in self._open if self._desk.find(one) is not None]
+        self._open.append(key)
+        self._desk.offered(key, load, sender.index, num_tokens, num_bytes, now, output_token_ids)
 
     def room_may_be_there(self) -> None:
         """A sequence has ended on a decode engine."""
+        self._desk.room_may_be_there()
+
+    def gone(self, index: int, now: float) -> tuple[list[tuple[Request, list[int]]], set[int]]:
+        """Engine ``index`` is gone: (requests that were on their way from it, with their output tokens; engines with something new to do).
+
+        Those on their way to it are their senders' again.
+        """
+        self._down.add(index)
+        touched, moving_ones = set[int](), [self._desk.find(key) for key in self._open]
+        lost = [(one.load.request, one.output_token_ids) for one in moving_ones if one is not None and one.sender == index]
+        self._follow(self._desk.worker_gone(index, now), now, touched)
+        return lost, touched
+
+    def back(self, index: int) -> None:
+        """Engine ``index`` is there again, and empty."""
+        self._down.discard(index)
         self._desk.room_may_be_there()
 
     def advance(self, now: float) -> set[int]:
@@ -107,10 +128,11 @@ class Handovers:
     def _choose(self, moving: Moving[_Load]) -> int | None:
         """The engine that was chosen before, else the one that the router chooses, of those that have not said that they have no room."""
         request, wanted = moving.load.request, moving.load.wanted
-        if wanted is not None and wanted not in moving.refused_by:
+        away = moving.refused_by | self._down | {moving.sender}
+        if wanted is not None and wanted not in away:
             return wanted
         route = RouteRequest(request.request_id, len(request.prompt_token_ids), request.params.max_tokens)
-        candidates = [engine for engine in self._receivers if engine.index != moving.sender and engine.index not in moving.refused_by]
+        candidates = [engine for engine in self._receivers if engine.index not in away]
         return candidates[self._options.router.choose(route, candidates)].index if candidates else None
 
     def _follow(self, orders: list[Order[_Load]], now: float, touched: set[int]) -> None:

@@ -82,8 +82,8 @@ class RateCurve:
 
 
 def ratio_of(above: Seq[RateBracket], below: Seq[RateBracket]) -> tuple[float, float, float]:
-    """(least, middle, most) of the ratios of true highest rates that brackets of the same seeds allow; the middle is the median over seeds
-    of the ratio of rates that hold."""
+    """(least, middle, most) of the ratios of true highest rates that brackets of the same seeds allow: least and most over all seeds; the
+    middle is the median over seeds of the ratio of rates that hold. A bracket that starts at 0 allows any ratio."""
     pairs = list(zip(above, below, strict=True))
     least = min(a.holds_at / b.fails_at for a, b in pairs)
     most = max(a.fails_at / b.holds_at if b.holds_at else float("inf") for a, b in pairs)

@@ -95,6 +95,7 @@ class RequestLog:
     num_completed: int = 0
     num_refused: int = 0
     num_failed: int = 0
+    num_moved: int = 0
     num_in_slo: int = 0
     num_broken: dict[str, int] = field(default_factory=dict)  # completed requests that broke a limit, by its name
     num_prompt_tokens: int = 0  # of completed requests

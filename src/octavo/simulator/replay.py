@@ -23,6 +23,9 @@ from octavo.costs.coefficients import Coefficients, coefficients_of
 from octavo.costs.fitted import FittedCost
 from octavo.workload.requests import WorkloadRequest
 
+_WRONG = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError, AssertionError)
+"""What a line that is not what it should be may raise on its way through the scheduler."""
+
 StepObserver = Callable[[StepPlan, StepResult], None]
 
 
@@ -187,19 +190,21 @@ def replay_recording(path: str | Path, on_step: StepObserver | None = None) -> R
         raise RecordingError(f'{path}: line 1: "format": "{recording.FORMAT}" and "version": {recording.VERSION} are needed')
     try:
         replayer = Replayer(head, on_step)
-    except (KeyError, TypeError, ValueError) as error:
+    except _WRONG as error:
         raise RecordingError(f"{path}: line 1: {type(error).__name__}: {error}") from None
     for number, line in lines:
         try:
             kind, step, *data = line
             replayer.take(kind, step, data)
-        except (RecordingError, ValueError, KeyError, TypeError, RuntimeError, AssertionError) as error:
+        except RecordingError as error:
             raise RecordingError(f"{path}: line {number}: {error}") from error
+        except _WRONG as error:
+            raise RecordingError(f"{path}: line {number}: {type(error).__name__}: {error}") from error
     return replayer.end()
 
 
 def _lines(path: str | Path) -> Iterator[tuple[int, Any]]:
-    with open(path, encoding="utf-8") as file:
+    with open(path, encoding="utf-8", errors="replace") as file:
         for number, text in enumerate(file, 1):
             if not text.endswith("\n"):
                 return

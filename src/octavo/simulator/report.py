@@ -58,6 +58,7 @@ class SimulationReport:
     e2e_s: Summary
     num_handed_over: int  # requests that a decode engine took over
     num_handoffs_failed: int  # and those that ran on where they began
+    num_moved: int  # times that a request went on elsewhere, its engine being gone
     energy_j: float
     cost_usd: float | None  # None where a machine has no price
     num_steps: int
@@ -98,6 +99,7 @@ def report_of(log: RequestLog, engines: Seq[SimEngine], handoffs: HandoffStats, 
         e2e_s=log.e2e.summary(),
         num_handed_over=handoffs.num_handed_over,
         num_handoffs_failed=handoffs.num_failed,
+        num_moved=log.num_moved,
         energy_j=sum(report.energy_j for report in reports),
         cost_usd=None if None in costs else sum(cost for cost in costs if cost is not None),
         num_steps=sum(report.num_steps for report in reports),
@@ -117,7 +119,7 @@ def _engine_report(engine: SimEngine, duration_s: float) -> EngineReport:
         num_requests=stats.num_requests + stats.num_taken_over,
         num_steps=stats.num_steps,
         num_jumped_steps=stats.num_jumped_steps,
-        num_preemptions=engine.scheduler.stats.num_preemptions,
+        num_preemptions=stats.num_preemptions + engine.scheduler.stats.num_preemptions,
         busy_share=stats.busy_s / duration_s if duration_s else None,
         pool_mean=stats.block_s / stats.busy_s / num_blocks if stats.busy_s else None,
         pool_most=stats.most_blocks / num_blocks,

@@ -1,4 +1,4 @@
-"""Engines of a simulation from what a user says: a model's work on a machine, or coefficients fitted on one; memory; roles."""
+"""Engines of a simulation from what a user says: coefficients fitted on a machine; how many, in which roles; limits."""
 
 from __future__ import annotations
 
@@ -7,45 +7,9 @@ from dataclasses import replace
 
 from octavo.config import CacheConfig, SchedulerConfig
 from octavo.costs.coefficients import Coefficients
-from octavo.costs.machines import Machine
-from octavo.costs.program_work import ProgramWork
-from octavo.costs.roofline import roofline
-from octavo.simulator.engine_spec import EngineSpec, PowerModel
+from octavo.simulator.engine_spec import EngineSpec
 
-MEMORY_SHARE = 0.9  # of a machine's memory that weights and KV may take
-
-
-def blocks_on(work: ProgramWork, machine: Machine, block_size: int) -> int:
-    """KV blocks that fit beside the weights in MEMORY_SHARE of the machine's memory. ValueError when there is room for none."""
-    free_bytes = MEMORY_SHARE * machine.memory_bytes * machine.devices - work.weight_bytes
-    num_blocks = int(free_bytes // (work.kv_bytes_per_token * block_size))
-    if num_blocks < 1:
-        total = machine.memory_bytes * machine.devices
-        raise ValueError(f"machine: {machine.name!r} is not allowed; {work.weight_bytes:.3g} bytes of weights leave no room in {total:.3g}")
-    return num_blocks
-
-
-def machine_engine(
-    work: ProgramWork,
-    machine: Machine,
-    max_model_len: int,
-    scheduler: SchedulerConfig,
-    cache: CacheConfig,
-    num_blocks: int | None = None,
-) -> EngineSpec:
-    """An engine that runs ``work`` on ``machine``. ``num_blocks`` None: as many as fit."""
-    usd, devices = machine.usd_per_hour, machine.devices
-    power = PowerModel(machine.idle_w * devices, machine.busy_w * devices, None if usd is None else usd * devices)
-    return EngineSpec(
-        roofline(work, machine),
-        num_blocks if num_blocks is not None else blocks_on(work, machine, cache.block_size),
-        max_model_len,
-        scheduler,
-        cache,
-        name=machine.name if devices == 1 else f"{devices} x {machine.name}",
-        power=power,
-        kv_bytes_per_token=int(work.kv_bytes_per_token),
-    )
+MEMORY_SHARE = 0.9  # of a machine's memory that weights, activations and KV may take
 
 
 def fitted_engine(
@@ -80,7 +44,7 @@ def parse_slo(text: str) -> dict[str, float]:
             limit = float(value)
         except ValueError:
             limit = -1.0
-        if name not in ("ttft", "itl", "e2e", "gap") or not 0.0 < limit < float("inf"):
-            raise ValueError(f"slo: {part!r} is not allowed; ttft, itl, e2e or gap = seconds above 0, separated by commas")
+        if name not in ("ttft", "itl", "e2e", "gap") or f"{name}_s" in limits or not 0.0 < limit < float("inf"):
+            raise ValueError(f"slo: {part!r} is not allowed; ttft, itl, e2e or gap = seconds above 0, each once, separated by commas")
         limits[f"{name}_s"] = limit
     return limits

@@ -49,6 +49,7 @@ class EngineStats:
     num_requests: int = 0
     num_handed_over: int = 0
     num_taken_over: int = 0
+    num_preemptions: int = 0  # before the engine last came back from an outage
 
 
 @dataclass(slots=True)
@@ -93,6 +94,10 @@ class SimEngine:
     _key_changes: KeyChanges | None = None  # where a router wants to hear of them
 
     def __post_init__(self) -> None:
+        self._build()
+
+    def _build(self) -> None:
+        """The scheduler, the device and the loop, with nothing in them."""
         spec, config = self.spec, self.spec.scheduler
         gap_model = None if config.max_itl_ms is None else GapModel()
         if spec.make_scheduler is not None:
@@ -179,6 +184,24 @@ class SimEngine:
         self.loop.add(request)
         self._known_load = None
         self.stats.num_requests += 1
+
+    # --- outages ------------------------------------------------------------------------------------------------------------------------
+
+    def fail(self) -> list[tuple[Request, list[int]]]:
+        """It is gone, with all that it held, as if it had been killed now; it stays empty until requests come again.
+
+        Returns the requests that ran or waited here, with their output tokens so far; those on their way to or from here are the desk's.
+        """
+        self.interrupt()
+        sequences = (*self.scheduler.running_sequences, *self.scheduler.waiting_sequences)
+        lost = [(seq.request, list(seq.output_token_ids)) for seq in sequences]
+        self.in_flight = self._run = self._known_load = None
+        self.last_event += 1  # what is in the heap of it is stale
+        self.stats.num_preemptions += self.scheduler.stats.num_preemptions
+        self._build()
+        if self._key_changes is not None:
+            self.tell_keys()
+        return lost
 
     # --- hand-offs ----------------------------------------------------------------------------------------------------------------------
 

@@ -3,13 +3,14 @@
     workload ─▶ router ─▶ engine (EngineLoop over SimBackend) ─▶ RequestLog ─▶ SimulationReport
 
 The engines are the real ones; only the device is a cost model, and time is told instead of read. Everything follows from the specs, the
-requests and the seed. At one moment things happen in this order: steps end (by engine), hand-offs move on, requests arrive, steps begin (by
-engine).
+requests and the seed. At one moment things happen in this order: steps end (by engine), engines go or come back, hand-offs move on,
+requests arrive, steps begin (by engine).
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from octavo.distributed.router import Router, RouteRequest, ShortestQueue
 from octavo.engine.outputs import OutputEvent
 from octavo.simulator.engine_spec import EngineSpec
 from octavo.simulator.handing_over import HandoffOptions, Handovers
+from octavo.simulator.outages import Outage, continued, moments
 from octavo.simulator.records import RequestLog, Slo
 from octavo.simulator.report import SimulationReport, report_of
 from octavo.simulator.sim_engine import SimEngine
@@ -43,6 +45,7 @@ class SimulationOptions:
     keep_gaps: bool = False
     handoff: HandoffOptions = field(default_factory=HandoffOptions)  # where there are prefill engines
     mixed: MixedLimits | None = None  # prefill and decode engines lend each other a hand
+    outages: Seq[Outage] = ()
     jump: bool = True  # take steps that only repeat at once: the same figures, sooner
 
 
@@ -73,6 +76,10 @@ class Simulation:
         self._numbers = count()
         self._requests: dict[str, tuple[Request, int | None]] = {}  # to be handed over: (request, to whom, if that was chosen)
         self._dirty: set[int] = set()  # engines that may begin a step now
+        self._moments = deque(moments(self.options.outages, len(specs)))
+        self._down: set[int] = set()  # engines that are gone
+        self._held: list[Request] = []  # while no engine is there that would take them
+        self._sessions: dict[str, str] = {}  # of live requests, which may have to be routed again
 
     def _make_pools(self) -> RolePools | None:
         if self.options.mixed is None:
@@ -88,13 +95,15 @@ class Simulation:
     def run(self, requests: Iterable[WorkloadRequest]) -> SimulationReport:
         """Run all ``requests``, which come by arrival and are taken one by one, to their end (or to ``until_s``)."""
         source = iter(requests)
-        upcoming = None if self.options.concurrency else next(source, None)
+        upcoming = None if self.options.concurrency else self._next(source, -float("inf"))
         if self.options.concurrency:
             self._refill(source, self.options.concurrency)
             self._begin_steps(0.0)
         until_s = float("inf") if self.options.until_s is None else self.options.until_s
-        while upcoming is not None or self._events or self.handoffs.next_s() < float("inf"):
+        while upcoming is not None or self._events or self.handoffs.next_s() < float("inf") or (self._held and self._moments):
             now = min(self._events[0][0] if self._events else float("inf"), self.handoffs.next_s())
+            if self._moments:
+                now = min(now, self._moments[0][0])
             if upcoming is not None:
                 now = min(now, max(upcoming.arrival_s, self.clock.now()))
             if now > until_s:
@@ -102,22 +111,26 @@ class Simulation:
                 break
             self.clock.advance_to(now)
             num_ended = self._end_steps(now)
+            while self._moments and self._moments[0][0] <= now:
+                self._go_or_come_back(*self._moments.popleft())
             self._dirty |= self.handoffs.advance(now)
             if self.options.concurrency:
                 self._refill(source, num_ended)
             else:
                 while upcoming is not None and upcoming.arrival_s <= now:
                     self._submit(upcoming, upcoming.arrival_s)
-                    upcoming = self._next(source, upcoming)
+                    upcoming = self._next(source, upcoming.arrival_s)
             if self.options.most_misses is not None and self.log.num_missed > self.options.most_misses:
                 break
             self._begin_steps(now)
+        for engine in self.engines:
+            engine.interrupt()  # where the run was stopped: what has ended by then counts, jumped or not
         return report_of(self.log, self.engines, self.handoffs.stats, self.clock.now())
 
-    def _next(self, source: Iterator[WorkloadRequest], last: WorkloadRequest) -> WorkloadRequest | None:
+    def _next(self, source: Iterator[WorkloadRequest], last_s: float) -> WorkloadRequest | None:
         upcoming = next(source, None)
-        if upcoming is not None and not upcoming.arrival_s >= last.arrival_s:
-            raise ValueError(f"arrival_s: {upcoming.arrival_s!r} is not allowed; requests come by arrival, the last at {last.arrival_s!r}")
+        if upcoming is not None and not last_s <= upcoming.arrival_s < float("inf"):
+            raise ValueError(f"arrival_s: {upcoming.arrival_s!r} is not allowed; requests come by arrival, the last at {last_s!r}")
         return upcoming
 
     def _refill(self, source: Iterator[WorkloadRequest], num_ended: int) -> None:
@@ -146,6 +159,31 @@ class Simulation:
             self.engines[index].begin(now)
         self._dirty.clear()
 
+    # --- outages ------------------------------------------------------------------------------------------------------------------------
+
+    def _go_or_come_back(self, now: float, is_back: bool, index: int) -> None:
+        """An engine is killed, and its requests go on elsewhere; or it is there again, and takes those that were held."""
+        engine = self.engines[index]
+        if is_back:
+            self._down.discard(index)
+            self.handoffs.back(index)
+            if self._pools is not None:
+                self._pools.add(index, engine.spec.role, engine.spec.num_blocks)
+            held, self._held = self._held, []
+            for request in held:
+                self._place(request)
+            return
+        self._down.add(index)
+        if self._pools is not None:
+            self._pools.remove(index)
+        if self._wants_keys:
+            self._router.gone(index)
+        on_their_way, touched = self.handoffs.gone(index, now)
+        self._dirty |= touched
+        for request, output_token_ids in (*engine.fail(), *on_their_way):
+            self.log.num_moved += 1
+            self._place(continued(request, output_token_ids))
+
     # --- requests -----------------------------------------------------------------------------------------------------------------------
 
     def _submit(self, work: WorkloadRequest, arrival_s: float) -> bool:
@@ -154,7 +192,17 @@ class Simulation:
         request = self._request(work, number, arrival_s)
         num_prompt = len(request.prompt_token_ids)
         self.log.arrived(request.request_id, arrival_s, num_prompt)
-        engine = self._engine_for(self._route(work, request), request)
+        if work.session is not None:
+            self._sessions[request.request_id] = work.session
+        return self._place(request)
+
+    def _place(self, request: Request) -> bool:
+        """Route a request, which may have drawn some tokens elsewhere, to an engine. False: it can never run there."""
+        entries = [engine for engine in self._entries if engine.index not in self._down] if self._down else self._entries
+        engine = self._engine_for(self._route(request, entries), request, entries) if entries else None
+        if engine is None:
+            self._held.append(request)
+            return True
         try:
             engine.add(request)
         except ParameterError as error:
@@ -164,25 +212,27 @@ class Simulation:
         self._dirty.add(engine.index)
         return True
 
-    def _route(self, work: WorkloadRequest, request: Request) -> RouteRequest:
+    def _route(self, request: Request, entries: Seq[SimEngine]) -> RouteRequest:
         """What the router is told of a request, and before it what the engines' caches have come to offer."""
         keys = tuple[bytes, ...]()
         if self._wants_keys:
-            for engine in self._entries:
+            for engine in entries:
                 self._router.told(engine.index, *engine.take_key_changes())
-            block_size = self._entries[0].spec.cache.block_size
+            block_size = entries[0].spec.cache.block_size
             keys = tuple(prompt_keys("sim", Namespace(), request.prompt_token_ids, block_size))
-        return RouteRequest(request.request_id, len(request.prompt_token_ids), work.num_output, work.session, keys)
+        session = self._sessions.get(request.request_id)
+        return RouteRequest(request.request_id, len(request.prompt_token_ids), request.params.max_tokens, session, keys)
 
-    def _engine_for(self, route: RouteRequest, request: Request) -> SimEngine:
-        """The engine that is to compute the prompt. Who is to be handed over is remembered until then."""
+    def _engine_for(self, route: RouteRequest, request: Request, entries: Seq[SimEngine]) -> SimEngine | None:
+        """The engine that is to compute the prompt. Who is to be handed over is remembered until then. None: nobody computes prompts."""
         if self._pools is None:
-            engine = self._entries[self._router.choose(route, self._entries)]
+            engine = entries[self._router.choose(route, entries)]
             if engine.spec.role == "prefill":
                 self._requests[request.request_id] = request, None
             return engine
-        placed = self._pools.place(route, self.engines, self.clock.now())
-        assert placed is not None, "there are prefill engines"
+        placed = self._pools.place(route, entries, self.clock.now())
+        if placed is None:
+            return None
         if placed.is_split:
             self._requests[request.request_id] = request, placed.decode
         return self.engines[placed.prefill]
@@ -190,6 +240,7 @@ class Simulation:
     def _over(self, request_id: str, num_output: int) -> None:
         """A request has ended, or was refused: whoever remembers it may forget it."""
         self._requests.pop(request_id, None)
+        self._sessions.pop(request_id, None)
         if self._wants_keys:
             self._router.ended(request_id, num_output)
         if self._pools is not None:
@@ -205,12 +256,13 @@ class Simulation:
         is_first = False
         if event.token_ids:
             live = self.log.got_tokens(event.request_id, len(event.token_ids), now)
-            live.num_cached = max(live.num_cached, event.num_cached_tokens)
             is_first = live.num_output == len(event.token_ids)
-        if is_first and self._pools is not None:
+            if is_first:
+                live.num_cached = event.num_cached_tokens
+        if event.token_ids and self._pools is not None:
             self._pools.prefilled(event.request_id)
         if event.finish_reason is None:
-            if is_first and event.request_id in self._requests:
+            if event.token_ids and event.request_id in self._requests:
                 request, receiver = self._requests.pop(event.request_id)
                 self.handoffs.offer(engine, request, now, engine.last_step_s, receiver)
             return 0

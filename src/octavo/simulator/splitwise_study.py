@@ -15,10 +15,10 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import count, takewhile
 from pathlib import Path
-from statistics import median
 
 from octavo.costs.tables import MachineTable, TableCost, read_machine_tables
 from octavo.simulator.block_cluster import BlockCluster, ClusterResult, ClusterSpec
+from octavo.simulator.rate_curve import RateBracket
 from octavo.simulator.slowdown import Slowdown, slowdown_of
 from octavo.workload.arrivals import OpenLoop
 from octavo.workload.lengths import Recorded
@@ -74,12 +74,9 @@ class Design:
 
 
 @dataclass(frozen=True, slots=True)
-class Bracket:
-    """Requests per second: all objectives hold at ``holds_at`` (0: at no rate that was tried), and ``broken`` of them do not at
-    ``fails_at``, the next rate of the grid."""
+class Bracket(RateBracket):
+    """All objectives hold at ``holds_at``, and ``broken`` of them do not at ``fails_at``."""
 
-    holds_at: float
-    fails_at: float
     broken: tuple[str, ...]
 
     def __str__(self) -> str:
@@ -255,13 +252,3 @@ class _SplitSearch:
     def result(self) -> BestSplit:
         bracket = self._study.bracket(self.best, self._lookup, self._seed, self._workload, self._rate)
         return BestSplit(self.best, bracket, tuple(self._tried.items()))
-
-
-def ratio_range(above: Seq[Bracket], below: Seq[Bracket]) -> tuple[float, float, float]:
-    """(least, middle, most) of the ratios of true highest rates that brackets of the same seeds allow: least and most over all seeds; the
-    middle is the median over seeds of the ratio of rates that hold. A bracket that starts at 0 allows any ratio."""
-    pairs = list(zip(above, below, strict=True))
-    least = min(a.holds_at / b.fails_at for a, b in pairs)
-    most = max(a.fails_at / b.holds_at if b.holds_at else float("inf") for a, b in pairs)
-    middle = median(a.holds_at / b.holds_at if b.holds_at else float("inf") for a, b in pairs)
-    return least, middle, most

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from octavo.config import CacheConfig, SchedulerConfig
 from octavo.core.recorded_window import RecordedWindow, WindowEngine
+from octavo.core.recording import layout_of
 from octavo.costs.coefficients import Coefficients
 from octavo.simulator.engine_spec import EngineSpec, Speculation
 from octavo.simulator.window_load import WindowLoad, load_of
@@ -41,6 +42,7 @@ def spec_of(window: RecordedWindow, load: WindowLoad, cost: Coefficients) -> Eng
         num_host_blocks=engine.num_host_blocks,
         move_s=engine.move_s,
         text=load.text,
+        layout=layout_of(engine.layout),
     )
     drafts = engine.acceptance is not None and engine.spec not in ("off", 0)
     return replace(spec, speculation=Speculation(engine.spec, engine.acceptance or 0.0)) if drafts else spec

@@ -21,7 +21,8 @@ from dataclasses import asdict
 from typing import TextIO
 
 from octavo.core.recorded_window import Figures, RecordedWindow, SwitchOutcome, WindowReplay, WindowRequest, figures_of
-from octavo.costs.step_fit import fit_steps
+from octavo.costs.coefficients import coefficients_of
+from octavo.costs.window_fit import fit_window
 from octavo.distributed.router import Router, create_router
 from octavo.simulator.engine_spec import EngineSpec
 from octavo.simulator.simulation import Simulation, SimulationOptions
@@ -30,6 +31,7 @@ from octavo.simulator.window_load import SEED, WindowLoad, load_of
 
 _NICENESS = 15
 _MOST_MISSING = 0.02  # of the compared requests that a simulation may leave out, refused ones, before it tells nothing
+
 
 def simulated(load: WindowLoad, specs: Seq[EngineSpec], by_prefix: bool = False) -> Figures:
     """Of the compared requests on these engines."""
@@ -48,7 +50,8 @@ class WhatIf:
     """The replays of one window. Raises ValueError for one that tells too little."""
 
     def __init__(self, window: RecordedWindow) -> None:
-        self.cost = fit_steps(window.steps, "steps of the window")
+        known = window.engine.step_cost
+        self.cost = fit_window(window.steps, None if known is None else coefficients_of(known), "steps of the window")
         self.load = load_of(window, self.cost)
         if not self.load.compared:
             raise ValueError("window: no request of it has ended; there is nothing to compare with")
@@ -73,8 +76,6 @@ class WhatIf:
             notes.append("too few answers have been seen to tell what speculation would gain")
         if engine.has_tiers:
             notes.append("the tiers of the KV cache are left out")
-        if engine.has_groups:
-            notes.append("the window of sliding-window layers is left out: all KV counts as kept")
         return tuple(notes)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from octavo.workload.lengths import MAX_TOKENS
 from octavo.workload.requests import TokenRange, WorkloadRequest
-from octavo.workload.traces import TraceError, decoded
+from octavo.workload.traces import Trace, TraceError, TraceRow, decoded
 
 HASH_BLOCK_TOKENS = 512  # of the published Mooncake traces
 
@@ -76,6 +76,14 @@ def _object(where: str, text: str) -> dict[str, Any]:
     if not isinstance(line, dict):
         raise TraceError(f"{where}: an object is needed, not {text.strip()[:80]}")
     return line
+
+
+def lengths_of(trace: JsonlTrace) -> Trace:
+    """Its rows without their prompts. Raises TraceError, also when there is none, OSError."""
+    rows = tuple(TraceRow(work.arrival_s, len(work.prompt_token_ids), work.num_output) for work in trace.requests())
+    if not rows:
+        raise TraceError(f"{trace.path}: there is no request in it")
+    return Trace(rows)
 
 
 def _arrival_s(where: str, line: dict[str, Any]) -> float:
