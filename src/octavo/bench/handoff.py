@@ -89,12 +89,17 @@ def run_handoff(config: EngineConfig, case: HandoffCase, say: Callable[[str], No
     """Measure all ways; the record, whose JSON is the last line said. Raises HandoffBenchError."""
     import json
 
-    rows = asyncio.run(_measure(config, case, (lambda line: None) if as_json else say))
+    rows = measure_handoff(config, case, (lambda line: None) if as_json else say)
     record = {"bench": "handoff", "model": config.model.model, "case": _described(case), "rows": [asdict(row) for row in rows]}
     if not as_json:
         say(table_of(rows))
     say(json.dumps(record))
     return record
+
+
+def measure_handoff(config: EngineConfig, case: HandoffCase, say: Callable[[str], None]) -> list[Row]:
+    """A row for each way and prompt length, alone first. Raises HandoffBenchError."""
+    return asyncio.run(_measure(config, case, say))
 
 
 def _described(case: HandoffCase) -> dict[str, Any]:

@@ -68,6 +68,7 @@ ENTRIES: tuple[Entry, ...] = (
     Entry(22, "active-tokens", SIMULATED, "splitwise_active_tokens", "Active tokens in a batch at two requests per second"),
     Entry(23, "machine-table", ARITHMETIC, "splitwise_table", "Prompts, batches and token times of BLOOM-176B"),
     Entry(24, "kv-transfer", ARITHMETIC, "splitwise_transfer", "KV transfer in one piece and layer by layer"),
+    Entry(24, "kv-transfer-measured", MEASURED, "kv_transfer_measured", "KV transfer in one piece and layer by layer"),
     Entry(25, "aa-a100", SIMULATED, "splitwise_aa_a100", "Splitwise-AA against Baseline-A100"),
     Entry(26, "aa-h100", SIMULATED, "splitwise_aa_h100", "Splitwise-AA against Baseline-H100"),
     Entry(27, "ha-h100", SIMULATED, "splitwise_ha", "Splitwise-HA, HH and HHcap against Baseline-H100"),
