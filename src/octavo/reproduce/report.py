@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from html import escape
 
+from octavo.core.words import counted
 from octavo.reproduce.figure import ARITHMETIC, MEASURED, SIMULATED, Figure, Row
 from octavo.reproduce.files import Outcome, stem_of
 from octavo.reproduce.registry import NOT_HERE
@@ -57,7 +58,7 @@ def _head(outcomes: Seq[Outcome]) -> Iterator[str]:
     judged = [row for figure in figures for row in figure.rows if row.hit is not None]
     num_hits, num_failed = sum(bool(row.hit) for row in judged), sum(outcome.error is not None for outcome in outcomes)
     failed = f"; {num_failed} could not be made" if num_failed else ""
-    yield f"<p>{len(figures)} figures: {num_hits} of {len(judged)} published values agree with ours{failed}.</p>"
+    yield f"<p>{counted(len(figures), 'figure')}: {num_hits} of {len(judged)} published values agree with ours{failed}.</p>"
     yield f"<p class=\"quiet\">{_badge(MEASURED)} ran on this machine's CPU; {_badge(SIMULATED)} ran in virtual time with a model of"
     yield f"another machine, and is no measurement; {_badge(ARITHMETIC)} follows from published numbers alone. No figure mixes them.</p>"
 
