@@ -21,7 +21,8 @@ def timed(*times_s: float) -> Timed:
 
 def test_the_second_token_is_held_against_the_later_gaps_of_the_worker_alone() -> None:
     """Medians over all answers; the gap before the second token is no later gap."""
-    alone = handoff._row("alone", None, 100, 8, [timed(0.1, 0.13, 0.15, 0.17), timed(0.2, 0.23, 0.25, 0.27), timed(0.3, 0.4, 0.42, 0.44)], None)
+    answers = [timed(0.1, 0.13, 0.15, 0.17), timed(0.2, 0.23, 0.25, 0.27), timed(0.3, 0.4, 0.42, 0.44)]
+    alone = handoff._row("alone", None, 100, 8, answers, None)
     assert (alone.ttft_ms, alone.kv_bytes, alone.second_over, alone.e2e_over) == (200.0, 800, None, None)
     assert [alone.second_ms, alone.gap_ms, alone.e2e_ms] == pytest.approx([30.0, 20.0, 270.0])
     split = handoff._row("serial", 1.0, 100, 8, [timed(0.2, 0.26, 0.28, 0.297)], alone)
@@ -29,7 +30,8 @@ def test_the_second_token_is_held_against_the_later_gaps_of_the_worker_alone() -
 
 
 def test_the_table_goes_by_prompts_and_then_as_it_was_measured() -> None:
-    rows = [Row(way, link, n, n, 1.0, 2.0, 3.0, 4.0) for way, link in (("alone", None), ("serial", 10.0), ("layer-wise", 10.0)) for n in (1, 2)]
+    ways = (("alone", None), ("serial", 10.0), ("layer-wise", 10.0))
+    rows = [Row(way, link, n, n, 1.0, 2.0, 3.0, 4.0) for way, link in ways for n in (1, 2)]
     lines = [line.split()[:4] for line in table_of(rows).splitlines()[1:]]
     assert [line[0] for line in lines] == ["1", "1", "1", "2", "2", "2"]
     assert lines[0][2] == "alone" and lines[1][2:] == ["10", "serial"] and lines[5][2:] == ["10", "layer-wise"]

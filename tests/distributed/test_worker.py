@@ -229,7 +229,7 @@ def test_a_worker_whose_port_for_kv_cannot_be_opened_says_so_and_closes_its_engi
         async with front_end() as engine:
             server = WorkerServer(engine.control.address, SECRET, WorkerOptions("a"), remembered, no_port)
             with pytest.raises(OSError, match="no port is free"):
-                await server.run()
+                await asyncio.wait_for(server.run(), WAIT_S)
             await until(lambda: engine.control.last_words.get("a") == "no port is free")
 
     asyncio.run(body())

@@ -82,6 +82,10 @@ def test_an_engine_whose_work_waits_for_what_is_held_takes_no_processor() -> Non
 
     engine.step = counted  # type: ignore[method-assign]
 
+    def let_go() -> list[OutputEvent]:
+        engine.release("held")
+        return []
+
     async def body() -> None:
         thread = EngineThread(engine, ended.extend)
         thread.start()
@@ -90,7 +94,7 @@ def test_an_engine_whose_work_waits_for_what_is_held_takes_no_processor() -> Non
         before = num_steps
         await asyncio.sleep(0.2)
         assert num_steps == before and engine.has_work and thread.silent_s == 0.0
-        thread.post(lambda: engine.release("held") or [])
+        thread.post(let_go)
         while not any(event.finish_reason is not None for event in ended):
             await asyncio.sleep(0.01)
         assert {event.request_id for event in ended} == {"other"} and not engine.is_stuck

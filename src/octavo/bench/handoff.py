@@ -177,9 +177,8 @@ class _Bench:
             return engine
         secret, folder = new_secret(), tempfile.mkdtemp(prefix="octavo-")
         address = Address(path=str(Path(folder) / "workers")) if self._network is None else Address(self._network.address, 0)
-        return ClusterEngine(
-            self._model, self._config, address, secret.encode(), options, self._workers(way, link_gbps, secret), lambda: Path(folder).rmdir()
-        )
+        workers = self._workers(way, link_gbps, secret)
+        return ClusterEngine(self._model, self._config, address, secret.encode(), options, workers, lambda: Path(folder).rmdir())
 
     def _workers(self, way: str, link_gbps: float | None, secret: str) -> LocalProcesses:
         """The decode worker is on the second host, where there are hosts."""

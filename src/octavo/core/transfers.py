@@ -178,7 +178,7 @@ class Transfers:
         return owner.sequences[0] if owner is not None and len(owner.sequences) == 1 else None
 
     def num_there(self, seq: Sequence) -> int:
-        """Leading tokens of ``seq`` whose KV its full blocks hold now: none while the plan in flight is to bring it back from host memory."""
+        """Leading tokens of ``seq`` whose KV its full blocks hold now: none while the plan in flight brings it back from host memory."""
         return 0 if seq.seq_id in self._state.kv.loading else seq.num_computed
 
     def is_offered(self, request_id: str) -> bool:

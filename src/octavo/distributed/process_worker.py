@@ -46,8 +46,8 @@ class _Child:
 
 
 class LocalProcesses:
-    """A ``Launcher``. ``roles`` by name; ``threads`` of each; ``command``: what a worker's arguments are put behind; ``placed``: the command
-    that runs another where a worker, named first, is to be; the process that results is the worker itself."""
+    """A ``Launcher``. ``roles`` by name; ``threads`` of each; ``command``: what a worker's arguments are put behind; ``placed``: the
+    command that runs another where a worker, named first, is to be; the process that results is the worker itself."""
 
     def __init__(
         self,
