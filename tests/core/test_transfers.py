@@ -160,10 +160,10 @@ def test_kv_that_a_plan_brings_back_from_host_memory_is_not_there_before_it_has_
     """What sends KV on reads blocks while steps run: those of a sequence that returns hold something else until its loads are done."""
     settings = SchedulerConfig(max_num_seqs=2, max_num_batched_tokens=8, admission_lookahead=1, preemption="swap")
     side = Side()
-    side.scheduler = Scheduler(settings, CacheConfig(block_size=4, enable_prefix_caching=False, swap_space=1), 6, 60, num_host_blocks=8)
+    side.scheduler = Scheduler(settings, CacheConfig(block_size=4, enable_prefix_caching=False, swap_space=1), 7, 60, num_host_blocks=8)
     scheduler, loaded = side.scheduler, 0
-    scheduler.add(request("a", 8, 8))
-    scheduler.add(Request("b", [50 + i for i in range(7)], SamplingParams(max_tokens=8, ignore_eos=True), 5))
+    scheduler.add(request("a", 8, 12))
+    scheduler.add(Request("b", [50 + i for i in range(7)], SamplingParams(max_tokens=12, ignore_eos=True), 5))
     while scheduler.has_work:
         plan = side.begin()
         assert plan is not None
