@@ -133,10 +133,52 @@ def test_what_cannot_be_handed_over_is_refused() -> None:
             move("unknown")
     with pytest.raises(KeyError):
         transfers.begin("unknown", [6])
-    for tokens in ([], [6, 7]):
-        with pytest.raises(ParameterError, match="KV of 0 of them is reserved for"):
-            transfers.begin("a", tokens)
+    with pytest.raises(ParameterError, match="KV of 0 of them is reserved for"):
+        transfers.begin("a", [])
+    with pytest.raises(ParameterError, match="less than max_tokens, which is 8 here"):
+        transfers.begin("a", list(range(6, 14)))
     assert transfers.sequences, "a begin that was refused leaves the reservation"
+
+
+@pytest.mark.parametrize("num_drawn", [1, 2, 6])
+def test_what_was_drawn_with_the_last_token_from_drafts_is_computed_where_it_goes_on(num_drawn: int) -> None:
+    """Room was reserved for the prompt alone; more than its last row may have been drawn at once."""
+    side, tokens = Side(), list(range(6, 6 + num_drawn))
+    side.scheduler.transfers.reserve(request("a"), 6)
+    side.scheduler.transfers.begin("a", tokens)
+    side.scheduler.check_invariants()
+    plan = side.begin()
+    assert plan is not None and (plan.slices[0].start, plan.slices[0].token_ids) == (6, tokens)
+    drawn = [token for event in side.end() for token in event.token_ids]
+    while side.scheduler.has_work:
+        drawn += [token for event in side.step() for token in event.token_ids]
+        side.scheduler.check_invariants()
+    assert tokens + drawn == list(range(6, 14)) and side.scheduler.num_used_blocks == 0
+
+
+def test_kv_that_a_plan_brings_back_from_host_memory_is_not_there_before_it_has_run() -> None:
+    """What sends KV on reads blocks while steps run: those of a sequence that returns hold something else until its loads are done."""
+    settings = SchedulerConfig(max_num_seqs=2, max_num_batched_tokens=8, admission_lookahead=1, preemption="swap")
+    side = Side()
+    side.scheduler = Scheduler(settings, CacheConfig(block_size=4, enable_prefix_caching=False, swap_space=1), 7, 60, num_host_blocks=8)
+    scheduler, loaded = side.scheduler, 0
+    scheduler.add(request("a", 8, 12))
+    scheduler.add(Request("b", [50 + i for i in range(7)], SamplingParams(max_tokens=12, ignore_eos=True), 5))
+    while scheduler.has_work:
+        plan = side.begin()
+        assert plan is not None
+        for name in ("a", "b"):
+            seq = scheduler.transfers.sender_sequence(name)
+            pages = set() if seq is None else set(seq.block_table)
+            if seq is not None and any(move.pool_block in pages for move in plan.block_loads):
+                loaded += 1
+                assert seq.num_computed > 0 and scheduler.transfers.num_there(seq) == 0
+            elif seq is not None:
+                assert scheduler.transfers.num_there(seq) == seq.num_computed
+        side.end()
+        for seq in scheduler.running_sequences:
+            assert scheduler.transfers.num_there(seq) == seq.num_computed
+    assert loaded > 0
 
 
 def test_after_an_engine_error_nothing_is_held() -> None:

@@ -200,6 +200,26 @@ def test_a_prompt_that_makes_no_progress_is_given_up() -> None:
     assert sent.failure == ["the prompt has made no progress for 0.05 s"] and sent.out.num_alive > 1
 
 
+def test_a_prompt_that_is_slow_and_goes_on_is_waited_for() -> None:
+    """Its KV goes in one piece at its end: that takes as long as it takes, while no part of it takes ``stall_s``."""
+    now_s = 0.0
+    memory, track, out = Memory(), Track(12), Out()
+    sender = LayerSender(memory, KVShape.of(None, LAYERS, SIZE), 1.0, lambda: now_s)  # type: ignore[arg-type]
+    failure = list[str]()
+    thread = sender.start(track, sender.head(7, track), lambda: out, False, failure.append)
+    memory.pages = {(layer, block): truth(layer, block) for layer in range(LAYERS) for block in range(3)}
+    for num_computed in range(1, 13):
+        num_alive = out.num_alive
+        for _ in range(2000):
+            if out.num_alive >= num_alive + 2:  # it has looked since the last move
+                break
+            time.sleep(0.005)
+        now_s += 0.9
+        track.moved(array("i", [0, 1, 2]), num_computed)
+    thread.join(20.0)
+    assert failure == [] and out.finished and now_s > 10.0
+
+
 def test_a_receiver_that_cannot_be_reached() -> None:
     failure = list[str]()
 

@@ -215,6 +215,27 @@ def test_an_engine_that_cannot_be_made_ends_the_worker_and_the_front_end_hears_w
     asyncio.run(run())
 
 
+def test_a_worker_whose_port_for_kv_cannot_be_opened_says_so_and_closes_its_engine() -> None:
+    made = list[Engine]()
+
+    def remembered(config: EngineConfig) -> Engine:
+        made.append(load(config))
+        return made[-1]
+
+    def no_port(*_: object) -> None:
+        raise OSError("no port is free")
+
+    async def body() -> None:
+        async with front_end() as engine:
+            server = WorkerServer(engine.control.address, SECRET, WorkerOptions("a"), remembered, no_port)
+            with pytest.raises(OSError, match="no port is free"):
+                await asyncio.wait_for(server.run(), WAIT_S)
+            await until(lambda: engine.control.last_words.get("a") == "no port is free")
+
+    asyncio.run(body())
+    assert [engine.backend.closed for engine in made] == [True]  # type: ignore[attr-defined]
+
+
 def test_a_worker_that_computes_otherwise_is_refused() -> None:
     def other(config: EngineConfig) -> Engine:
         engine = load(config)

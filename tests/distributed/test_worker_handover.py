@@ -279,9 +279,13 @@ def test_kv_goes_while_the_prompt_is_computed(paths: dict[str, Path]) -> None:
     run(engines, use)
 
 
-def test_a_sender_that_is_preempted_sends_what_is_right(paths: dict[str, Path]) -> None:
+SWAPPING = {"preemption": "swap", "swap_space": 1 << 20}
+
+
+@pytest.mark.parametrize("how", [{}, SWAPPING], ids=["recomputed", "swapped"])
+def test_a_sender_that_is_preempted_sends_what_is_right(paths: dict[str, Path], how: dict[str, Any]) -> None:
     """Beside others in a pool that is too small: sequences are put out while their KV is on its way, over a slow link."""
-    options = {"num_kv_blocks": 14, "admission_lookahead": 1, "max_num_batched_tokens": 48}
+    options = {"num_kv_blocks": 14, "admission_lookahead": 1, "max_num_batched_tokens": 48, **how}
     others, params = [prompt_of(30, salt) for salt in (1, 2, 3)], SamplingParams(temperature=0.8, seed=3, max_tokens=40, ignore_eos=True)
     prompts = [prompt_of(90, salt) for salt in (4, 5, 6)]
     expected = [alone(paths["llama"], prompt, SAMPLED) for prompt in prompts]
@@ -327,7 +331,7 @@ def test_a_begin_that_does_not_fit_ends_the_hand_off_and_not_the_engine(paths: d
     async def use(cluster: Cluster) -> None:
         def hook(order: Order[int]) -> bool:
             if order.kind is OrderKind.BEGIN:
-                order.moving.output_token_ids.append(1)
+                order.moving.output_token_ids.clear()
             return True
 
         cluster.order_hook = hook

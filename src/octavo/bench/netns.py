@@ -178,13 +178,14 @@ def _end(process: subprocess.Popen[Any]) -> None:
 
 
 def _throttle(tc: list[str], link: str, gbit_per_s: float | None) -> None:
-    """Bursts are as long as the kernel's timer needs to refill the bucket, at the least one large segment."""
+    """The bucket holds what the link moves in a millisecond, in which the kernel's timer comes round, at the least one large segment: what
+    goes after a rest is ahead of a real link by that."""
     if gbit_per_s is None:
         with contextlib.suppress(NetworkError):  # there was none
             _run([*tc, "qdisc", "del", "dev", link, "root"])
         return
     bits = int(gbit_per_s * 1e9)
-    burst_bytes = max(128 << 10, bits // 8 // 250)  # 4 ms
+    burst_bytes = max(128 << 10, bits // 8 // 1000)
     rate = ["rate", f"{bits}bit", "burst", str(burst_bytes), "latency", "50ms"]
     _run([*tc, "qdisc", "replace", "dev", link, "root", "tbf", *rate])
 

@@ -123,14 +123,16 @@ class Transfers:
         return RequestState(request, state.stats.num_requests, rule, [seq], started=True)
 
     def begin(self, request_id: str, output_token_ids: Seq[int], exact: bool = True) -> None:
-        """The reserved blocks hold the KV of the prompt and of all ``output_token_ids`` but the last: the request runs.
+        """The reserved blocks hold the KV of the prompt and of the first ``output_token_ids``: the request runs.
 
-        ``exact``: to the bit what this engine would have computed; else the prefix cache does not offer it to others. KeyError if it is not
-        reserved, ParameterError when the blocks are for another number of tokens.
+        The last has no KV, nor have others that were drawn with it, from drafts: they are computed here. ``exact``: to the bit what this
+        engine would have computed; else the prefix cache does not offer it to others. KeyError if it is not reserved, ParameterError when
+        the blocks are for more tokens, or so many leave nothing to be made.
         """
         state, seq = self._state, self._reserved[request_id].sequences[0]
-        if len(output_token_ids) != seq.num_output_tokens:
+        if len(output_token_ids) < seq.num_output_tokens:
             raise ParameterError("output_token_ids", len(output_token_ids), f"KV of {seq.num_output_tokens - 1} of them is reserved for")
+        check_outputs(seq.request, len(output_token_ids), self._reserved[request_id].stop_rule)
         owner = self._take_reserved(request_id)
         seq.token_ids[seq.num_prompt_tokens :] = output_token_ids
         seq.num_computed, seq.num_scheduled = seq.num_scheduled, 0
@@ -174,6 +176,10 @@ class Transfers:
         """The one sequence of a request that waits, runs or is offered here; None when there is none, or several."""
         owner = self._state.requests.get(request_id) or self._offered.get(request_id)
         return owner.sequences[0] if owner is not None and len(owner.sequences) == 1 else None
+
+    def num_there(self, seq: Sequence) -> int:
+        """Leading tokens of ``seq`` whose KV its full blocks hold now: none while the plan in flight brings it back from host memory."""
+        return 0 if seq.seq_id in self._state.kv.loading else seq.num_computed
 
     def is_offered(self, request_id: str) -> bool:
         return request_id in self._offered

@@ -141,9 +141,11 @@ class _Transfer:
 
     def _wait(self, sent: int, layerwise: bool) -> tuple[int, int]:
         """(leading blocks that may be sent, the step that writes all that are left, or 0), once there is something to be sent."""
-        track, size, since = self._track, self._shape.block_size, self._clock()
+        track, size, since, num_seen = self._track, self._shape.block_size, self._clock(), 0
         while True:
             with track.changed:
+                if track.num_computed != num_seen:
+                    num_seen, since = track.num_computed, self._clock()
                 if track.gone is not None:
                     raise TransferError(track.gone)
                 if track.num_computed >= self._num_tokens:

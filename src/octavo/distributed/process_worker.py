@@ -18,7 +18,7 @@ import itertools
 import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from octavo.distributed.channel import Address
@@ -46,7 +46,8 @@ class _Child:
 
 
 class LocalProcesses:
-    """A ``Launcher``. ``roles`` by name; ``threads`` of each; ``command``: what a worker's arguments are put behind."""
+    """A ``Launcher``. ``roles`` by name; ``threads`` of each; ``command``: what a worker's arguments are put behind; ``placed``: the
+    command that runs another where a worker, named first, is to be; the process that results is the worker itself."""
 
     def __init__(
         self,
@@ -54,9 +55,10 @@ class LocalProcesses:
         secret: str,
         threads: int | None = None,
         command: Sequence[str] = (sys.executable, "-m", "octavo.cli.main", "worker"),
+        placed: Callable[[str, list[str]], list[str]] = lambda name, argv: argv,
     ) -> None:
         self._children = {name: _Child(name, role) for name, role in roles.items()}
-        self._secret, self._threads, self._command = secret, threads, list(command)
+        self._secret, self._threads, self._command, self._placed = secret, threads, list(command), placed
         self._address: Address | None = None
         self._trouble: str | None = None
         self._stopping = False
@@ -153,7 +155,7 @@ class LocalProcesses:
             args += ["--threads", str(self._threads)]
         environment = {**os.environ, SECRET_VARIABLE: self._secret}
         process = await asyncio.create_subprocess_exec(
-            *self._command, *args, stdin=asyncio.subprocess.DEVNULL, env=environment, start_new_session=True
+            *self._placed(child.name, [*self._command, *args]), stdin=asyncio.subprocess.DEVNULL, env=environment, start_new_session=True
         )
         logger.info("worker %s is started as process %d", child.name, process.pid)
         return process

@@ -297,12 +297,17 @@ class WorkerServer:
 
     async def _make_engine(self, config: bytes) -> None:
         loaded = await asyncio.to_thread(self._load, own_config(config_of(config), self.options))
-        self.engine = WorkerEngine(loaded, self._send, lambda reason: self._fail(WorkerFailed(reason)))
-        if self._make_kv is not None:
-            self.engine.kv = self._make_kv(self.engine, self._send, self._host)
+        worker = WorkerEngine(loaded, self._send, lambda reason: self._fail(WorkerFailed(reason)))
+        try:
+            if self._make_kv is not None:
+                worker.kv = self._make_kv(worker, self._send, self._host)
+        except BaseException:
+            await asyncio.to_thread(loaded.close)
+            raise
         gc.collect()
         gc.freeze()  # what is loaded stays: full collections need not walk the vocabulary in the middle of a stream
-        self.engine.thread.start()
+        worker.thread.start()
+        self.engine = worker
 
     async def _close_engine(self) -> None:
         engine, self.engine, self._loading = self.engine, None, None

@@ -96,7 +96,7 @@ class WorkerHandover:
             raise
         self.address: str | None = " ".join(f"{name}={listener.address}" for name, listener in self._listeners.items())
         self.transports = list(self._listeners)
-        engine.step_hooks = self
+        engine.loop.step_hooks = self
 
     # --- KVSide, on the event loop's thread -----------------------------------------------------------------------------------------------
 
@@ -192,7 +192,7 @@ class WorkerHandover:
                 offered = Offered(going.key, going.output_token_ids)
                 self._do(lambda said=offered: self._say(said))  # type: ignore[misc]  # behind the events of this step, its token's among them
 
-    def before_execute(self, plan: StepPlan) -> None:
+    def planned(self, plan: StepPlan) -> None:
         """See ``StepHooks``."""
         step = self._backend.next_kv_step() if self._going and plan.slices else 0
         for going in self._going.values():
@@ -201,7 +201,7 @@ class WorkerHandover:
                 self._say(PromptStarted(going.key))
 
     def _tell(self, going: _Going, step: int) -> bool:
-        """Tell the track where its sequence is; whether the plan in flight has a part of it."""
+        """Tell the track where its sequence is; whether the plan in flight has a part of it. ``step``: of that plan, 0: there is none."""
         transfers = self._engine.scheduler.transfers
         seq = transfers.sender_sequence(going.request.request_id)
         if seq is None:
@@ -209,7 +209,7 @@ class WorkerHandover:
             return False
         pages = transfers.pages_of(seq.block_table, self._shape.num_columns)
         num_coming = seq.num_computed + seq.num_scheduled if step else 0
-        going.track.moved(pages, seq.num_computed, step if seq.num_scheduled else 0, num_coming)
+        going.track.moved(pages, transfers.num_there(seq), step if seq.num_scheduled else 0, num_coming)
         return seq.num_scheduled > 0
 
     def _forget(self, going: _Going, reason: str) -> None:

@@ -37,7 +37,6 @@ from octavo.speculative.speculator import create_speculator
 
 if TYPE_CHECKING:
     from octavo.engine.kv_tiering import KVTiering
-    from octavo.engine.step_hooks import StepHooks
     from octavo.engine.step_log import StepLog
     from octavo.models.loaded import LoadedModel
 
@@ -62,10 +61,10 @@ class Engine:
         self.metrics = EngineMetrics(max_itl_s)
         self.step_cost = FittedCost(calibrated_cost(backend))  # the one cost of steps: all that ask what a step takes share it
         self.step_log: StepLog | None = None  # told of every step, where somebody wants to know
-        self.step_hooks: StepHooks | None = None
         self.gap_model = None if max_itl_ms is None else GapModel(self.step_cost)
         self._itl_warnings = ItlWarnings(max_itl_s)
         self.num_failures_in_a_row = 0
+        self.is_stuck = False  # there is work, and none of it can go on before somebody else lets go of blocks: see transfers
         self._recording: TextIO | None = None
         self.max_model_len = resolve_max_model_len(config, model.program.context)
         fingerprint = f"{model.fingerprint}/{backend.fingerprint()}"
@@ -209,8 +208,7 @@ class Engine:
 
     def fail_all(self, message: str) -> list[OutputEvent]:
         """End every request with an error event."""
-        events = self.loop.fail_all(message)
-        return self._made(events if self.step_hooks is None else events + self.step_hooks.failed(message))
+        return self._made(self.loop.fail_all(message))
 
     @property
     def has_work(self) -> bool:
@@ -219,7 +217,7 @@ class Engine:
     def step(self) -> list[OutputEvent]:
         """Plan, execute and apply one step. When any of it fails, every request ends with an error event and the engine goes on."""
         started_s = self.clock.now()
-        plan = None
+        plan, self.is_stuck = None, False
         try:
             if self.tiering is not None:
                 self.tiering.before_plan()
@@ -227,11 +225,10 @@ class Engine:
             if plan is None:
                 if self.tiering is not None:
                     self.tiering.wait()
+                self.is_stuck = self.has_work and (self.tiering is None or not self.tiering.tiers.is_waiting)
                 return []
             if self.tiering is not None:
                 self.tiering.before_execute()
-            if self.step_hooks is not None:
-                self.step_hooks.before_execute(plan)
             result = self.backend.execute(plan)
             events = self.loop.finish_step(plan, result)
         except Exception as error:  # whatever a backend raises or returns, or a fault in planning: the engine must outlive it

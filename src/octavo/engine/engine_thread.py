@@ -64,7 +64,12 @@ class EngineThread:
     @property
     def silent_s(self) -> float:
         """Seconds since it last made progress, while there is something to do; else 0."""
-        return time.monotonic() - self._beat_s if self.engine.has_work or self._inbox else 0.0
+        return time.monotonic() - self._beat_s if self._has_steps or self._inbox else 0.0
+
+    @property
+    def _has_steps(self) -> bool:
+        """Whether a step may do something. Where all work waits for what is offered or reserved, only what is posted can change that."""
+        return self.engine.has_work and not self.engine.is_stuck
 
     def start(self) -> None:
         self._aio = asyncio.get_running_loop()
@@ -75,7 +80,7 @@ class EngineThread:
     def post(self, action: Action) -> None:
         """Have ``action`` done before the next step."""
         with self._wake:
-            if not self._inbox and not self.engine.has_work:
+            if not self._inbox and not self._has_steps:
                 self._beat_s = time.monotonic()  # an idle loop was silent by right: progress is due from now on
             self._inbox.append(action)
             self._wake.notify()
@@ -118,7 +123,7 @@ class EngineThread:
         return bool(self._inbox) or not self._stopping
 
     def _is_wanted(self) -> bool:
-        return bool(self._inbox) or self._stopping or self.engine.has_work
+        return bool(self._inbox) or self._stopping or self._has_steps
 
     def tell(self, function: Callable[[Given], None], given: Given) -> None:
         """Have ``function`` called on the event loop's thread, in the order of the calls."""

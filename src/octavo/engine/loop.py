@@ -23,6 +23,7 @@ from octavo.engine.text_output import TextOutput
 if TYPE_CHECKING:
     from octavo.core.scheduler import Scheduler
     from octavo.costs.gap import GapModel
+    from octavo.engine.step_hooks import StepHooks
     from octavo.engine.timeline import Timeline
     from octavo.models.tokenizer import Tokenizer
     from octavo.speculative.speculator import Speculator
@@ -63,6 +64,7 @@ class EngineLoop:
         self.scheduler = scheduler
         self.timeline = timeline
         self.speculator = speculator
+        self.step_hooks: StepHooks | None = None
         self._gap_model = gap_model
         self._num_speculating = 0  # while nobody does, nothing is spent on it
         self._vocab_size = vocab_size
@@ -154,7 +156,8 @@ class EngineLoop:
 
     def fail_all(self, message: str) -> list[OutputEvent]:
         """End every request with an error event: a step could not be executed, so what the backend holds is unknown."""
-        return self._ended(self._with_text(self.scheduler.fail_all(message), {}, {}))
+        events = self._ended(self._with_text(self.scheduler.fail_all(message), {}, {}))
+        return events if self.step_hooks is None else events + self.step_hooks.failed(message)
 
     def _ended(self, events: list[OutputEvent]) -> list[OutputEvent]:
         if self.timeline is not None:
@@ -170,6 +173,8 @@ class EngineLoop:
         if timeline is not None and self._num_speculating:
             timeline.mark(Cause.DRAFTS)
         plan = self.scheduler.plan(now_s, drafts)
+        if plan is not None and self.step_hooks is not None:
+            self.step_hooks.planned(plan)
         if timeline is not None:
             timeline.mark(Cause.SCHEDULING)
         if plan is not None and self._num_masked:

@@ -1,4 +1,4 @@
-"""What may look on while an engine steps: it is told of every plan before it is executed, and when a step has failed."""
+"""What may look on while an engine steps: it is told of every plan as soon as it is made, and when a step has failed."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from octavo.engine.outputs import OutputEvent
 class StepHooks(Protocol):
     """All of it on the thread that steps, and quickly: nothing is computed meanwhile."""
 
-    def before_execute(self, plan: StepPlan) -> None:
-        """``plan`` is about to be executed. Blocks that it takes from somebody still hold what they held."""
+    def planned(self, plan: StepPlan) -> None:
+        """``plan`` has been made, and nothing written for it yet, drafts included: blocks that it takes from somebody still hold what they
+        held, and blocks that it moves or copies something into do not hold it yet."""
         ...
 
     def failed(self, message: str) -> list[OutputEvent]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from octavo.bench.handoff import WAYS, HandoffCase, measure_handoff
+from octavo.bench.handoff import ALONE, WAYS, HandoffCase, measure_handoff
 from octavo.bench.handoff import Row as Timed
 from octavo.engine.llm import make_config
 from octavo.reproduce.figure import MEASURED, Figure, Line, Plot, Row
@@ -19,7 +19,7 @@ from octavo.reproduce.setup import Setup
 NUMBER = 24
 NAME = "kv-transfer-measured"
 LINK_GBPS = 1.0
-ALONE, SERIAL, LAYERWISE = WAYS
+SERIAL, LAYERWISE = WAYS
 PUBLISHED = {SERIAL: (64.0, 3.0), LAYERWISE: (16.5, 0.8)}  # second token later by %, whole answer longer by %
 
 
@@ -35,7 +35,7 @@ FULL, QUICK = Case((512, 1024, 2048), 64, 3), Case((256,), 16, 1)
 
 def run(setup: Setup) -> Figure:
     case = QUICK if setup.quick else FULL
-    handoffs = HandoffCase(case.prompts, case.num_output, case.repeat, "tcp", "auto", 1, LINK_GBPS)
+    handoffs = HandoffCase(case.prompts, case.num_output, case.repeat, "tcp", "auto", 1, (LINK_GBPS,))
     return shown(measure_handoff(make_config(setup.model), handoffs, lambda line: setup.say(f"  {line}")), told(setup.model, case))
 
 
@@ -49,7 +49,7 @@ def told(model: str, case: Case) -> str:
 
 def shown(timed: Seq[Timed], setup: str) -> Figure:
     rows, lines = list[Row](), []
-    by_way = {way: {one.num_prompt: one for one in timed if one.way == way} for way in WAYS}
+    by_way = {way: {one.num_prompt: one for one in timed if one.way == way} for way in (ALONE, *WAYS)}
     for num_prompt, plain in by_way[ALONE].items():
         serial, layerwise = by_way[SERIAL][num_prompt], by_way[LAYERWISE][num_prompt]
         name = f"{num_prompt} tokens, {plain.kv_bytes / 1e6:.1f} MB"
@@ -62,7 +62,7 @@ def shown(timed: Seq[Timed], setup: str) -> Figure:
         rows.append(Row(f"{name}: the second token is sooner layer by layer", "yes", both, layerwise.second_ms < serial.second_ms))
         both = f"{layerwise.e2e_ms:.0f} against {serial.e2e_ms:.0f} ms"
         rows.append(Row(f"{name}: the whole answer is, too", "yes", both, layerwise.e2e_ms < serial.e2e_ms))
-    for way in WAYS:
+    for way in (ALONE, *WAYS):
         lines.append(Line(way, tuple((float(n), one.second_ms) for n, one in sorted(by_way[way].items()))))
     plot = Plot("When the second token comes", "ms after the first", lines=tuple(lines), x_label="prompt tokens")
     notes = ("The published links are 200 Gb/s and more, the tokens ten times as slow: shares of a token do not compare.", NOT_TRANSFERABLE)
