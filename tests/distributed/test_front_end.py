@@ -12,7 +12,7 @@ from octavo.distributed.channel import Address, Channel, connect
 from octavo.distributed.cluster_engine import ClusterEngine
 from octavo.distributed.cluster_options import ClusterOptions
 from octavo.distributed.dispatcher import Backpressure
-from octavo.distributed.messages import PROTOCOL, Hello, to_worker
+from octavo.distributed.messages import PROTOCOL, Hello, ToWorker, to_worker
 from tests.distributed.clusters import PATIENT
 from tests.distributed.test_stub_worker import SECRET, TOKENIZER, expected, front_end, open_stream, read, stub, until
 from tests.engine.scripted import bigram_config, bigram_model
@@ -126,14 +126,16 @@ def test_last_words_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers from elsewhere have a new name with each process, and may be refused for ever."""
     monkeypatch.setattr(control, "MAX_LAST_WORDS", 3)
 
+    async def refused(engine: ClusterEngine, name: str) -> None:
+        channel: Channel[ToWorker] = await connect(engine.control.address, SECRET, to_worker)
+        channel.start(lambda messages: None, lambda reason: None)
+        channel.send(Hello(PROTOCOL + 1, name, "both", "here", 1, "boot"))
+        await until(lambda: channel.closed_for is not None)
+
     async def run() -> None:
         engine = await front_end()
         for i in range(6):
-            channel: Channel = await connect(engine.control.address, SECRET, to_worker)
-            closed = asyncio.Event()
-            channel.start(lambda messages: None, lambda reason, closed=closed: closed.set())  # type: ignore[misc]
-            channel.send(Hello(PROTOCOL + 1, f"w{i}", "both", "here", 1, "boot"))
-            await asyncio.wait_for(closed.wait(), 60)
+            await refused(engine, f"w{i}")
         assert list(engine.control.last_words) == ["w3", "w4", "w5"]
         await engine.stop()
 
@@ -143,7 +145,7 @@ def test_last_words_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_hosts_name_is_shown_without_what_terminals_obey() -> None:
     async def run() -> None:
         engine = await front_end()
-        channel: Channel = await connect(engine.control.address, SECRET, to_worker)
+        channel: Channel[ToWorker] = await connect(engine.control.address, SECRET, to_worker)
         channel.start(lambda messages: None, lambda reason: None)
         channel.send(Hello(PROTOCOL, "w", "both", "\x1b[2J" + "h" * 9999, 1, "boot"))
         await until(lambda: engine.control.find("w") is not None)
