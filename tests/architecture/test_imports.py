@@ -31,7 +31,10 @@ MAY_IMPORT = {
         "distributed.roles", "workload",
     },  # never torch, ray or the native module
     "planning": {"core", "models", "costs", "simulator", "workload", "distributed.router", "distributed.handoff"},
-    "reproduce": {"bench", "simulator", "engine", "workload"},
+    "reproduce": {
+        "bench", "simulator", "engine", "workload", "core", "costs", "distributed.handoff", "distributed.router",
+        "distributed.wire",
+    },
     "config": set(),
 }
 # package -> third-party modules it may import.

@@ -22,7 +22,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_cost_is_written_where_engines_look_and_simulations_take_it(octavo: Octavo, tiny: Path, home: Path) -> None:
     ended = octavo("calibrate", "-m", tiny, "--seconds", "0.1", *SMALL)
     assert ended.code == 0, ended.err
-    assert "calibrating: " in ended.err and "scenes" in ended.err
+    assert "calibrating: " in ended.err and " of 0.1 s: 1 scene, " in ended.err
     record = json.loads(ended.out.splitlines()[-1])
     (file,) = (home / "costs").iterdir()
     assert record["calibrate"] == str(file) and f"written to {file}" in ended.out
@@ -36,10 +36,24 @@ def test_a_cost_is_written_where_engines_look_and_simulations_take_it(octavo: Oc
 
 
 def test_a_cost_can_be_written_elsewhere(octavo: Octavo, tiny: Path, home: Path, tmp_path: Path) -> None:
-    out = tmp_path / "there" / "cost.json"
+    out = tmp_path / "cost.json"
     ended = octavo("calibrate", "-m", tiny, "--seconds", "0.1", "--out", out, "--json", *SMALL)
     assert ended.code == 0 and len(ended.out.splitlines()) == 1
     assert read_coefficients(out).num_steps > 0 and not (home / "costs").exists()
+
+
+@pytest.mark.parametrize("out", ["/dev/null", "none/cost.json", "/proc/cost.json"])
+def test_where_nothing_can_be_written_nothing_is_measured(octavo: Octavo, tiny: Path, tmp_path: Path, out: str) -> None:
+    ended = octavo("calibrate", "-m", tiny, "--seconds", "3600", "--out", tmp_path / out, *SMALL)
+    assert ended.code == 2 and f"'--out': {tmp_path / out}: " in ended.err and "calibrating" not in ended.err
+    assert not (tmp_path / "none").exists() and not Path("/dev/null").is_file()
+
+
+def test_engines_own_folder_is_tried_before_measuring(octavo: Octavo, tiny: Path, home: Path) -> None:
+    home.mkdir()
+    (home / "costs").write_text("no folder")
+    ended = octavo("calibrate", "-m", tiny, "--seconds", "3600", *SMALL)
+    assert ended.code == 1 and str(home / "costs") in ended.err and "calibrating" not in ended.err
 
 
 def test_the_simulator_is_compared_with_the_engine(octavo: Octavo, tiny: Path) -> None:

@@ -60,8 +60,9 @@ def test_advise_replays_the_last_minutes(server: RunningServer) -> None:
 
 def test_lines_of_a_replay() -> None:
     advice = [
-        {"change": "--max-num-seqs 4", "gain_s": 1.5, "why": "more: 50 % less"},
-        {"change": "--num-kv-blocks 9", "gain_s": 0.0, "why": "it gains nothing"},
+        {"change": "--max-num-seqs 4", "gain_s": 1.5, "why": "more: 50 % less", "told": True},
+        {"change": "--num-kv-blocks 9", "gain_s": 0.0, "why": "it gains nothing", "told": True},
+        {"change": "--spec off", "gain_s": 0.0, "why": "what it gains cannot be told", "told": False},
     ]
     replay = {
         "objective": "wall", "window_s": 60.0, "num_requests": 9, "num_compared": 8, "measured_s": 3.0, "replayed_s": 0.3, "error": 0.9,
@@ -69,7 +70,8 @@ def test_lines_of_a_replay() -> None:
     }  # fmt: skip
     lines = replay_lines(replay)
     assert lines[1] == "mean time from arrival to the last token: measured 3.000 s, replayed 300 ms: the replay is 90.0 % off"
-    assert "1.500 s less" in lines[2] and " nothing " in lines[3] and "for want of time: --spec off" in lines[4] and "(a note)" in lines[5]
+    assert "1.500 s less" in lines[2] and " nothing " in lines[3] and " not told " in lines[4]
+    assert "for want of time: --spec off" in lines[5] and "(a note)" in lines[6]
     assert replay_lines(replay | {"error": None})[-1].endswith("they tell nothing of mean time from arrival to the last token")
 
 
@@ -77,6 +79,14 @@ def test_lines_of_a_replay() -> None:
 def test_exactly_one_way_to_name_requests(server: RunningServer, args: tuple[str, ...]) -> None:
     shown = run(explain_command, server, *args)
     assert shown.exit_code == 2 and "one of REQUEST_ID, --last, --slowest and --advise is needed" in shown.output
+    assert ("go not together" in shown.output) == bool(args)
+
+
+@pytest.mark.parametrize("flag", [("--window", "60"), ("--objective", "wall")])
+@pytest.mark.parametrize("way", [("--last",), ("--slowest", "3"), ("x",)])
+def test_what_is_for_advice_alone_is_refused_elsewhere(server: RunningServer, way: tuple[str, ...], flag: tuple[str, ...]) -> None:
+    shown = run(explain_command, server, *way, *flag)
+    assert shown.exit_code == 2 and f"'{flag[0]}': it has no meaning without --advise" in shown.output
 
 
 def test_errors_are_one_sentence(server: RunningServer) -> None:
@@ -116,7 +126,10 @@ def test_a_picture_under_load(width: int, colours: bool) -> None:
         "advice": [{"change": "--max-num-seqs above 4", "gain_s": 0.4, "why": "all places were taken"}],
         "replay": {
             "num_requests": 50, "age_s": 3.2, "error": 0.01,
-            "advice": [{"change": "--num-kv-blocks 9", "gain_s": 1.2, "why": "w"}, {"change": "x", "gain_s": 0.0, "why": "w"}],
+            "advice": [
+                {"change": "--num-kv-blocks 9", "gain_s": 1.2, "why": "w", "told": True},
+                {"change": "x", "gain_s": 0.0, "why": "w", "told": True},
+            ],
         },
     }  # fmt: skip
     request = {"id": "x" * 60, "state": "queued", "wall_s": 3.0, "prompt_tokens": 5, "completion_tokens": 0, "main_cause": "queued_batch"}
@@ -133,6 +146,26 @@ def test_a_picture_under_load(width: int, colours: bool) -> None:
     assert ("\x1b" in "".join(lines)) == colours
 
 
+@pytest.mark.parametrize(("bottleneck", "what"), [("kv_capacity", "more KV blocks"), ("queue", "more places or workers"), ("client", "")])
+def test_what_the_rules_cannot_tell_a_replay_can(bottleneck: str, what: str) -> None:
+    held = {"seconds": 0.5, "bottleneck": bottleneck, "shares": {bottleneck: 0.99}}
+    summary = {"engine": ENGINE, "window_s": 60.0, "num_requests": 7, "num_gaps": 9, "ttft": {"p99": held}, "itl": {}, "advice": []}
+    account = {
+        "id": "it", "wall_s": 1.0, "ttft_s": 0.9, "state": "finished", "main_cause": "x", "bottleneck": bottleneck, "causes": [],
+        "advice": [],
+    }  # fmt: skip
+    advice = [{"change": "c", "gain_s": 0.4, "why": "w", "basis": "time stamps"}]
+    for quiet, told in (
+        (picture(summary, [], 200, None), picture(summary | {"advice": advice}, [], 200, None)),
+        (account_lines(account), account_lines(account | {"advice": advice})),
+    ):
+        assert (f"what {what} would gain, the time stamps cannot tell: a replay can" in "\n".join(quiet)) == bool(what)
+        assert "cannot tell" not in "\n".join(told)
+    untold = {"num_requests": 9, "age_s": 1.0, "error": 0.6, "advice": [{"change": "c", "gain_s": 0.0, "why": "w", "told": False}]}
+    shown = "\n".join(picture(summary | {"replay": untold}, [], 200, None))
+    assert "60.0 % off: no gain is above its error" in shown and "nothing would help" not in shown
+
+
 def test_a_terminal_of_a_few_characters_breaks_nothing() -> None:
     steps = [{"seconds": 0.01, "prefill_s": 0.0, "decode_s": 0.01, "kv_s": 0.0}]
     summary = {"engine": ENGINE, "steps": steps, "window_s": 60.0, "num_requests": 7, "num_gaps": 0, "ttft": {}, "itl": {}, "advice": []}
@@ -143,8 +176,9 @@ def test_a_terminal_of_a_few_characters_breaks_nothing() -> None:
 def test_small_parts_are_left_out_of_an_account() -> None:
     parts = [("decode", 9.995), ("masks", 0.005), ("remainder", 0.0)]
     account = {
-        "id": "it", "wall_s": 10.0, "ttft_s": None, "state": "in_step", "main_cause": "decode", "bottleneck": "decode_memory", "advice": [],
+        "id": "it", "wall_s": 10.0, "ttft_s": None, "state": "running", "main_cause": "decode", "bottleneck": "decode_memory", "advice": [],
         "causes": [{"cause": cause, "seconds": seconds, "detail": "x"} for cause, seconds in parts],
     }  # fmt: skip
     lines = account_lines(account)
-    assert "no token yet" in lines[0] and [line.split()[0] for line in lines[1:]] == ["decode", "remainder"]
+    assert "no token yet" in lines[0] and [line.split()[0] for line in lines[1:3]] == ["decode", "remainder"]
+    assert lines[3:] == ["  and 1 cause below 0.1 %, 5 ms together; --json has all"]

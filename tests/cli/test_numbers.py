@@ -15,7 +15,9 @@ from octavo.models import catalog
 from tests.cli.conftest import Octavo
 
 OF_FRACTIONS = (click.types.FloatParamType, click.FloatRange, Duration, ByteSize, RateRange)
-ARGUMENTS = {"run": ["hi"], "quantize": ["in.gguf", "out.gguf"]}  # of commands whose body looks at the flag
+ARGUMENTS = {  # of commands whose body looks at the flag
+    "bench cluster-ways": ["--data", "."], "run": ["hi"], "quantize": ["in.gguf", "out.gguf"],
+}  # fmt: skip
 BAD = ("nan", "inf", "-1", "9" * 400)
 
 

@@ -153,6 +153,26 @@ def test_budgets_and_limits_that_nothing_keeps(octavo: Octavo, folder: Path, tin
     assert ended.code == 1 and "one answer alone takes" in ended.out
 
 
+def test_budgets_that_nothing_can_be_held_against_are_refused(octavo: Octavo, folder: Path, tiny: Path, tmp_path: Path) -> None:
+    unknown = tmp_path / "unknown.toml"
+    unknown.write_text('[m]\nbasis = "measured"\nops_per_s = 3e9\nbytes_per_s = 1e9\nmemory_bytes = 4e6\n')
+    flags = ("plan", "-m", tiny, *LIMITS, "--prompt-len", "20", "--output-len", "3", *QUICK)
+    for budget, figure in (("--budget", "usd_per_hour"), ("--power-budget", "busy_w")):
+        ended = octavo(*flags, "--machines", unknown, "--rate", "5", budget, "10")
+        assert ended.code == 2 and f"'{budget}': there is no {figure} of m; a file of --machines gives it" in ended.err
+        ended = octavo(*flags, "--machines", folder / "machines.toml", budget, "10")
+        assert ended.code == 2 and f"'{budget}': it has no meaning without --rate or --trace" in ended.err
+
+
+def test_what_the_figures_rest_on_is_told_by_their_basis(octavo: Octavo, folder: Path, tiny: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text(MACHINES.replace("step_error = 0.1\n", ""))
+    shown = octavo("plan", "-m", tiny, "--machines", own, *LIMITS, "--prompt-len", "20", "--output-len", "3", "--rate", "1", *QUICK)
+    assert "Seconds of a step on small: by figures that the file of machines calls measured, no error stated" in shown.out
+    assert "Seconds of a step on large: by makers' figures, no error stated" in shown.out
+    assert "To serve 1 request/s, least USD per hour first" in shown.out
+
+
 def test_a_model_that_fits_nowhere(octavo: Octavo, folder: Path) -> None:
     flags = ("plan", "-m", folder / "llama_2_7b.json", "--machines", folder / "machines.toml", "--trace", folder / "trace.csv", *LIMITS)
     ended = octavo(*flags)

@@ -51,6 +51,14 @@ def test_the_text_decides_which_weights_matter(octavo: Octavo, source: Path, tmp
     assert len(set(made)) == 4 and len({len(one) for one in made}) == 1
 
 
+def test_a_link_stays_one(octavo: Octavo, source: Path, tmp_path: Path) -> None:
+    link, target = tmp_path / "link.gguf", tmp_path / "out.gguf"
+    link.symlink_to(target)
+    assert octavo("quantize", source, link, "--text-tokens", "0").code == 0 and link.is_symlink() and load_model(target).program
+    assert octavo("quantize", source, link, "--text-tokens", "0").code == 1
+    assert octavo("quantize", source, link, "--text-tokens", "0", "--force").code == 0 and link.is_symlink()
+
+
 def test_errors(octavo: Octavo, source: Path, tmp_path: Path) -> None:
     target = tmp_path / "out.gguf"
     target.write_bytes(b"mine")

@@ -82,5 +82,13 @@ def test_a_folder_without_figures(octavo: Octavo, tmp_path: Path) -> None:
     ended = octavo("reproduce", "report", "--out", tmp_path)
     assert ended.code == 1 and "no figure is there" in ended.err
     (tmp_path / "other.json").write_text("{}")
+    assert "no figure is there" in octavo("reproduce", "report", "--out", tmp_path).err, "it has no figure's name"
+
+
+def test_a_report_leaves_out_what_is_damaged_and_says_so(octavo: Octavo, tmp_path: Path) -> None:
+    assert octavo("reproduce", "kv-slots", "kv-bytes", "--out", tmp_path).code == 0
+    (tmp_path / "02-kv-slots.json").write_text("{")
     ended = octavo("reproduce", "report", "--out", tmp_path)
-    assert ended.code == 1 and "other.json" in ended.err
+    assert ended.code == 1 and ended.out == f"{tmp_path / 'report.html'}: 1 figure; left out, damaged: 1\n"
+    assert ended.err.startswith(f"octavo: {tmp_path / '02-kv-slots.json'}: ") and len(ended.err.splitlines()) == 1
+    assert "KV cache of Llama-2-7B" in (tmp_path / "report.html").read_text()

@@ -11,6 +11,7 @@ import pytest
 from octavo.costs.coefficients import Coefficients
 from octavo.costs.machines import known_machines
 from tests.cli.conftest import Ended, Octavo
+from tests.models import configs
 from tests.models.tiny import write_tiny_gguf
 
 ROLES = ("--num-kv-blocks", "64", "--kv-bytes", "1000", "--rate", "1", "--roles", "prefill=1,decode=1")
@@ -40,6 +41,50 @@ def test_a_model_on_a_machine(octavo: Octavo, tiny: Path) -> None:
         assert text in ended.out
     assert octavo("simulate", "-m", tiny, "--machine", "l4", *LOAD, "--slo", "ttft=5,itl=1") == ended  # the seed decides
     assert len(octavo("simulate", "-m", tiny, "--machine", "l4", *LOAD, "--json").out.splitlines()) == 1
+
+
+def test_what_is_not_known_is_not_printed(octavo: Octavo, tiny: Path, tmp_path: Path) -> None:
+    """Limits that nobody gave, watts that nobody knows; and large numbers are read without an exponent."""
+    ended = octavo("simulate", "-m", tiny, "--machine", "l4", *LOAD)
+    assert ended.code == 0 and "within the limits" not in ended.out and "energy -" not in ended.out
+    slow = tmp_path / "slow.json"
+    slow.write_text(Coefficients((0.0, 0.0, 0.0, 0.0, 0.0, 20.0)).to_json())
+    ended = octavo("simulate", "--fitted", slow, "--num-kv-blocks", "64", *LOAD, "--num-requests", "1")
+    record = last_record(ended)
+    assert record["energy_j"] is None and record["engines"][0]["energy_j"] is None and "energy - kWh, cost - USD" in ended.out
+    assert "1 of 1 request in " in ended.out and " 20,000 " in ended.out and "e+" not in ended.out.rpartition("\n{")[0]
+
+
+@pytest.mark.parametrize("name", ["cost.json", "run.jsonl"])
+@pytest.mark.parametrize("text", ["", "\n"])
+def test_an_empty_file_is_said_to_be_empty(octavo: Octavo, tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    ended = octavo("simulate", "--fitted", tmp_path / name, "--num-kv-blocks", "64", *LOAD)
+    assert ended.code == 1 and ended.err == f"octavo: {tmp_path / name}: the file is empty\n"
+
+
+def test_a_byte_order_mark_is_taken_off_every_file(octavo: Octavo, tiny: Path, tmp_path: Path) -> None:
+    """Costs, recordings, machines, traces of either form, configs."""
+    def marked(name: str, text: str) -> Path:
+        (tmp_path / name).write_text("\ufeff" + text, encoding="utf-8")
+        return tmp_path / name
+
+    recording = tmp_path / "run.jsonl"
+    flags = ("--record", recording, "--threads", "1", "--max-tokens", "12", "--temperature", "0")
+    assert octavo("run", "-m", tiny, *flags, "hello there").code == 0
+    recorded = marked("run2.jsonl", recording.read_text())
+    cost = marked("cost.json", Coefficients((1e-4, 0.0, 1e-7, 0.0, 0.0, 5e-3)).to_json())
+    own = marked("own.toml", '[mine]\nbasis = "measured"\nops_per_s = 1e12\nbytes_per_s = 1e11\nmemory_bytes = 1e9\n')
+    csv = marked("t.csv", "arrival_s,num_prompt,num_output\n0,10,3\n")
+    lines = marked("t.jsonl", '{"arrival_s": 0, "num_prompt": 10, "num_output": 3}\n')
+    config = marked("config.json", json.dumps(configs.LLAMA_2_7B))
+    for flags in (
+        ("--replay", recorded), ("--fitted", recorded, "--num-kv-blocks", "64", *LOAD), ("--fitted", cost, "--num-kv-blocks", "64", *LOAD),
+        ("--machines", own, "--machine", "mine", "-m", tiny, "--trace", csv), ("--machine", "l4", "-m", tiny, "--trace", lines),
+        ("--machine", "h200-sxm", "-m", config, "--trace", lines),
+    ):  # fmt: skip
+        ended = octavo("simulate", *flags)
+        assert ended.code == 0, ended.err
 
 
 def test_machines_are_listed(octavo: Octavo, tmp_path: Path) -> None:
@@ -136,10 +181,32 @@ def test_a_recording_is_told_again_and_gives_costs_and_load(octavo: Octavo, tiny
     lines = recording.read_text().splitlines(keepends=True)
     recording.write_text(lines[0])
     ended = octavo("simulate", "--fitted", recording, "--num-kv-blocks", "64", *LOAD)
-    assert ended.code == 2 and "it has no step to fit a cost on" in ended.err
+    assert ended.code == 2 and "steps: 0 are not enough to fit a cost on" in ended.err
+    ended = octavo("simulate", "--replay", recording)
+    assert ended.code == 2 and "'--replay': " in ended.err and "no request is in it" in ended.err
+    adds = [line for line in lines if line.startswith('["add"')]
+    recording.write_text("".join([lines[0], *adds]))
+    ended = octavo("simulate", "--replay", recording, "--machine", "l4")
+    assert ended.code == 2 and "no request is in it: 1 have made no token, or had not ended when it did" in ended.err
+    recording.write_text("".join([*lines, *(line.replace('"request_id":"', '"request_id":"another-') for line in adds)]))
+    ended = octavo("simulate", "--replay", recording)
+    assert "1 more request of the recording made no token, or had not ended when it did: left out" in ended.out
+    assert last_record(ended)["num_left_out"] == 1
     recording.write_text("".join(line.replace('"max_tokens":12', '"max_tokens":3') for line in lines))
     ended = octavo("simulate", "--replay", recording, "--json")
     assert ended.code == 1 and "line " in ended.err
+
+
+def test_a_recording_that_is_there_is_not_lost(octavo: Octavo, tiny: Path, tmp_path: Path) -> None:
+    """As when a supervisor starts a server anew."""
+    recording = tmp_path / "run.jsonl"
+    flags = ("run", "-m", tiny, "--record", recording, "--threads", "1", "--max-tokens", "2", "hello there")
+    assert octavo(*flags).code == 0
+    assert recording.stat().st_mode & 0o777 == 0o600, "prompts are in it"
+    was = recording.read_bytes()
+    ended = octavo(*flags)
+    assert ended.code == 1 and f"--record: {str(recording)!r} is not allowed; it holds {len(was):,} bytes already" in ended.err
+    assert recording.read_bytes() == was
 
 
 def test_traces_and_closed_loops(octavo: Octavo, fitted: Path, tmp_path: Path) -> None:

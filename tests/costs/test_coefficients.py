@@ -124,7 +124,7 @@ def test_terms_add_up_to_the_seconds() -> None:
         ({"host_s": -1}, "host_s: -1 is not allowed; a number from 0 to 1e.12"),
         ({"host_s": 1e13}, "host_s: 10000000000000.0 is not allowed"),
         ({"median_error": "x"}, "median_error: 'x' is not allowed"),
-        ({"wake_s": None}, "wake_s: None is not allowed"),
+        ({"wake_s": None}, "wake_s: null is not allowed"),
         ({"pieces": {"row": [[8, 1.0]]}}, "pieces row: .* the last one has no end"),
         ({"pieces": {"logit_row": [[None, -1.0]]}}, "pieces logit_row: -1.0 is not allowed"),
         ({"pieces": [1]}, "pieces row: a list of at most 64 pairs"),

@@ -67,7 +67,7 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
         (WHOLE.replace("1e12", "nan"), "m: ops_per_s: nan is not allowed"),
         (WHOLE.replace("1e12", "1e300"), "m: ops_per_s: 1e.300 is not allowed"),
         (WHOLE.replace("1e11", "1e-300"), "m: bytes_per_s: 1e-300 is not allowed"),
-        (WHOLE.replace("1e12", "true"), "m: ops_per_s: True is not allowed"),
+        (WHOLE.replace("1e12", "true"), "m: ops_per_s: true is not allowed"),
         (WHOLE + "ops_share = 1.5\n", "m: ops_share: 1.5 is not allowed; a number above 0 and at most 1"),
         (WHOLE + "idle_w = -1\n", "m: idle_w: -1 is not allowed; a number from 0 to 1e.24"),
         (WHOLE + "devices = 0\n", "m: devices: 0 is not allowed; an integer of at least 1"),
@@ -116,6 +116,8 @@ def test_a_formula_of_ones_own_replaces_a_figure(tmp_path: Path) -> None:
         (WHOLE + '[design.x]\nboth = "m"\nnum_decode = 1\n', "design.x: num_decode is given without decode"),
         (WHOLE + '[design.x]\nprefill = "m"\ndecode = "m"\nnum_decode = 1\n', "num_prefill and num_decode go together"),
         (WHOLE + '[design.x]\nboth = "m"\nspeed = 1\n', "design.x: speed is unknown"),
+        (WHOLE + "busy_w = 10\nidle_w = 11\n", "m: idle_w: 11 is not allowed; at most busy_w, which is 10"),
+        (WHOLE + "idle_w = 11\n", "m: idle_w: 11 is not allowed; at most busy_w, which is 0"),
     ],
 )
 def test_designs_and_likenesses_that_say_nothing(tmp_path: Path, text: str, message: str) -> None:

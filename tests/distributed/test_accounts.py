@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -57,7 +58,7 @@ def test_of_a_request_that_runs_the_step_in_flight_is_not_time_on_the_way() -> N
     cluster.at(cluster.workers["w0"].now + LINK_S)
     account = cluster.account("r")
     adds_up(account)
-    assert account["state"] == "on_worker" and seconds_of(account)["network"] == pytest.approx(2 * LINK_S)
+    assert account["state"] == "running" and seconds_of(account)["network"] == pytest.approx(2 * LINK_S)
 
 
 def test_a_worker_that_is_lost_takes_its_account_along() -> None:
@@ -169,11 +170,20 @@ def test_lists_and_the_summary_are_of_all_workers() -> None:
         cluster.place(f"r{i}", f"w{i % 2}")
         cluster.run(f"w{i % 2}", f"r{i}", 3 + i)
     cluster.open("waits")
-    listed = asyncio.run(cluster.reports.requests("recent", 3, "all"))
+    answers = {f"r{i}": (f"r{i}",) for i in range(6)} | {"waits": ("waits",), "unknown": ("nobody",)}
+
+    def told(sort: str, limit: int, state: str) -> list[dict[str, Any]]:
+        return asyncio.run(cluster.reports.answers(answers, sort, limit, state))
+
+    listed = told("recent", 3, "all")
     assert [one["id"] for one in listed] == ["waits", "r5", "r4"] and [one["workers"] for one in listed] == [[], ["w1"], ["w0"]]
     assert listed[1]["completion_tokens"] == 8 and listed[1]["prompt_tokens"] == 100
-    slowest = asyncio.run(cluster.reports.requests("slowest", 1, "finished"))
-    assert slowest[0]["wall_s"] == max(one["wall_s"] for one in asyncio.run(cluster.reports.requests("recent", 9, "finished")))
+    assert len(told("recent", 9, "all")) == 7, "what is not known is left out"
+    slowest = told("slowest", 1, "finished")
+    assert slowest[0]["wall_s"] == max(one["wall_s"] for one in told("recent", 9, "finished"))
+    call = {"call": ("r0", "r3", "waits")}
+    (row,) = asyncio.run(cluster.reports.answers(call, "recent", 9, "running"))
+    assert (row["id"], row["prompts"], row["completion_tokens"], row["state"]) == ("call", 3, 9, "queued")
     summary = asyncio.run(cluster.reports.summary(600.0, 4, "wall"))
     assert (summary["num_requests"], summary["num_first_tokens"], summary["complete"]) == (6, 6, True)
     assert summary["num_gaps"] == sum(2 + i for i in range(6)) and summary["engine"]["waiting"] == 1

@@ -66,6 +66,7 @@ SECTIONS = {
     "cluster restart": (cluster.commands["restart"], set(options_of(cluster.commands["restart"]))),
     "bench waste": (bench.commands["waste"], set(options_of(bench.commands["waste"]))),
     "bench simulator": (bench.commands["simulator"], set(options_of(bench.commands["simulator"])) - SHARED),
+    "bench cluster-ways": (bench.commands["cluster-ways"], set(options_of(bench.commands["cluster-ways"])) - SHARED),
     "bench routing": (bench.commands["routing"], set(options_of(bench.commands["routing"]))),
     "bench goodput": (bench.commands["goodput"], set(options_of(bench.commands["goodput"]))),
     "calibrate": (calibrate, set(options_of(calibrate)) - SHARED),

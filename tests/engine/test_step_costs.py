@@ -48,6 +48,7 @@ def written(model: Path, cost: Coefficients = COST) -> Path:
     key = fitted_for(engine.backend, "tiny", "2026-11-30")
     assert key is not None
     path = cost_file(key)
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_cost(dataclasses.replace(cost, fitted_for=key), path)
     return path
 

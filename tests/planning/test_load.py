@@ -114,7 +114,7 @@ def test_damaged_traces_name_line_and_field(tmp_path: Path, text: str, message: 
         ('{"arrival_s": -5, "num_prompt": 3, "num_output": 1}', "line 1: arrival_s: -5 is not allowed"),
         ('{"arrival_s": NaN, "num_prompt": 3, "num_output": 1}', "line 1: arrival_s: nan is not allowed"),
         ('{"arrival_s": 1, "num_prompt": 0, "num_output": 1}', "line 1: num_prompt: 0 is not allowed"),
-        ('{"arrival_s": 1, "num_prompt": 3}', "line 1: num_output: None is not allowed"),
+        ('{"arrival_s": 1, "num_prompt": 3}', "line 1: exactly one of num_output and output_length is needed"),
         ("[1]", "line 1: an object is needed"), ("", "there is no request in it"),
         ('{"arrival_s": 1, "num_prompt": 3, "num_output": 0}', "there is no request in it"),
     ],

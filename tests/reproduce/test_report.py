@@ -14,11 +14,11 @@ import pytest
 
 from octavo.reproduce import runner
 from octavo.reproduce.figure import ARITHMETIC, MEASURED, SIMULATED, Figure, Line, Plot, Range, Row
-from octavo.reproduce.files import FigureFileError, Outcome, read_outcomes, stem_of, write_outcome
+from octavo.reproduce.files import FigureFileError, Outcome, read_outcomes, write_outcome
 from octavo.reproduce.registry import ENTRIES, Entry
 from octavo.reproduce.report import html_report
 from octavo.reproduce.runner import run_entries, run_entry
-from octavo.reproduce.setup import DataMissing, Setup
+from octavo.reproduce.setup import CODE_TRACE, CONVERSATION_TRACE, MACHINE_TABLE, DataMissing, Setup
 
 HTML = "{http://www.w3.org/1999/xhtml}"
 NASTY = "<script>alert(1)</script> & \"quoted\" 'x' ]]>"
@@ -106,35 +106,54 @@ def test_many_rows_are_summed_up() -> None:
 def test_files_are_read_as_they_were_written(tmp_path: Path) -> None:
     for outcome in reversed(OUTCOMES):
         write_outcome(outcome, tmp_path)
-    found = read_outcomes(tmp_path)
+    found, wrong = read_outcomes(tmp_path)
+    assert wrong == []
     assert [json.dumps(html_report([outcome])) for outcome in found] == [json.dumps(html_report([outcome])) for outcome in OUTCOMES]
     assert (tmp_path / "01-one.txt").read_text() == OUTCOMES[0].to_text() + "\n"
     assert "failed: OSError" in (tmp_path / "03-three.txt").read_text()
-    assert not list(tmp_path.glob("*.partial"))
+    assert not list(tmp_path.glob("*.part"))
 
 
 def test_files_come_in_the_order_of_the_registry(tmp_path: Path) -> None:
     for known in reversed(ENTRIES):
         write_outcome(Outcome(known), tmp_path)
     write_outcome(Outcome(entry(1, "another")), tmp_path)
-    names = [outcome.entry.name for outcome in read_outcomes(tmp_path)]
+    names = [outcome.entry.name for outcome in read_outcomes(tmp_path)[0]]
     assert [name for name in names if name != "another"] == [known.name for known in ENTRIES]
     assert names.index("another") == sum(known.number == 1 for known in ENTRIES), "a figure of another version comes last of its number"
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"format": "other"}', '{"format": "octavo-figure"}'])
-def test_a_file_that_is_no_figure_is_named(tmp_path: Path, text: str) -> None:
-    (tmp_path / "05-five.json").write_text(text)
-    with pytest.raises(FigureFileError, match="05-five.json: "):
-        read_outcomes(tmp_path)
+DAMAGED_FILES = {
+    "no JSON": "{", "no object": "[]", "another form": '{"format": "other"}', "no fields": '{"format": "octavo-figure"}',
+    "nested too deep": "[" * 100_000, "no text": "\x00", "half": None, "a field too many": ('"error"', '"errors"'),
+    "a number for a text": ('"title": "A figure"', '"title": 7'), "a text for rows": ('"rows": [', '"rows": "x", "more": ['),
+    "a text for a number": ('"seconds": 0.5', '"seconds": "long"'), "a list for a name": ('"name": "one"', '"name": [1]'),
+}  # fmt: skip
 
 
-def test_a_field_too_many_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", DAMAGED_FILES)
+def test_a_damaged_file_is_named_and_loses_no_other(tmp_path: Path, kind: str) -> None:
+    for outcome in OUTCOMES:
+        write_outcome(outcome, tmp_path)
+    path, change = tmp_path / "01-one.json", DAMAGED_FILES[kind]
+    text = path.read_text()
+    if isinstance(change, tuple):
+        assert change[0] in text
+        path.write_text(text.replace(*change))
+    else:
+        path.write_text(text[: len(text) // 2] if change is None else change)
+    found, wrong = read_outcomes(tmp_path, lambda outcome: html_report([outcome]))
+    assert [outcome.entry.name for outcome in found] == ["two", "three"]
+    assert len(wrong) == 1 and isinstance(wrong[0], FigureFileError) and str(wrong[0]).startswith(f"{path}: ")
+
+
+def test_other_files_and_folders_are_not_looked_at(tmp_path: Path) -> None:
     write_outcome(OUTCOMES[0], tmp_path)
-    path = tmp_path / f"{stem_of(OUTCOMES[0].entry)}.json"
-    path.write_text(path.read_text().replace('"error"', '"errors"'))
-    with pytest.raises(FigureFileError, match="01-one.json: TypeError: .*errors"):
-        read_outcomes(tmp_path)
+    (tmp_path / "notes.json").write_text("{")
+    (tmp_path / "99-x.json").mkdir()
+    (tmp_path / "plot.png").touch()
+    found, wrong = read_outcomes(tmp_path)
+    assert [outcome.entry.name for outcome in found] == ["one"] and wrong == []
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------------------------
@@ -203,6 +222,20 @@ def test_missing_data_is_told_in_one_sentence(monkeypatch: pytest.MonkeyPatch, t
         _ = Setup(tmp_path).study
     with pytest.raises(DataMissing, match="data: .*other.csv is needed"):
         Setup(tmp_path).data_file("other.csv")
+
+
+NO_DATA = (b"\xff\xfe", b"", b"model\n", b"TIMESTAMP,ContextTokens,GeneratedTokens\nsoon,1,1\n", b'a,"b\n', b"\x00")
+
+
+@pytest.mark.parametrize("damage", NO_DATA)
+@pytest.mark.parametrize("name", [MACHINE_TABLE, CODE_TRACE])
+def test_damaged_data_are_told_in_one_sentence(tmp_path: Path, damage: bytes, name: str) -> None:
+    trace = b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.97,5,6\n"
+    for one in (MACHINE_TABLE, CODE_TRACE, CONVERSATION_TRACE):
+        (tmp_path / one).write_bytes(damage if one == name else trace)
+    said = list[str]()
+    outcome = run_entry(entry(23, "t", ARITHMETIC, module="splitwise_table"), Setup(tmp_path, say=said.append))
+    assert outcome.error is not None and outcome.error.startswith(str(tmp_path / name)) and said == [], outcome.error
 
 
 def test_what_an_outcome_was_made_with(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
 from octavo.core.recorded_window import RecordedWindow, WindowReplay
+from octavo.core.request import FinishReason
 from octavo.engine.causes import NAMES, Bottleneck
+from octavo.engine.explain import STATES, state_of
 from octavo.engine.replay_advice import ReplayError
+from octavo.engine.request_record import RecordState, RequestRecord
 from octavo.server.app import ServerOptions
 from octavo.simulator.what_if import what_if
 from tests.engine.scripted import Bigram, bigram_engine
 from tests.server.harness import RunningServer, strict_json, wait_until
 
-FIELDS = {"wall_s", "ttft_s", "state", "main_cause", "bottleneck", "causes", "advice"}
+FIELDS = {"wall_s", "ttft_s", "state", "finish_reason", "main_cause", "bottleneck", "causes", "advice"}
 
 
 @pytest.fixture
@@ -84,10 +90,86 @@ def test_of_a_request_that_runs(server: RunningServer) -> None:
     with server.open_stream("/v1/completions", {"prompt": "abc", "max_tokens": 200, "ignore_eos": True, "request_id": "it"}):
         wait_until(lambda: server.engine.scheduler.num_running == 1)
         found = get(server, "/v1/requests/cmpl-it/explain")
-        assert found["state"] in ("queued", "in_step", "new")
+        assert found["state"] in ("queued", "running") and found["finish_reason"] is None
         listed = get(server, "/v1/requests?state=running")
         assert [entry["id"] for entry in listed["data"]] == ["cmpl-it"]
         assert get(server, "/v1/requests?state=finished")["data"] == []
+
+
+def test_what_became_of_a_request_is_its_state(server: RunningServer) -> None:
+    backend = server.engine.backend
+    assert isinstance(backend, Bigram)
+
+    def told(name: str) -> tuple[str, str]:
+        found = get(server, f"/v1/requests/cmpl-{name}/explain")
+        (listed,) = (one for one in get(server, "/v1/requests")["data"] if one["id"] == f"cmpl-{name}")
+        assert (listed["state"], listed["finish_reason"]) == (found["state"], found["finish_reason"])
+        return found["state"], found["finish_reason"]
+
+    server.complete("abc", max_tokens=2, ignore_eos=True, request_id="short")
+    assert told("short") == ("finished", "length")
+    backend.delay_s = 0.01
+    with server.open_stream("/v1/completions", {"prompt": "abc", "max_tokens": 400, "ignore_eos": True, "request_id": "left"}):
+        wait_until(lambda: server.engine.scheduler.num_running == 1)
+    wait_until(lambda: server.engine.scheduler.num_running == 0)
+    assert told("left") == ("aborted", "abort"), "its client has left"
+    begin_step = server.engine.loop.begin_step
+
+    def explode(now_s: float) -> None:
+        raise AssertionError("a bug")
+
+    server.engine.loop.begin_step = explode  # type: ignore[method-assign, assignment]
+    assert server.error("/v1/completions", {"prompt": "x", "request_id": "hit"})[0] == 500
+    server.engine.loop.begin_step = begin_step  # type: ignore[method-assign]
+    assert told("hit") == ("failed", "error")
+
+
+def test_states_of_records() -> None:
+    """Of all that a record can be; the words are those of the docs."""
+    page = (Path(__file__).parents[2] / "docs" / "explain.md").read_text()
+    record = RequestRecord("it", 0.0, 0.0, 1)
+    seen = []
+    for state in RecordState:
+        for reason in FinishReason if state is RecordState.ENDED else [None]:
+            record.state, record.finish_reason = state, reason
+            seen.append(state_of(record))
+    assert set(seen) == set(STATES) and all(f"| `{word}` |" in page for word in STATES)
+
+
+def test_a_row_for_each_answer_and_every_id_is_known(server: RunningServer) -> None:
+    """However many prompts calls have, and however many of their requests the engine has forgotten."""
+    server.engine.timeline.ended_records.capacity = 8
+    made, rng = [], random.Random(1)
+    for num_prompts in (5, 5, 1, *(rng.randint(1, 12) for _ in range(12))):
+        made.append((server.complete(["abc"] * num_prompts, max_tokens=2, ignore_eos=True), num_prompts))
+        for sort in ("recent", "slowest"):
+            listed = get(server, f"/v1/requests?limit=100&sort={sort}")["data"]
+            ids = [one["id"] for one in listed]
+            assert len(set(ids)) == len(ids) and set(ids) <= {answer["id"] for answer, _ in made}
+            assert made[-1][0]["id"] in ids
+            for one in listed:
+                assert get(server, f"/v1/requests/{quote(one['id'])}/explain").get("prompts") == one.get("prompts")
+        ids = [one["id"] for one in get(server, "/v1/requests?limit=100")["data"]]
+        assert ids == [answer["id"] for answer, _ in made[::-1]][: len(ids)], "the last one first"
+        last = get(server, "/v1/requests?limit=1")["data"][0]
+        answer, num_prompts = made[-1]
+        if num_prompts <= 8:
+            assert last.get("prompts", 1) == num_prompts and last["completion_tokens"] == answer["usage"]["completion_tokens"]
+            assert last["prompt_tokens"] == answer["usage"]["prompt_tokens"]
+    assert [num_prompts for _, num_prompts in made[:3]] == [5, 5, 1]
+
+
+def test_what_runs_is_known_however_much_has_ended_since(server: RunningServer) -> None:
+    server.engine.timeline.ended_records.capacity = 4
+    backend = server.engine.backend
+    assert isinstance(backend, Bigram)
+    backend.delay_s = 0.001
+    with server.open_stream("/v1/completions", {"prompt": "abc", "max_tokens": 4000, "ignore_eos": True, "request_id": "long"}):
+        wait_until(lambda: server.engine.scheduler.num_running == 1)
+        for _ in range(4):
+            server.complete(["abc"] * 3, max_tokens=1)
+        assert [one["id"] for one in get(server, "/v1/requests?state=running")["data"]] == ["cmpl-long"]
+        assert get(server, "/v1/requests/cmpl-long/explain")["state"] == "running"
 
 
 def test_unknown_ids_and_bad_fields(server: RunningServer) -> None:

@@ -7,6 +7,9 @@ import json
 import socket
 import threading
 import time
+from typing import Any
+
+import pytest
 
 from octavo.engine.explain import explain
 from tests.engine.scripted import bigram_engine
@@ -21,12 +24,18 @@ def read_all(connection: socket.socket) -> None:
             pass
 
 
-def test_slow_readers_are_named() -> None:
-    with RunningServer(bigram_engine(max_num_seqs=32)) as server:
+AT_ONCE = {"prompt": "abcdefgh", "echo": True, "max_tokens": 1, "n": 64}
+
+
+@pytest.mark.parametrize("how", [{"stream": True}, {"stream": False}, AT_ONCE])
+def test_slow_readers_are_named(how: dict[str, Any]) -> None:
+    """Of streams, of plain answers, and where nearly all of a stream comes at once."""
+    with RunningServer(bigram_engine(max_num_seqs=64)) as server:
         server.limit_buffers(4096)
+        num = 20
         timeline, begun = server.engine.timeline, time.monotonic()
-        slow = [server.send_raw("POST", "/v1/completions", json.dumps(BODY).encode(), 4096) for _ in range(20)]
-        wait_until(lambda: len(timeline.records()) == 20 and all(record.ended_s is not None for record in timeline.records()))
+        slow = [server.send_raw("POST", "/v1/completions", json.dumps(BODY | how).encode(), 4096) for _ in range(20)]
+        wait_until(lambda: len(timeline.records()) == num and all(record.ended_s is not None for record in timeline.records()))
         time.sleep(max(0.3, time.monotonic() - begun))  # as long again as all of it took
         readers = [threading.Thread(target=read_all, args=(connection,)) for connection in slow]
         for reader in readers:
@@ -35,7 +44,7 @@ def test_slow_readers_are_named() -> None:
             reader.join()
         wait_until(lambda: all(record.sent_s is not None for record in timeline.records()))
         found = [explain(timeline, record, 0.0) for record in timeline.records()]
-        assert sum(account.main.name == "SLOW_READER" for account in found) >= 19
+        assert sum(account.main.name == "SLOW_READER" for account in found) >= num - 1
         assert all(abs(account.remainder_s) <= 0.01 * account.wall_s for account in found)
 
 

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from octavo.config import BackendConfig, CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, SpeculativeConfig
+from octavo.core.cost import StepShape
 from octavo.core.recording import RecordingError
 from octavo.core.request import BeamParams, SamplingParams
+from octavo.costs.fitting import FitError
 from octavo.engine.engine import Engine
 from octavo.simulator.replay import Replay, replay_recording
 from tests.models.tiny import write_tiny_gguf
@@ -175,3 +177,66 @@ def test_odd_lines_are_refused(recording: list[str], tmp_path: Path) -> None:
     for line, message in odd[:-1]:
         with pytest.raises(RecordingError, match=message):
             replayed([recording[0], line], tmp_path)
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), -5.0, 1e300, float("inf"), "long", True, None])
+@pytest.mark.parametrize("index", [2, 3])
+def test_seconds_that_are_none_are_refused(recording: list[str], tmp_path: Path, seconds: object, index: int) -> None:
+    place = [i for i, line in enumerate(recording) if line.startswith('["result"')][7]
+    with pytest.raises(RecordingError, match=f"line {place + 1}: (.*seconds: .* is not allowed; a number from 0 to|TypeError)"):
+        replayed(changed(recording, "result", 7, index, seconds), tmp_path)
+
+
+@pytest.mark.parametrize("now", [float("nan"), -5.0, 1e300, 0.0])
+def test_moments_that_are_none_are_refused(recording: list[str], tmp_path: Path, now: float) -> None:
+    with pytest.raises(RecordingError, match="time of the plan: .* is not allowed|is planned at 0.0 s, before the one above it"):
+        replayed(changed(recording, "plan", 40, 2, now), tmp_path)
+    if now not in (0.0, -5.0):
+        with pytest.raises(RecordingError, match="arrival_s: .* is not allowed"):
+            replayed(changed(recording, "add", 3, 2, lambda request: {**request, "arrival_s": now}), tmp_path)
+
+
+def test_requests_that_are_left_out_are_counted(recording: list[str], tmp_path: Path) -> None:
+    for num_lines in (len(recording), len(recording) // 2, 20, 1):
+        replay = replayed(recording[:num_lines], tmp_path)
+        assert len(replay.requests) + replay.num_left_out == sum(line.startswith('["add"') for line in recording[:num_lines])
+
+
+def noisy(recording: list[str], shapes: list[StepShape], seed: int) -> list[str]:
+    """The recording with the times of a device of known law, on a machine that is busy: a step takes up to twice as long as it should."""
+    rng, now, lines, place = random.Random(seed), 0.0, [recording[0]], iter(shapes)
+    for line in recording[1:]:
+        cells = json.loads(line)
+        if cells[0] == "plan":
+            cells[2] = now
+        elif cells[0] == "result":
+            shape = next(place)
+            device_s = (5e-3 + 1e-4 * shape.num_rows + 1e-6 * shape.num_context) * rng.choice((1.0, 1.0, 1.1, 1.5, 2.0))
+            cells[2:4] = [device_s, 0.0]
+            now += device_s + 1e-3
+        elif cells[0] == "add":
+            cells[2]["arrival_s"] = min(now, 3.0)
+        lines.append(json.dumps(cells) + "\n")
+    return lines
+
+
+def test_the_prices_make_up_what_the_steps_took(recording: list[str], tmp_path: Path) -> None:
+    """On a busy machine as well, what is done beside the device included; and so the same load takes the same, recorded twice."""
+    shapes = list[StepShape]()
+    (tmp_path / "run.jsonl").write_text("".join(recording))
+    replay_recording(tmp_path / "run.jsonl", lambda plan, _: shapes.append(StepShape.of(plan)))
+    fitted = []
+    for seed in range(2):
+        replay = replayed(noisy(recording, shapes, seed), tmp_path)
+        cost, took_s = replay.coefficients(), sum(sample[-1] for sample in replay.samples)
+        assert len(replay.samples) == replay.num_plans == len(shapes)
+        assert replay.device_s < took_s <= replay.device_s + 1e-3 * len(shapes) + 1e-9
+        assert sum(map(cost.seconds_of, shapes)) == pytest.approx(took_s, rel=1e-6)
+        fitted.append(cost)
+    one, other = (sum(map(cost.seconds_of, shapes)) for cost in fitted)
+    assert one == pytest.approx(other, rel=0.05)
+
+
+def test_too_few_steps_make_no_prices(recording: list[str], tmp_path: Path) -> None:
+    with pytest.raises(FitError, match="are not enough"):
+        replayed(recording[:1], tmp_path).coefficients()

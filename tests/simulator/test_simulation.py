@@ -206,3 +206,13 @@ def test_windows_that_give_back_what_left_them_hold_more() -> None:
     paged, whole = run([engine(layout=layout, **options)], load), run([engine(**options)], load)
     assert paged.num_completed == whole.num_completed == 4
     assert (paged.num_preemptions, whole.num_preemptions > 0 or whole.duration_s > paged.duration_s) == (0, True)
+
+
+@pytest.mark.parametrize("rate", [1e-308, 5e-324, 1e-12])
+def test_a_clock_that_would_lose_its_microseconds_is_refused(rate: float) -> None:
+    load = Workload(OpenLoop(rate), Independent(Uniform(1, 4), Uniform(1, 4)), 5)
+    with pytest.raises(ValueError, match="arrival_s: .* is not allowed; .* to 1e.10"):
+        Simulation([engine()], options=SimulationOptions()).run(load.requests())
+    dear = EngineSpec(LinearCost(), 64, wake_s=1e11)
+    with pytest.raises(ValueError, match="the clock would stand at"):
+        run([dear], [work(0.0, 4, 2)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import random
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,14 @@ import pytest
 
 from octavo.cli.what_if import replay_of_lines, replay_window
 from octavo.config import BackendConfig, CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
-from octavo.core.recorded_window import OBJECTIVES, RecordedWindow, WindowReplay, WindowRequest, figures_of
+from octavo.core.recorded_window import OBJECTIVES, Figures, RecordedWindow, SwitchOutcome, WindowReplay, WindowRequest, figures_of
 from octavo.core.request import SamplingParams
 from octavo.engine.advice import RuleAdvisor
 from octavo.engine.engine import Engine
 from octavo.engine.replay_advice import FRESH_S, ReplayAdvisor, ReplayedAdvice, ReplayError
 from octavo.engine.window_snapshot import snapshot
 from octavo.simulator.what_if import WhatIf, main, simulated, what_if
-from tests.engine.planted import Arrival, run_load, salted, steady_load
+from tests.engine.planted import Arrival, run_load, salted, steady_load, tokens
 from tests.engine.timed import MOVE_S, Law, TimedRun
 from tests.models.tiny import write_tiny_gguf
 
@@ -85,6 +86,42 @@ def test_a_predicted_gain_is_what_the_switch_gains(thrown: Thrown) -> None:
     assert outcome.gain(base.replayed, "wall") == pytest.approx(gain, rel=0.25)
 
 
+def test_a_bound_on_gaps_gains_what_it_gains() -> None:
+    """Short streams beside which long prompts come, on a device of known cost: they end before the prompt does where it lets them."""
+    rng = random.Random(4)
+    load = [Arrival(f"s{i}", 0.15 * i, tokens(rng, 16), 20) for i in range(60)]
+    load += [Arrival(f"p{i}", 0.3 + 1.5 * i, tokens(rng, 1600), 1) for i in range(6)]
+    options = {"max_num_batched_tokens": 256, "max_num_seqs": 16}
+    before = WhatIf(window_of(run_load(load, LAW, **options)))
+    bounds = [switch for switch in before.switches if switch.kind == "bound"]
+    assert [switch.change.split()[0] for switch in bounds] == ["--max-itl-ms"] * 2
+    low_ms, high_ms = (float(switch.change.split()[1]) for switch in bounds)
+    assert high_ms == pytest.approx(2 * low_ms, rel=0.05)
+    before.switches, base = bounds, before.base()
+    for outcome, bound_ms in zip(before.outcomes(), (low_ms, high_ms), strict=True):
+        after = WhatIf(window_of(run_load(load, LAW, **options, max_itl_ms=bound_ms))).base()
+        assert base.measured.itl_p99 is not None and after.measured.itl_p99 is not None
+        gain = 1.0 - after.measured.itl_p99 / base.measured.itl_p99
+        assert gain >= 0.1 and outcome.gain(base.replayed, "itl_p99") == pytest.approx(gain, rel=0.25)
+    bounded = WhatIf(window_of(run_load(load, LAW, **options, max_itl_ms=low_ms)))
+    assert [switch.change for switch in bounded.switches if switch.kind == "bound"] == ["no bound on gaps (leave out --max-itl-ms)"]
+
+
+def test_what_is_within_the_error_cannot_be_told() -> None:
+    """Neither gain nor harm; only what is next to nothing gains nothing."""
+    replayed = Figures(1.0, *[None] * 5)
+    changes = {"much": 0.2, "some": 0.6, "hardly": 0.99, "a little harm": 1.3, "much harm": 1.9}
+    outcomes = tuple(SwitchOutcome(name, name, "why", replace(replayed, wall=wall_s)) for name, wall_s in changes.items())
+    replay = WindowReplay(9, 9, Figures(2.5, *[None] * 5), replayed, outcomes)
+    told = {one.change: one for one in ReplayedAdvice(replay, 0.0, 60.0).ranked("wall")}
+    assert replay.error("wall") == pytest.approx(0.6)
+    assert [one.is_told for one in told.values()] == [True, False, True, False, True] == [one.shown()["told"] for one in told.values()]
+    assert told["much"].gain_s == pytest.approx(0.8 * 2.5) and all(one.gain_s == 0.0 for name, one in told.items() if name != "much")
+    assert told["some"].why == "why: what it gains cannot be told, 40.0 % less is within the replay's error of 60.0 %"
+    assert "cannot be told, 30.0 % more" in told["a little harm"].why and "it gains nothing (+1.0 %)" in told["hardly"].why
+    assert "it gains nothing, 90 % more" in told["much harm"].why
+
+
 def test_what_gains_nothing_ranks_last_and_says_so() -> None:
     run = run_load(steady_load(90, 16.0, 1), LAW, max_num_seqs=2)
     advice = ReplayedAdvice(what_if(window_of(run)), 0.0, ALL).ranked("wall")
@@ -95,7 +132,7 @@ def test_what_gains_nothing_ranks_last_and_says_so() -> None:
     assert "--max-num-seqs 4" in [one.change for one in useful]
     for useless in ("--num-kv-blocks 8192", "--kv-cache-dtype int8", "--no-enable-prefix-caching"):
         assert gains[useless] == 0.0
-    assert all("it gains nothing" in one.why and one.error is not None for one in advice[len(useful) :])
+    assert all(("it gains nothing" in one.why) == one.is_told and one.error is not None for one in advice[len(useful) :])
 
 
 def test_an_advisor_replays_once_for_a_window_and_asks_the_rules_about_requests() -> None:

@@ -30,7 +30,6 @@ SAME = {
     b"0,2,0,0.0,1,4808,10\n1,2,0,0.052,1,3180,8\n2,2,0,20576.02004,1,110,27\n",
     "plain, by other columns' order": b'num_output,arrival_s,num_prompt\n10,1e3,4808\n8,1000.052,"3180"\n\n27,21576.02004,110\n',
     "with a byte order mark": b"\xef\xbb\xbf" + AZURE,
-    "not in order": b"arrival_s,num_prompt,num_output\n20576.02004,110,27\n0,4808,10\n0.052,3180,8\n",
 }
 ROWS = (TraceRow(0.0, 4808, 10), TraceRow(0.052, 3180, 8), TraceRow(20576.02004, 110, 27))
 
@@ -74,6 +73,9 @@ DAMAGED = [
     (HEAD[:32], "there is no request in it"),
     (b"arrival_s,num_prompt,num_output\n1,0,5\n", "there is no request in it"),
     (HEAD + b"1,2\n", "line 3: column num_output is missing"),
+    (HEAD + b"1,2,3,4\n", "line 3: it has 4 cells, and the header line 3"),
+    (HEAD + b"2,2,3\n\n1.5,2,3\n", "line 5: it comes 0.5 s before the line above it; requests are needed by arrival"),
+    (b"arrival_s,num_prompt,num_output,num_prompt\n0,1,1,2\n", "line 1: column num_prompt is there 2 times"),
     (HEAD + b"1,2,\n", "line 3: column num_output: '' is not a whole number of tokens"),
     (HEAD + b"1,2.5,3\n", "line 3: column num_prompt: '2.5' is not a whole number of tokens"),
     (HEAD + b"1,-2,3\n", "line 3: column num_prompt: -2 is not allowed; from 0 to 16777216 tokens"),

@@ -9,6 +9,7 @@ import click
 from octavo.cli.bench_advice import advice
 from octavo.cli.bench_cascade import cascade
 from octavo.cli.bench_cluster import goodput, routing
+from octavo.cli.bench_cluster_ways import cluster_ways
 from octavo.cli.bench_front_end import cluster
 from octavo.cli.bench_handoff import handoff
 from octavo.cli.bench_prefix import prefix
@@ -269,6 +270,7 @@ bench.add_command(routing)
 bench.add_command(goodput)
 bench.add_command(cascade)
 bench.add_command(cluster)
+bench.add_command(cluster_ways)
 bench.add_command(handoff)
 bench.add_command(prefix)
 bench.add_command(serve)

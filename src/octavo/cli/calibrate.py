@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from octavo.cli.options import Finite, engine_config, engine_options, model_options
+from octavo.cli.options import Finite, checked, engine_config, engine_options, model_options
 from octavo.cli.progress import fetched
+from octavo.core.words import counted
 
 if TYPE_CHECKING:
     from octavo.costs.coefficients import Coefficients
+    from octavo.engine.engine import Engine
 
 _OUT_HELP = "Write the cost there, and not where engines look for it."
 
@@ -36,24 +38,37 @@ def calibrate(budget_s: float, out_file: str | None, as_json: bool, **options: A
     config = engine_config(options)
     from octavo.engine.calibrate import calibrate as measure
     from octavo.engine.engine import Engine
-    from octavo.engine.step_costs import cost_file, write_cost
+    from octavo.engine.step_costs import write_cost
+    from octavo.engine.user_files import check_writable
 
+    if out_file is not None:
+        checked("out", lambda: check_writable(out_file))  # before anything is loaded, let alone measured
     engine = Engine.load(fetched(config))
+    path = _own_file(engine) if out_file is None else Path(out_file)
     progress = ProgressLine("calibrating")
     try:
         cost = measure(engine, budget_s, progress)
     finally:
         progress.close()
-    path = Path(out_file) if out_file is not None else None
-    if path is None:
-        if cost.fitted_for is None:
-            raise click.UsageError(f"--out is needed: engines look for no cost of the {config.backend.backend} backend")
-        path = cost_file(cost.fitted_for)
     write_cost(cost, path)
     if not as_json:
         click.echo(shown(cost))
         click.echo(f"written to {path}")
     click.echo(json.dumps({"calibrate": str(path), **_rounded(json.loads(cost.to_json()))}))
+
+
+def _own_file(engine: Engine) -> Path:
+    """Where engines like this one look for the cost, if it can be written."""
+    from octavo.engine.step_costs import cost_file, fitted_for
+    from octavo.engine.user_files import check_writable
+
+    key = fitted_for(engine.backend)
+    if key is None:
+        raise click.UsageError(f"--out is needed: engines look for no cost of the {engine.config.backend.backend} backend")
+    path = cost_file(key)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    check_writable(path)
+    return path
 
 
 class ProgressLine:
@@ -98,7 +113,7 @@ def shown(cost: Coefficients) -> str:
         rows.append([kind, str(errors.num_steps), *(f"{100 * value:.1f} %" for value in (errors.median, errors.p90, errors.bias))])
     key = cost.fitted_for
     parts = [table(batches, " >>"), table(prompts, " >>"), table(rows, " >>>>")]
-    head = "" if key is None else f"{key.model}, {key.isa}, {key.threads} threads, {key.machine}\n"
+    head = "" if key is None else f"{key.model}, {key.isa}, {counted(key.threads, 'thread')}, {key.machine}\n"
     beside = f"beside the device {1e6 * cost.host_s:.0f} µs per step and {1e6 * cost.host_s_per_sequence:.1f} µs per sequence"
     wake = f"{1000 * cost.wake_s:.2f} ms after idleness"
     return f"{head}{cost.num_steps} steps fitted, {cost.about}; {beside}, {wake}\n\n" + "\n\n".join(parts)

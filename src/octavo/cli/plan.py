@@ -155,6 +155,7 @@ def _plan(options: dict[str, Any]) -> None:
 
     trial_options = _trial_options(options)
     kinds, designs = _kinds(options)
+    _check_budgets(options, kinds)
     load = _load(options)
     engine = _engine(options, load)
     load = load.fitting(engine.model.context)
@@ -288,6 +289,22 @@ def _kinds(options: dict[str, Any]) -> tuple[list[MachineKind], list[Design]]:
     if not kinds:
         refuse("machines", "there is no machine in it")
     return kinds, designs
+
+
+def _check_budgets(options: dict[str, Any], kinds: list[MachineKind]) -> None:
+    """A budget that no machine could be held against would change nothing."""
+    lacking = (
+        ("budget", "usd_per_hour", all(kind.power.usd_per_hour is None for kind in kinds)),
+        ("power_budget", "busy_w", not any(kind.power.busy_w for kind in kinds)),
+    )
+    for name, figure, is_unknown in lacking:
+        if options[name] is None:
+            continue
+        if options["rate"] is None and options["trace"] is None:
+            refuse(name.replace("_", "-"), "it has no meaning without --rate or --trace: no fleet is looked for")
+        if is_unknown:
+            names = ", ".join(kind.name for kind in kinds)
+            refuse(name.replace("_", "-"), f"there is no {figure} of {names}; a file of --machines gives it")
 
 
 class _Progress:

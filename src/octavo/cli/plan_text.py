@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from octavo.bench.tables import table
 from octavo.cli.plan_fit import size
+from octavo.core.words import counted
+from octavo.costs.machines import DATASHEET
 from octavo.planning.kinds import KindFit
 from octavo.planning.planner import PlanReport
 from octavo.planning.plans import KindRates, Plan, SearchResult
@@ -35,7 +37,7 @@ def _head(report: PlanReport) -> str:
     return "\n".join(
         [
             f"Model    {model.name}: {weights}",
-            f"Load     {load.name}: {len(load.rows):,} requests{left_out}{own}",
+            f"Load     {load.name}: {counted(len(load.rows), 'request', form=',')}{left_out}{own}",
             f"         {lengths}; 90 % take up to {load.p90_context:,} together",
             f"Limits   {_limits(report.trial_options)}",
         ]
@@ -112,15 +114,16 @@ def _fits_nowhere(report: PlanReport) -> str:
 
 
 def _fleets(report: PlanReport, result: SearchResult, rate: float) -> str:
+    served = f"To serve {_rate(rate)} {'request' if rate == 1 else 'requests'}/s"
     plans = [(name, plan) for name, plan in (("together", result.colocated), ("apart", result.split)) if plan is not None]
     if not plans:
         if result.was_limited:
-            return f"To serve {_rate(rate)} requests/s: no fleet was found within the limit on simulated requests (--max-simulated)."
-        return f"To serve {_rate(rate)} requests/s: nothing that was tried keeps the limits{' within the budget' * _has_budget(result)}."
+            return f"{served}: no fleet was found within the limit on simulated requests (--max-simulated)."
+        return f"{served}: nothing that was tried keeps the limits{' within the budget' * _has_budget(result)}."
     rows = [["", "prefill and decode", "fleet", "W, all busy", "W, mean", "USD/h", "USD/M tokens", "within limits", "if steps take longer"]]
     for name, plan in sorted(plans, key=lambda item: item[1] is not result.best):
         rows.append(_fleet_row("->" if plan is result.best else "", name, plan, report.load.mean_output))
-    title = f"To serve {_rate(rate)} requests/s, least {_unit(result.minimize)} first:"
+    title = f"{served}, least {_unit(result.minimize)} first:"
     ratios = [_ratio(plan) for _, plan in plans if plan.fleet.is_split]
     return "\n".join([title, "", table(rows, "   >>>>>"), *ratios])
 
@@ -159,18 +162,20 @@ def _considered(result: SearchResult) -> str:
 
 
 def _how_sure(report: PlanReport, result: SearchResult) -> str:
-    lines = [f"{len(report.trials):,} trials with {report.num_simulated:,} requests; rates lie between one that held and one that failed."]
+    trials = f"{counted(len(report.trials), 'trial', form=',')} with {counted(report.num_simulated, 'request', form=',')}"
+    lines = [f"{trials}; rates lie between one that held and one that failed."]
     spread = _spread(result)
     if spread is not None:
         lines.append(f"Seeds: highest rates of a kind differ by up to {100 * spread:.0f} % between them.")
     kinds = [fit.kind for fit in report.fits if fit.fits]
-    guessed = [kind.name for kind in kinds if kind.error is None]
     stated = [f"{kind.name} {100 * kind.error:.2g} %" for kind in kinds if kind.error is not None]
     if stated:
         lines.append(f"Seconds of a step, stated error: {', '.join(stated)}.")
-    if guessed:
+    for basis in dict.fromkeys(kind.basis for kind in kinds if kind.error is None):
+        guessed = [kind.name for kind in kinds if kind.error is None and kind.basis == basis]
         where = "" if len(guessed) == len(kinds) else f" on {', '.join(guessed)}"
-        lines.append(f"Seconds of a step{where}: by makers' figures, no error stated; trust the order of machines before single figures.")
+        by = "makers' figures" if basis == DATASHEET else f"figures that the file of machines calls {basis}"
+        lines.append(f"Seconds of a step{where}: by {by}, no error stated; trust the order of machines before single figures.")
     lines.append("Steps shared by several devices are taken to be shared evenly, with nothing lost on the way between them.")
     if result.was_limited:
         lines.append("The limit on simulated requests was reached (--max-simulated): what is missing above was not tried.")

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from octavo.core.words import counted
+
 if TYPE_CHECKING:
     from octavo.reproduce.registry import Entry
 
@@ -61,16 +63,21 @@ def reproduce(figures: tuple[str, ...], out: Path | None, data: Path | None, mod
 
 
 def _report(out: Path) -> None:
-    from octavo.reproduce.files import read_outcomes, write_whole
+    from octavo.engine.user_files import write_whole
+    from octavo.reproduce.files import read_outcomes
     from octavo.reproduce.report import html_report
     from octavo.reproduce.runner import REPORT
 
-    outcomes = read_outcomes(out)
+    outcomes, wrong = read_outcomes(out, lambda outcome: html_report([outcome]))
+    for error in wrong:
+        click.echo(f"octavo: {error}", err=True)
     if not outcomes:
         click.echo(f"octavo: {out}: no figure is there", err=True)
         sys.exit(1)
     write_whole(out / REPORT, html_report(outcomes))
-    click.echo(f"{out / REPORT}: {len(outcomes)} figures")
+    click.echo(f"{out / REPORT}: {counted(len(outcomes), 'figure')}" + (f"; left out, damaged: {len(wrong)}" if wrong else ""))
+    if wrong:
+        sys.exit(1)
 
 
 def _listing(entries: tuple[Entry, ...]) -> str:

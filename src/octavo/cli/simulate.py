@@ -11,6 +11,7 @@ import click
 from octavo.cli.options import BURSTINESS, POSITIVE, ByteSize, Finite, SpecLength, add_options, bad_flag, checked, refuse
 from octavo.cli.simulated_engines import Source, engine_spec
 from octavo.config import SCHEDULING_POLICIES, CacheConfig, ConfigError, EngineConfig, SchedulerConfig, SpeculativeConfig
+from octavo.core.words import counted
 from octavo.distributed.router import ROUTERS
 
 if TYPE_CHECKING:
@@ -96,11 +97,14 @@ def simulate(**options: Any) -> None:
     router = create_router(options["router"], cache.block_size, SimCosts())
     report = Simulation(specs, router, run_options).run(load)
     error = None if source.coefficients is None else source.coefficients.median_error
+    num_left_out = None if source.replay is None else source.replay.num_left_out
     if not options["as_json"]:
-        click.echo(_shown(report))
+        click.echo(_shown(report, bool(options["slo"])))
+        if num_left_out:
+            click.echo(f"\n{counted(num_left_out, 'more request')} of the recording made no token, or had not ended when it did: left out")
         if error is not None:
             click.echo(f"\nthe cost of a step is off by {100 * error:.1f} % (median)")
-    click.echo(json.dumps(report.to_dict() | {"step_cost_error": error}))
+    click.echo(json.dumps(report.to_dict() | {"step_cost_error": error, "num_left_out": num_left_out}))
 
 
 def _check_together(options: dict[str, Any]) -> None:
@@ -253,12 +257,18 @@ def _lengths(options: dict[str, Any]) -> Any:
 # --- what is printed --------------------------------------------------------------------------------------------------------------------
 
 
-def _shown(report: SimulationReport) -> str:
+def _number(value: float | int | None, scale: float = 1.0) -> str:
+    """To four digits, and without an exponent where it is large."""
+    if value is None:
+        return "-"
+    value *= scale
+    return f"{value:,.0f}" if abs(value) >= 9999.5 else f"{value:.4g}"
+
+
+def _shown(report: SimulationReport, has_limits: bool) -> str:
     from octavo.bench.tables import table
 
-    def number(value: float | int | None, scale: float = 1.0) -> str:
-        return "-" if value is None else f"{value * scale:.4g}"
-
+    number = _number
     rows = [["ms", "mean", "p50", "p90", "p99", "max"]]
     for name, summary in (("TTFT", report.ttft_s), ("ITL", report.itl_s), ("gap", report.gap_s), ("E2E", report.e2e_s)):
         rows.append([name, *(number(summary[key], 1000.0) for key in ("mean", "p50", "p90", "p99", "max"))])
@@ -268,13 +278,17 @@ def _shown(report: SimulationReport) -> str:
         counts = (str(engine.num_requests), str(engine.num_steps))
         engine_rows.append([engine.name, engine.role, *counts, *shares, str(engine.num_preemptions)])
     lines = [
-        f"{report.num_completed} of {report.num_arrived} requests in {report.duration_s:.4g} s (simulated): "
+        f"{report.num_completed} of {counted(report.num_arrived, 'request')} in {number(report.duration_s)} s (simulated): "
         f"{number(report.requests_per_s)} requests/s, {number(report.output_tokens_per_s)} output token/s",
         *([f"{report.num_refused} refused: {report.first_refusal}"] if report.num_refused else []),
         *([f"{report.num_moved} went on elsewhere, their engine being gone"] if report.num_moved else []),
         *([f"{report.num_unfinished} on their way at the end"] if report.num_unfinished else []),
-        f"within the limits: {number(report.slo_attainment, 100.0)} %; "
-        f"energy {number(report.energy_j, 1 / 3.6e6)} kWh, cost {number(report.cost_usd)} USD",
+        "; ".join(
+            [
+                *([f"within the limits: {number(report.slo_attainment, 100.0)} %"] if has_limits else []),
+                f"energy {number(report.energy_j, 1 / 3.6e6)} kWh, cost {number(report.cost_usd)} USD",
+            ]
+        ),
         "",
         table(rows, " >>>>>"),
         "",

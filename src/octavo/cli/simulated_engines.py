@@ -9,16 +9,18 @@ from octavo.cli.options import checked, refuse
 from octavo.config import CacheConfig, EngineConfig, SchedulerConfig
 
 if TYPE_CHECKING:
+    from octavo.costs.coefficients import Coefficients
     from octavo.planning.kinds import Engine, MachineKind
     from octavo.simulator.engine_spec import EngineSpec
+    from octavo.simulator.replay import Replay
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
     """What is known beforehand: the run of ``--replay`` and of ``--fitted``, if these are recordings."""
 
-    replay: Any = None  # Replay
-    coefficients: Any = None  # Coefficients
+    replay: Replay | None = None
+    coefficients: Coefficients | None = None
 
     @classmethod
     def of(cls, options: dict[str, Any]) -> Source:
@@ -31,27 +33,37 @@ class Source:
             from octavo.simulator.replay import replay_recording
 
             replay = replay_recording(options["replay"])
+            if not replay.requests:
+                left_out = f": {replay.num_left_out} have made no token, or had not ended when it did" if replay.num_left_out else ""
+                refuse("replay", f"{options['replay']}: no request is in it{left_out}")
         if options["fitted"] is not None:
             coefficients = _coefficients(options["fitted"])
         elif options["machine"] is None and replay is not None:
-            coefficients = replay.coefficients()
+            coefficients = _fitted_on("replay", options["replay"], replay)
         return cls(replay, coefficients)
 
 
-def _coefficients(path: str) -> Any:
+def _coefficients(path: str) -> Coefficients:
     """Of a file of coefficients, or of a recording, told again."""
     from octavo.costs.coefficients import read_coefficients
 
-    with open(path, encoding="utf-8", errors="replace") as file:
+    with open(path, encoding="utf-8-sig", errors="replace") as file:
         is_recording = '"octavo-recording"' in file.read(200)
     if not is_recording:
         return read_coefficients(path)
     from octavo.simulator.replay import replay_recording
 
-    replay = replay_recording(path)
-    if not replay.fitted.num_observations:
-        refuse("fitted", f"{path}: it has no step to fit a cost on")
-    return replay.coefficients()
+    return _fitted_on("fitted", path, replay_recording(path))
+
+
+def _fitted_on(flag: str, path: str, replay: Replay) -> Coefficients:
+    """Of the steps of a recording; refused for too few."""
+    from octavo.costs.fitting import FitError
+
+    try:
+        return replay.coefficients()
+    except FitError as error:
+        refuse(flag, f"{path}: {error}" + ("; --fitted or --machine can price them instead" if flag == "replay" else ""))
 
 
 def engine_spec(options: dict[str, Any], source: Source, cache: CacheConfig, scheduler: SchedulerConfig) -> EngineSpec:
@@ -79,6 +91,7 @@ def engine_spec(options: dict[str, Any], source: Source, cache: CacheConfig, sch
         kv_bytes = options["kv_bytes"] or (0 if engine is None else int(engine.kv.bytes_per_token))
         if options["roles"] is not None and not kv_bytes:
             refuse("kv-bytes", "it or --model is needed with --roles: KV is handed over")
+        assert source.coefficients is not None  # without a machine it is from a file or a recording
         spec = fitted_engine(source.coefficients, num_blocks or 0, 1 << 20, scheduler, cache, kv_bytes)
         if engine is not None:
             spec = replace(spec, max_model_len=engine.model.context, layout=None if engine.kv.needs is None else engine.kv.layout)

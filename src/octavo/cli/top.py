@@ -9,12 +9,14 @@ from typing import Any
 import click
 
 from octavo.cli.api_client import get_json, server_options
+from octavo.cli.explain import UNTOLD
 from octavo.cli.options import Finite
+from octavo.core.words import counted
 from octavo.engine.explain import in_words
 
 _CLEAR, _HOME, _REST = "\x1b[2J\x1b[H", "\x1b[H", "\x1b[J"
 _HIDE, _SHOW = "\x1b[?25l", "\x1b[?25h"
-_NOTHING = "  nothing would help more than 2 %, by the time stamps of the window"
+_NOTHING = "  the time stamps of the window tell of nothing that would help by more than 2 %"
 _LEVELS = " ▁▂▃▄▅▆▇█"
 _COLOURS = {"prefill": "34", "decode": "32", "kv": "35", "rest": "90"}
 
@@ -118,7 +120,7 @@ def _steps(steps: list[dict[str, Any]], width: int, colours: bool) -> list[str]:
         bars = [f"\x1b[{_COLOURS[kind]}m{bar}\x1b[0m" for kind, bar in zip(kinds, bars, strict=True)]
     letters = "".join({"prefill": "p", "decode": "d", "kv": "k", "rest": "."}[kind] for kind in kinds)
     mean_ms = 1000 * sum(step["seconds"] for step in steps) / len(steps)
-    said = f"          {len(steps)} steps, mean {mean_ms:.1f} ms, longest {1000 * longest:.1f} ms"
+    said = f"          {counted(len(steps), 'step')}, mean {mean_ms:.1f} ms, longest {1000 * longest:.1f} ms"
     said += " (p: prompts, d: tokens, k: KV moves, .: host)"
     return [f"  steps   {''.join(bars)}", f"          {letters}", said[:width]]
 
@@ -130,7 +132,8 @@ def _kind(step: dict[str, Any]) -> str:
 
 
 def _bottlenecks(summary: dict[str, Any]) -> list[str]:
-    lines = [f"  last {summary['window_s']:.0f} s: {summary['num_requests']} requests ended, {summary['num_gaps']} gaps between tokens"]
+    num_requests, num_gaps = counted(summary["num_requests"], "request"), counted(summary["num_gaps"], "gap")
+    lines = [f"  last {summary['window_s']:.0f} s: {num_requests} ended, {num_gaps} between tokens"]
     for name, percentiles in (("first token", summary["ttft"]), ("token gap", summary["itl"])):
         for quantile, held in percentiles.items():
             shares = ", ".join(f"{bottleneck} {100 * share:.0f} %" for bottleneck, share in list(held["shares"].items())[:3])
@@ -157,11 +160,14 @@ def _advice(summary: dict[str, Any]) -> list[str]:
     if replay is None and summary.get("workers"):
         return lines
     if replay is None:
-        return [*lines, "  octavo explain --advise replays the last minutes with one switch changed at a time"]
+        held = {percentiles[name]["bottleneck"] for percentiles in (summary["ttft"], summary["itl"]) for name in percentiles}
+        untold = [] if summary["advice"] else [f"  {UNTOLD[one]}" for one in UNTOLD if one in held]
+        return [*lines, *untold, "  octavo explain --advise replays the last minutes with one switch changed at a time"]
     best = [one for one in replay["advice"] if one["gain_s"] > 0][:4]
     error = "" if replay["error"] is None else f", {100 * replay['error']:.1f} % off"
-    nothing = "" if best else " nothing would help"
-    lines.append(f"  by a replay of {replay['num_requests']} requests, {replay['age_s']:.0f} s ago{error}:{nothing}")
+    is_told = all(one["told"] for one in replay["advice"])
+    nothing = "" if best else " nothing would help" if is_told else " no gain is above its error; octavo explain --advise tells them all"
+    lines.append(f"  by a replay of {counted(replay['num_requests'], 'request')}, {replay['age_s']:.0f} s ago{error}:{nothing}")
     return lines + [_gain(one) for one in best]
 
 

@@ -22,6 +22,9 @@ class WallClock:
         return time.monotonic() - self._origin_s
 
 
+MAX_SECONDS = 1e10  # of a clock that is no machine's own: up to there floats tell the microsecond
+
+
 class VirtualClock:
     """Time that moves only when told to: the same run can be repeated, and an hour simulated in a second."""
 

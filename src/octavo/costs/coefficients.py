@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.core.cost import StepShape
 from octavo.core.step import StepPlan
+from octavo.core.words import as_written
 from octavo.costs.terms import CostTerms
 
 if TYPE_CHECKING:
@@ -205,8 +206,11 @@ def _listed(ramp: Ramp) -> list[list[float | None]]:
 
 def read_coefficients(path: str | Path) -> Coefficients:
     """The coefficients in a file. Raises CostFileError, OSError."""
+    raw = Path(path).read_bytes()
+    if not raw.strip():
+        raise CostFileError(f"{path}: the file is empty")
     try:
-        data = json.loads(Path(path).read_bytes())
+        data = json.loads(raw)
     except (ValueError, RecursionError) as error:
         raise CostFileError(f"{path}: it is no JSON: {error}") from None
     try:
@@ -247,7 +251,7 @@ def coefficients_of(data: object) -> Coefficients:
 def _number(name: str, value: object, least: float = 0.0) -> float:
     if isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value <= _MOST:
         return float(value)
-    raise CostFileError(f"{name}: {value!r} is not allowed; a number from {least:g} to {_MOST:g}")
+    raise CostFileError(f"{name}: {as_written(value)} is not allowed; a number from {least:g} to {_MOST:g}")
 
 
 def _ramp(name: str, pieces: object) -> Ramp:
@@ -264,7 +268,7 @@ def _ramp(name: str, pieces: object) -> Ramp:
 
 def _errors(data: object) -> dict[str, KindErrors]:
     if not isinstance(data or {}, Mapping):
-        raise CostFileError(f"errors: {data!r} is not allowed; an object by kind of step")
+        raise CostFileError(f"errors: {as_written(data)} is not allowed; an object by kind of step")
     found = dict[str, KindErrors]()
     for kind, one in (data or {}).items():  # type: ignore[attr-defined]
         if not isinstance(one, Mapping) or set(one) != {"num_steps", "median", "p90", "bias"}:

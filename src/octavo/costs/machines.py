@@ -37,6 +37,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from octavo.core.words import as_written
+
+DATASHEET = "datasheet"  # the basis of makers' figures
 _FORMULAS = {
     "ops_per_s": (("cores", "ghz", "ops_per_cycle"), 1e9),
     "bytes_per_s": (("channels", "mega_transfers_per_s"), 8e6),
@@ -141,13 +144,13 @@ def find_machine(name: str, path: str | Path | None = None) -> Machine:
 
 def _machine_file(data: bytes, where: str, known: Mapping[str, Machine]) -> MachineFile:
     try:
-        tables = tomllib.loads(data.decode())
+        tables = tomllib.loads(data.decode("utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise MachineError(f"{where}: {error}") from None
     designs = tables.pop("design", {})
     machines = {name: _machine(f"{where}: {name}", name, _inherited(where, name, tables, known)) for name in tables}
     if not isinstance(designs, Mapping):
-        raise MachineError(f"{where}: design: {designs!r} is not allowed; tables [design.NAME]")
+        raise MachineError(f"{where}: design: {as_written(designs)} is not allowed; tables [design.NAME]")
     names = {**known, **machines}
     return MachineFile(machines, {name: _design(f"{where}: design.{name}", name, table, names) for name, table in designs.items()})
 
@@ -159,7 +162,7 @@ def _inherited(where: str, name: str, tables: Mapping[str, Any], known: Mapping[
         like, own = table["like"], {key: value for key, value in table.items() if key != "like"}
         if not isinstance(like, str) or like in seen or (like not in tables and like not in known):
             problem = "it is like itself" if like in seen else f"one of {', '.join((*tables, *known))}"
-            raise MachineError(f"{where}: {name}: like: {like!r} is not allowed; {problem}")
+            raise MachineError(f"{where}: {name}: like: {as_written(like)} is not allowed; {problem}")
         if like in tables and isinstance(tables[like], Mapping):
             base = dict(tables[like])
             seen.append(like)
@@ -175,7 +178,7 @@ def _inherited(where: str, name: str, tables: Mapping[str, Any], known: Mapping[
 
 def _design(where: str, name: str, table: object, machines: Mapping[str, Machine]) -> Design:
     if not isinstance(table, Mapping):
-        raise MachineError(f"{where}: {table!r} is not allowed; a table with prefill and decode, or with both, is needed")
+        raise MachineError(f"{where}: {as_written(table)} is not allowed; a table with prefill and decode, or with both, is needed")
     known = {f.name for f in fields(Design)} - {"name"}
     for key in table:
         if key not in known:
@@ -185,11 +188,11 @@ def _design(where: str, name: str, table: object, machines: Mapping[str, Machine
     for key, value in table.items():
         if key.startswith("num_"):
             if type(value) is not int or value < 1:
-                raise MachineError(f"{where}: {key}: {value!r} is not allowed; an integer of at least 1")
+                raise MachineError(f"{where}: {key}: {as_written(value)} is not allowed; an integer of at least 1")
             if key.removeprefix("num_") not in table:
                 raise MachineError(f"{where}: {key} is given without {key.removeprefix('num_')}")
         elif value not in machines:
-            raise MachineError(f"{where}: {key}: {value!r} is not allowed; one of {', '.join(machines)}")
+            raise MachineError(f"{where}: {key}: {as_written(value)} is not allowed; one of {', '.join(machines)}")
     if ("num_prefill" in table) != ("num_decode" in table):
         raise MachineError(f"{where}: num_prefill and num_decode go together")
     return Design(name, **table)
@@ -197,7 +200,7 @@ def _design(where: str, name: str, table: object, machines: Mapping[str, Machine
 
 def _machine(where: str, name: str, table: object) -> Machine:
     if not isinstance(table, Mapping):
-        raise MachineError(f"{where}: {table!r} is not allowed; a table [name] of figures is needed")
+        raise MachineError(f"{where}: {as_written(table)} is not allowed; a table [name] of figures is needed")
     values = dict(table)
     for target, (factors, unit) in _FORMULAS.items():
         if target not in values and all(factor in values for factor in factors):
@@ -210,12 +213,15 @@ def _machine(where: str, name: str, table: object) -> Machine:
         if key not in values:
             raise MachineError(f"{where}: {key} is missing")
     if not isinstance(values["basis"], str):
-        raise MachineError(f"{where}: basis: {values['basis']!r} is not allowed; a word such as datasheet or measured")
+        raise MachineError(f"{where}: basis: {as_written(values['basis'])} is not allowed; a word such as datasheet or measured")
     numbers = {key: _number(where, key, value) for key, value in values.items() if key not in ("basis", "devices")}
     devices = values.get("devices", 1)
     if type(devices) is not int or devices < 1:
-        raise MachineError(f"{where}: devices: {devices!r} is not allowed; an integer of at least 1")
-    return Machine(name, values["basis"], devices=devices, **numbers)
+        raise MachineError(f"{where}: devices: {as_written(devices)} is not allowed; an integer of at least 1")
+    machine = Machine(name, values["basis"], devices=devices, **numbers)
+    if machine.idle_w > machine.busy_w:
+        raise MachineError(f"{where}: idle_w: {machine.idle_w:g} is not allowed; at most busy_w, which is {machine.busy_w:g}")
+    return machine
 
 
 def _number(where: str, key: str, value: object) -> float:
@@ -224,4 +230,4 @@ def _number(where: str, key: str, value: object) -> float:
         ok = 0.0 < value <= 1.0 if key in _SHARES else (key not in _POSITIVE or value >= 1.0) and 0.0 <= value <= _MOST
         if ok:
             return float(value)
-    raise MachineError(f"{where}: {key}: {value!r} is not allowed; a number {limit}")
+    raise MachineError(f"{where}: {key}: {as_written(value)} is not allowed; a number {limit}")

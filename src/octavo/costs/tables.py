@@ -161,15 +161,20 @@ def read_machine_tables(path: str | Path, model: str, tensor_parallel: int) -> M
     """The tables of ``model``, by hardware. Raises TableError, OSError."""
     rows: dict[str, list[TableRow]] = defaultdict(list)
     seen: set[str] = set()
-    with open(path, newline="", encoding="utf-8") as file:
+    with open(path, newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file)
-        missing = [column for column in _COLUMNS if column not in (reader.fieldnames or ())]
-        if missing:
-            raise TableError(f"{path}: line 1: the columns {', '.join(missing)} are missing")
-        for cells in reader:
-            seen.add(f"{cells['model']} on {cells['tensor_parallel']}")
-            if (cells["model"], cells["tensor_parallel"]) == (model, str(tensor_parallel)):
-                rows[cells["hardware"]].append(_row(f"{path}: line {reader.line_num}", cells))
+        try:
+            missing = [column for column in _COLUMNS if column not in (reader.fieldnames or ())]
+            if missing:
+                raise TableError(f"{path}: line 1: the columns {', '.join(missing)} are missing")
+            for cells in reader:
+                seen.add(f"{cells['model']} on {cells['tensor_parallel']}")
+                if (cells["model"], cells["tensor_parallel"]) == (model, str(tensor_parallel)):
+                    rows[cells["hardware"]].append(_row(f"{path}: line {reader.line_num}", cells))
+        except UnicodeDecodeError as error:
+            raise TableError(f"{path}: it is not text (byte {error.start} is no UTF-8)") from None
+        except csv.Error as error:
+            raise TableError(f"{path}: line {reader.line_num}: {error}") from None
     if not rows:
         raise TableError(f"{path}: no rows of {model} on {tensor_parallel} devices; there are {', '.join(sorted(seen)) or 'none'}")
     return {hardware: MachineTable.of(f"{model} on {hardware}", found) for hardware, found in rows.items()}

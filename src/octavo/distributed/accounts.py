@@ -20,7 +20,7 @@ import msgspec
 from octavo.distributed.journeys import Journey, Leg, LegEnd
 from octavo.engine.advice import Advice
 from octavo.engine.causes import MEANINGS, NAMES, Cause
-from octavo.engine.explain import CauseTime, Explanation, detail_of, explain, main_cause
+from octavo.engine.explain import CauseTime, Explanation, detail_of, explain, main_cause, state_of
 from octavo.engine.request_record import RecordState, RequestRecord
 from octavo.engine.timeline import Timeline
 
@@ -157,9 +157,9 @@ class Merged:
 
 def _state(journey: Journey) -> str:
     if journey.state is RecordState.ENDED:
-        return "finished"
+        return state_of(journey)
     leg = journey.leg
-    return "queued" if leg is None or leg.end is not LegEnd.RUNNING else "on_worker"
+    return "queued" if leg is None or leg.end is not LegEnd.RUNNING else "running"
 
 
 def merge(journey: Journey, told: Told, now: float) -> Merged:

@@ -27,7 +27,7 @@ from octavo.distributed.channel import Address
 from octavo.distributed.cluster_options import ClusterOptions
 from octavo.distributed.cluster_reports import ClusterReports
 from octavo.distributed.control import AskError, Control, Link
-from octavo.distributed.dispatcher import Backpressure, Dispatcher, QueueFull
+from octavo.distributed.dispatcher import Dispatcher, QueueFull
 from octavo.distributed.fleet import WorkerState
 from octavo.distributed.flights import Flights
 from octavo.distributed.handovers import Handovers
@@ -118,7 +118,8 @@ class ClusterEngine:
         prompts = create_router(self.options.router, config.cache.block_size)
         pools = RolePools(prompts, None, config.cache.block_size, self.options.handover.may_borrow)
         router = RoleRouter(prompts, pools, lambda: [link.view for link in self.open_links()], self.clock.now)
-        self.flights = Flights(Dispatcher(router, Backpressure()), self.options, self.open_links, self.clock.now, self.journeys)
+        dispatcher = Dispatcher(router, self.options.backpressure)
+        self.flights = Flights(dispatcher, self.options, self.open_links, self.clock.now, self.journeys)
         links, handover = self.open_links, self.options.handover
         self.handovers = Handovers(self.flights, router, links, lambda: self.control, handover, self.clock.now)
         self.flights.handovers = self.handovers

@@ -10,6 +10,7 @@ from octavo.backends.kv_wire import WIRE_DTYPES
 from octavo.config import ConfigError
 from octavo.distributed.attempts import RetryLimits
 from octavo.distributed.autoscale import ScaleLimits
+from octavo.distributed.dispatcher import Backpressure
 from octavo.distributed.fleet import LivenessLimits
 from octavo.distributed.handoff import HandoffLimits
 from octavo.distributed.messages import ROLES
@@ -46,7 +47,7 @@ class ClusterOptions:
     """``worker_wait_s``: how long a request may wait while there is no worker that takes requests. ``resubmit_per_s`` and
     ``resubmit_burst``: how fast requests of a lost worker are given to others. ``start_s``: how long the first workers may take to be
     ready (None: as long as they need). ``router``: a name of ``router.ROUTERS``. ``scale``: how many workers the launcher
-    is to run, by load (None: as many as it began with); all of them do both."""
+    is to run, by load (None: as many as it began with); all of them do both. ``backpressure``: when requests wait at the front end."""
 
     liveness: LivenessLimits = field(default_factory=LivenessLimits)
     retries: RetryLimits = field(default_factory=RetryLimits)
@@ -58,6 +59,7 @@ class ClusterOptions:
     stream_limit_bytes: int = 8 << 20
     scale: ScaleLimits | None = None
     handover: HandoverOptions = field(default_factory=HandoverOptions)
+    backpressure: Backpressure = field(default_factory=Backpressure)
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.worker_wait_s < math.inf:

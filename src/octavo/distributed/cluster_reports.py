@@ -7,7 +7,6 @@ then not ``complete``. Nothing is replayed: the windows of several workers make 
 from __future__ import annotations
 
 import asyncio
-import heapq
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,9 +22,9 @@ from octavo.distributed.answers import MAX_ASKED, AboutAttempts, AboutMetrics, A
 from octavo.distributed.journeys import Journey, Journeys, Leg, LegEnd
 from octavo.distributed.merged_metrics import merged_families
 from octavo.engine.advice import Advice
+from octavo.engine.answer_list import known_of, last_of, num_prompts, picked, row
 from octavo.engine.causes import Bottleneck
 from octavo.engine.explain import summary_of
-from octavo.engine.request_record import RecordState
 from octavo.engine.serving import MetricFamily, ReplayUnavailable
 from octavo.engine.step_window import GapClasses, add_gaps
 
@@ -59,24 +58,18 @@ class ClusterReports:
 
     async def account(self, request_ids: Sequence[str]) -> dict[str, Any] | None:
         """See Reports."""
-        found = [journey for journey in map(self._journeys.find, request_ids) if journey is not None]
+        found = known_of(self._journeys.find, request_ids)
         if not found:
             return None
-        last = max(found, key=lambda journey: (journey.ended_s is None, journey.ended_s or 0.0))
-        (merged,) = await self._merged([last], advises=True)
-        return merged.shown(self._clock.now()) | ({"prompts": len(found)} if len(found) > 1 else {})
+        (merged,) = await self._merged([last_of(found)], advises=True)
+        return merged.shown(self._clock.now()) | num_prompts(found)
 
-    async def requests(self, sort: str, limit: int, state: str) -> list[dict[str, Any]]:
+    async def answers(self, answers: Mapping[str, Sequence[str]], sort: str, limit: int, state: str) -> list[dict[str, Any]]:
         """See Reports. The order is by the front end's own clock."""
-        now, found = self._clock.now(), self._journeys.all()
-        if state != "all":
-            found = [journey for journey in found if (journey.state is not RecordState.ENDED) == (state == "running")]
-        if sort == "slowest":
-            found = heapq.nlargest(limit, found, key=lambda j: (now if j.end_s is None else j.end_s) - j.received_s)
-        else:
-            found = found[: -limit - 1 : -1]
-        merged, now = await self._merged(found), self._clock.now()
-        return [_entry(one, now) for one in merged]
+        told = picked(answers, self._journeys.find, sort, limit, state, self._clock.now())
+        merged = await self._merged([last_of(journeys) for _, journeys in told])
+        now = self._clock.now()
+        return [row(given, journeys, one.shown(now)) for (given, journeys), one in zip(told, merged, strict=True)]
 
     async def _merged(self, journeys: Sequence[Journey], advises: bool = False) -> list[Merged]:
         told = await self._told_of((leg for journey in journeys for leg in journey.legs), advises)
@@ -163,15 +156,6 @@ class ClusterReports:
 
 def _told(answers: Iterable[tuple[str, Iterable[WorkerAccount]]]) -> dict[tuple[str, str], WorkerAccount]:
     return {(worker, account.name): account for worker, accounts in answers for account in accounts}
-
-
-def _entry(merged: Merged, now: float) -> dict[str, Any]:
-    journey, found = merged.journey, merged.shown(now)
-    counts = {"prompt_tokens": journey.num_prompt_tokens, "completion_tokens": journey.num_output_tokens}
-    return {"id": journey.request_id} | counts | {name: found[name] for name in _ENTRY}
-
-
-_ENTRY = ("state", "wall_s", "ttft_s", "main_cause", "bottleneck", "workers")
 
 
 def _mean_advice(windows: Iterable[Window]) -> list[dict[str, Any]]:

@@ -53,6 +53,7 @@ from octavo.distributed.messages import (
 )
 from octavo.distributed.worker_engine import KVSide, WorkerEngine
 from octavo.engine.engine import Engine
+from octavo.engine.user_files import unused
 
 logger = logging.getLogger("octavo.worker")
 
@@ -112,7 +113,7 @@ def own_config(config: EngineConfig, options: WorkerOptions) -> EngineConfig:
     if cache.kv_disk_path is not None:
         cache = replace(cache, kv_disk_path=os.path.join(cache.kv_disk_path, options.name))
     if scheduler.record is not None:
-        scheduler = replace(scheduler, record=f"{scheduler.record}.{options.name}")
+        scheduler = replace(scheduler, record=unused(f"{scheduler.record}.{options.name}"))  # one that comes back records anew
     if options.threads is not None:
         backend = replace(backend, threads=options.threads)
     model = config.model if options.model is None else replace(config.model, model=options.model)

@@ -270,7 +270,7 @@ class WorkerEngine:
         if self.engine.num_failures_in_a_row >= MAX_FAILURES_IN_A_ROW:
             self.thread.tell(self._on_death, f"the last {self.engine.num_failures_in_a_row} steps failed")
         now_s = time.monotonic()
-        self._is_stale = now_s - self._read_s < TELL_S
+        self._is_stale = now_s - self._read_s < TELL_S and self.engine.has_work  # that it is idle is told at once: routers look for those
         if not self._is_stale:
             self._read_s = now_s
             self._read()

@@ -27,17 +27,19 @@ _WAITS_FOR_KV = (Cause.QUEUED_KV, Cause.PREEMPTED)
 @dataclass(frozen=True, slots=True)
 class Advice:
     """``change``: what to do, a flag where it is one. ``gain_s``: seconds of wall time less, or of what else the advisor ranks by.
-    ``basis``: what that rests on. ``error``: of a replay, how far the unchanged window is off what was measured, as a share of it."""
+    ``basis``: what that rests on. ``error``: of a replay, how far the unchanged window is off what was measured, as a share of it.
+    ``is_told``: False: a replay has shown some gain or harm that is within its error."""
 
     change: str
     gain_s: float
     why: str
     basis: str = "time stamps"
     error: float | None = None
+    is_told: bool = True
 
     def shown(self) -> dict[str, Any]:
         shown = {"change": self.change, "gain_s": round(self.gain_s, 7), "why": self.why, "basis": self.basis}
-        return shown if self.error is None else shown | {"error": round(self.error, 4)}
+        return shown if self.error is None else shown | {"error": round(self.error, 4), "told": self.is_told}
 
 
 class Advisor(Protocol):
@@ -93,7 +95,7 @@ class RuleAdvisor:
         return [
             Advice(f"--max-num-seqs above {config.max_num_seqs}", shared * seconds[Cause.QUEUED_BATCH], "all places were taken"),
             Advice("--scheduling-policy fcfs", seconds[Cause.QUEUED_POLICY], "it waited for a whole batch to finish"),
-            Advice("a second worker", seconds[Cause.QUEUED_TOKENS] / 2, "prompts before it kept the engine busy; two halve that queue"),
+            Advice("a second worker (--workers 2)", seconds[Cause.QUEUED_TOKENS] / 2, "prompts before it kept the engine busy"),
         ]
 
     def _cache(self, record: RequestRecord, seconds: Seq[float]) -> list[Advice]:

@@ -14,18 +14,22 @@ from __future__ import annotations
 
 import asyncio
 import random
+import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import count
 
 from octavo.core.cost import StepShape
 from octavo.core.request import SamplingParams
 from octavo.core.speculative_params import SpeculativeParams
+from octavo.core.words import counted
 from octavo.costs.coefficients import Coefficients
 from octavo.costs.fitting import MIN_STEPS, MeasuredStep, errors_of, fit, waking_s
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.engine import Engine
 from octavo.engine.params import PreparedRequest
+from octavo.engine.serving import ServingEngine
 from octavo.engine.step_costs import fitted_for
 from octavo.engine.step_log import StepLog
 
@@ -167,7 +171,7 @@ class Calibration:
 
     def cost(self, engine: Engine) -> Coefficients:
         """The cost of ``engine``'s steps, with its errors on the steps that were held out. Raises FitError when too few were measured."""
-        fitted = fit(self.train, f"{self.num_scenes} scenes in {self.seconds:.0f} s")
+        fitted = fit(self.train, f"{counted(self.num_scenes, 'scene')} in {self.seconds:.3g} s")
         errors = errors_of(fitted, self.held_out)
         key = fitted_for(engine.backend, engine.model.name, _today())
         median_error = errors["all"].median if errors else None
@@ -178,48 +182,18 @@ def _today() -> str:
     return time.strftime("%Y-%m-%d")
 
 
-class Calibrator:
-    """Runs scenes on an engine that nobody else uses meanwhile: ``run`` as often as wanted, each time the scenes that follow."""
+class ScenePlayer:
+    """Plays scenes on whatever serves requests, with prompts that no cache knows. ``engine``: started."""
 
-    def __init__(self, engine: AsyncEngine, seed: int = 0) -> None:
-        """``engine``: started, and idle."""
-        self.calibration = Calibration()
+    def __init__(self, engine: ServingEngine, seed: int | str = 0) -> None:
         self._engine = engine
-        self._scenes = scenes(SceneLimits.of(engine.engine), seed)
         self._rng = random.Random(f"calibrate:tokens:{seed}")
+        self._name = f"scene-{secrets.token_hex(6)}"
+        self._numbers = count()
 
-    async def run(self, budget_s: float, progress: Progress | None = None) -> Calibration:
-        """Scenes until ``budget_s`` have passed, at least one and, the first time, until there are steps enough to fit and to judge by."""
-        started_s, calibration = time.perf_counter(), self.calibration
-        before_s = calibration.seconds
-        while True:
-            await self._play(next(self._scenes))
-            passed_s = time.perf_counter() - started_s
-            calibration.seconds = before_s + passed_s
-            if progress is not None:
-                num_steps = len(calibration.train) + len(calibration.held_out)
-                progress(f"{min(passed_s, budget_s):.0f} of {budget_s:.0f} s: {calibration.num_scenes} scenes, {num_steps} steps")
-            if passed_s >= budget_s and len(calibration.train) >= 2 * MIN_STEPS and calibration.held_out:
-                return calibration
-
-    async def _play(self, scene: Scene) -> None:
-        calibration, engine = self.calibration, self._engine.engine
-        log = engine.step_log = StepLog()
-        if scene.pauses:
-            await asyncio.sleep(PAUSE_S)
-        try:
-            ttft_s = await self._requests(scene)
-        finally:
-            engine.step_log = None
-        is_held_out = calibration.num_scenes % HELD_OUT == HELD_OUT - 1
-        calibration.num_scenes += 1
-        steps = log.take()
-        (calibration.held_out if is_held_out else calibration.train).extend(steps)
-        if scene.pauses and scene.requests[0].num_prompt <= engine.config.scheduler.max_num_batched_tokens and not is_held_out and steps:
-            calibration.firsts.append((steps[0].shape, ttft_s))
-
-    async def _requests(self, scene: Scene) -> float:
-        """All requests of a scene, each when it is due; returns when the first token of the first one came, from its submission."""
+    async def play(self, scene: Scene) -> float:
+        """All requests of a scene, each when it is due; returns when the first token of the first one came, from its submission. Raises
+        RuntimeError when a request fails."""
         leader, *others = scene.requests
         due = {one.after: asyncio.Event() for one in others if one.after}
         started_s, first_s = time.perf_counter(), 0.0
@@ -260,17 +234,61 @@ class Calibrator:
             yield sum(len(event.token_ids) for event in events)
 
     def _prepared(self, one: SceneRequest) -> PreparedRequest:
-        engine, rng = self._engine.engine, self._rng
-        low = min(_LOW_TOKEN, engine.backend.vocab_size // 2)
+        engine, rng = self._engine, self._rng
+        vocab_size = engine.model.program.vocab_size
+        low = min(_LOW_TOKEN, vocab_size // 2)
         if one.num_drafts:
-            piece = [rng.randrange(low, engine.backend.vocab_size) for _ in range(6)]
+            piece = [rng.randrange(low, vocab_size) for _ in range(6)]
             prompt = (piece * (one.num_prompt // 6 + 1))[: one.num_prompt]
         else:
-            prompt = [rng.randrange(low, engine.backend.vocab_size) for _ in range(one.num_prompt)]
+            prompt = [rng.randrange(low, vocab_size) for _ in range(one.num_prompt)]
         scored = 0 if one.scores else None
         params = SamplingParams(temperature=0.0, max_tokens=one.num_output, ignore_eos=True, prompt_logprobs=scored)
         drafts = SpeculativeParams(one.num_drafts, "ngram") if one.num_drafts else None
-        return engine.prepare(prompt, params, speculative=drafts)
+        name = f"{self._name}-{next(self._numbers)}"
+        return engine.prepare_checked(prompt, engine.check_params(params), name, speculative=drafts)
+
+
+class Calibrator:
+    """Runs scenes on an engine that nobody else uses meanwhile: ``run`` as often as wanted, each time the scenes that follow."""
+
+    def __init__(self, engine: AsyncEngine, seed: int = 0) -> None:
+        """``engine``: started, and idle."""
+        self.calibration = Calibration()
+        self._engine = engine
+        self._scenes = scenes(SceneLimits.of(engine.engine), seed)
+        self._player = ScenePlayer(engine, seed)
+
+    async def run(self, budget_s: float, progress: Progress | None = None) -> Calibration:
+        """Scenes until ``budget_s`` have passed, at least one and, the first time, until there are steps enough to fit and to judge by."""
+        started_s, calibration = time.perf_counter(), self.calibration
+        before_s = calibration.seconds
+        while True:
+            await self._play(next(self._scenes))
+            passed_s = time.perf_counter() - started_s
+            calibration.seconds = before_s + passed_s
+            if progress is not None:
+                num_steps = len(calibration.train) + len(calibration.held_out)
+                scenes = counted(calibration.num_scenes, "scene")
+                progress(f"{min(passed_s, budget_s):.3g} of {budget_s:.3g} s: {scenes}, {counted(num_steps, 'step')}")
+            if passed_s >= budget_s and len(calibration.train) >= 2 * MIN_STEPS and calibration.held_out:
+                return calibration
+
+    async def _play(self, scene: Scene) -> None:
+        calibration, engine = self.calibration, self._engine.engine
+        log = engine.step_log = StepLog()
+        if scene.pauses:
+            await asyncio.sleep(PAUSE_S)
+        try:
+            ttft_s = await self._player.play(scene)
+        finally:
+            engine.step_log = None
+        is_held_out = calibration.num_scenes % HELD_OUT == HELD_OUT - 1
+        calibration.num_scenes += 1
+        steps = log.take()
+        (calibration.held_out if is_held_out else calibration.train).extend(steps)
+        if scene.pauses and scene.requests[0].num_prompt <= engine.config.scheduler.max_num_batched_tokens and not is_held_out and steps:
+            calibration.firsts.append((steps[0].shape, ttft_s))
 
 
 def calibrate(engine: Engine, budget_s: float, progress: Progress | None = None, seed: int = 0) -> Coefficients:

@@ -114,12 +114,12 @@ class Engine:
         if self.config.scheduler.record is None:
             return Scheduler
         from octavo.engine.recording import RecordedScheduler
+        from octavo.engine.user_files import UserFileError, open_new
 
         try:
-            self._recording = open(self.config.scheduler.record, "w", encoding="utf-8")  # noqa: SIM115 - closed with the engine
-        except OSError as error:
-            path = self.config.scheduler.record
-            raise ConfigError(f"record: {path!r} is not allowed; it cannot be written: {error.strerror}") from error
+            self._recording = open_new(self.config.scheduler.record)  # closed with the engine
+        except UserFileError as error:
+            raise ConfigError(f"record: {self.config.scheduler.record!r} is not allowed; {error}") from None
         return functools.partial(RecordedScheduler, self._recording, model_name)
 
     def _open_tiers(self, fingerprint: str, num_swap_blocks: int) -> KVTiering | None:

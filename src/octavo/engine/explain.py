@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from octavo.core.match_report import MatchEnd
+from octavo.core.request import FinishReason
+from octavo.core.words import counted
 from octavo.engine.causes import BOTTLENECK_OF, MEANINGS, NAMES, NEEDED, Bottleneck, Cause
 from octavo.engine.request_record import MAX_CHUNKS, RecordState, RequestRecord
 from octavo.engine.step_window import GapClasses, Held, gap_quantiles, held_by
@@ -63,6 +65,7 @@ class Explanation:
             "wall_s": _rounded(self.wall_s),
             "ttft_s": None if self.ttft_s is None else _rounded(self.ttft_s),
             "state": self.state,
+            "finish_reason": None if self.record.finish_reason is None else self.record.finish_reason.value,
             "main_cause": NAMES[self.main],
             "bottleneck": self.bottleneck.value,
             "causes": causes,
@@ -72,7 +75,9 @@ class Explanation:
 
 def in_words(seconds: float) -> str:
     """For people, to three digits."""
-    return f"{seconds:.3f} s" if seconds >= 0.9995 else f"{1000 * seconds:.3g} ms"
+    if seconds >= 0.9995:
+        return f"{seconds:.3f} s"
+    return f"{1000 * seconds:.3g} ms" if seconds >= 1e-6 or not seconds else "under 1 µs"
 
 
 def _rounded(seconds: float) -> float:
@@ -93,8 +98,17 @@ def explain(timeline: Timeline, record: RequestRecord, now_s: float, shows_misse
     causes = [CauseTime(cause, seconds[cause], detail_of(cause, record)) for cause in Cause if seconds[cause] > _SHOWN_S]
     causes.sort(key=lambda part: -part.seconds)
     ttft_s = None if record.first_token_s is None else record.first_token_s - record.received_s
-    state = "finished" if record.state is RecordState.ENDED else record.state.name.lower()
-    return Explanation(record.request_id, wall_s, ttft_s, state, tuple(causes), remainder_s, main_cause(seconds, wall_s), record)
+    return Explanation(record.request_id, wall_s, ttft_s, state_of(record), tuple(causes), remainder_s, main_cause(seconds, wall_s), record)
+
+
+def state_of(record: RequestRecord) -> str:
+    """Where a request stands, in a word: one of ``STATES``."""
+    if record.state is RecordState.ENDED:
+        return {FinishReason.ABORT: "aborted", FinishReason.ERROR: "failed"}.get(record.finish_reason or FinishReason.STOP, "finished")
+    return {RecordState.IN_STEP: "running", RecordState.OUT: "waiting"}.get(record.state, "queued")
+
+
+STATES = ("queued", "running", "waiting", "finished", "aborted", "failed")
 
 
 def hide_misses(seconds: list[float], own_s: float) -> None:
@@ -120,13 +134,13 @@ def detail_of(cause: Cause, record: RequestRecord) -> str:
 
 
 def _behind(record: RequestRecord) -> str:
-    return f"behind {record.num_ahead} requests with {record.num_tokens_ahead} tokens to compute when it came"
+    return f"behind {counted(record.num_ahead, 'request')} with {counted(record.num_tokens_ahead, 'token')} to compute when it came"
 
 
 def _chunks(record: RequestRecord) -> str:
     shown = ", ".join(f"{chunk.num_tokens} in {in_words(chunk.seconds)}" for chunk in record.chunks)
-    more = f", and {record.num_chunks - MAX_CHUNKS} more pieces" if record.num_chunks > MAX_CHUNKS else ""
-    return f"{record.num_prompt_tokens} tokens, {record.num_cached} of them cached; {shown}{more}"
+    more = f", and {counted(record.num_chunks - MAX_CHUNKS, 'more piece')}" if record.num_chunks > MAX_CHUNKS else ""
+    return f"{counted(record.num_prompt_tokens, 'token')}, {record.num_cached} of them cached; {shown}{more}"
 
 
 def _miss(record: RequestRecord) -> str:
@@ -134,12 +148,12 @@ def _miss(record: RequestRecord) -> str:
         return "those of others"
     end = record.match.end
     reason = {MatchEnd.EVICTED: "evicted", MatchEnd.OTHER_SALT: "cached under another cache_salt"}.get(end, end.value)
-    own = f"{max(0, record.missed_end - record.num_cached)} tokens of its own, {reason}, for {in_words(record.own_missed_s)}"
+    own = f"{counted(max(0, record.missed_end - record.num_cached), 'token')} of its own, {reason}, for {in_words(record.own_missed_s)}"
     return own if record.own_missed_s else "those of others"
 
 
 def _drafts(record: RequestRecord) -> str:
-    return f"{record.num_accepted} of {record.num_drafts} drafts came true, which saved about {in_words(record.draft_gain_s)}"
+    return f"{record.num_accepted} of {counted(record.num_drafts, 'draft')} came true, which saved about {in_words(record.draft_gain_s)}"
 
 
 _COUNTS = {
@@ -151,9 +165,9 @@ _COUNTS = {
     Cause.PREFILL: _chunks,
     Cause.CACHE_MISS: _miss,
     Cause.DRAFTS: _drafts,
-    Cause.DECODE: lambda record: f"{record.num_output_tokens} tokens",
-    Cause.PREEMPTED: lambda record: f"{record.num_preemptions} times",
-    Cause.RECOMPUTED: lambda record: f"{record.num_recomputed} tokens of its own, for {in_words(record.own_recomputed_s)}",
+    Cause.DECODE: lambda record: counted(record.num_output_tokens, "token"),
+    Cause.PREEMPTED: lambda record: counted(record.num_preemptions, "time"),
+    Cause.RECOMPUTED: lambda record: f"{counted(record.num_recomputed, 'token')} of its own, for {in_words(record.own_recomputed_s)}",
 }
 
 

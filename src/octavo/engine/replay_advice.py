@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from octavo.core.recorded_window import OBJECTIVES, RecordedWindow, SwitchOutcome, WindowReplay
+from octavo.core.words import counted
 from octavo.engine.advice import Advice, Advisor
 from octavo.engine.request_record import RequestRecord
 from octavo.engine.window_snapshot import snapshot
@@ -44,7 +45,8 @@ class ReplayedAdvice:
     def ranked(self, objective: str, shows_misses: bool = True) -> list[Advice]:
         """Of each kind of switch the best way, by what it saves of the objective; those that save nothing come last, with a gain of 0.
 
-        A gain that is not above the replay's own error is nothing. Empty when the objective cannot be told.
+        A gain that is not above the replay's own error cannot be told, and one below MIN_GAIN is nothing. Empty when the objective cannot
+        be told.
         """
         replay, error = self.replay, self.replay.error(objective)
         measured = replay.measured.of(objective)
@@ -60,13 +62,17 @@ class ReplayedAdvice:
 
 
 def _advice(gain: float, outcome: SwitchOutcome, measured: float, least: float, error: float, replay: WindowReplay) -> Advice:
-    basis = f"replay of {replay.num_requests} requests"
+    basis = f"replay of {counted(replay.num_requests, 'request')}"
     if gain > least:
         return Advice(outcome.change, gain * measured, f"{outcome.why}: {100 * gain:.0f} % less", basis, error)
     if gain < -least:
         why = f"{outcome.why}: it gains nothing, {-100 * gain:.0f} % more"
+    elif abs(gain) <= MIN_GAIN:
+        why = f"{outcome.why}: it gains nothing ({100 * gain:+.1f} %)"
     else:
-        why = f"{outcome.why}: it gains nothing, {100 * gain:+.1f} % is within the error of {100 * least:.1f} %"
+        what = f"{100 * abs(gain):.1f} % {'less' if gain > 0 else 'more'}"
+        why = f"{outcome.why}: what it gains cannot be told, {what} is within the replay's error of {100 * error:.1f} %"
+        return Advice(outcome.change, 0.0, why, basis, error, is_told=False)
     return Advice(outcome.change, 0.0, why, basis, error)
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from octavo.engine.advice import Advisor, RuleAdvisor
+from octavo.engine.answer_list import known_of, last_of, num_prompts, picked, row
 from octavo.engine.explain import Explanation, explain, summarise
 from octavo.engine.metric_families import metric_families
 from octavo.engine.replay_advice import ReplayAdvisor, Replayer
@@ -36,11 +37,8 @@ class EngineReports:
 
     async def account(self, request_ids: Sequence[str]) -> dict[str, Any] | None:
         """See Reports. The other requests of a call were ready before the one that ended last."""
-        records = [record for record in map(self._engine.timeline.find, request_ids) if record is not None]
-        if not records:
-            return None
-        last = max(records, key=lambda record: (record.ended_s is None, record.ended_s or 0.0))
-        return self._explained(last).shown() | ({"prompts": len(records)} if len(records) > 1 else {})
+        records = known_of(self._engine.timeline.find, request_ids)
+        return self._explained(last_of(records)).shown() | num_prompts(records) if records else None
 
     def _explained(self, record: RequestRecord) -> Explanation:
         timeline, now_s = self._engine.timeline, self._engine.clock.now()
@@ -48,20 +46,12 @@ class EngineReports:
         seconds = timeline.seconds_of(record, record.end_s or now_s)
         return found.advised(self.advisor.of_request(timeline, record, seconds, found.wall_s))
 
-    async def requests(self, sort: str, limit: int, state: str) -> list[dict[str, Any]]:
+    async def answers(self, answers: Mapping[str, Sequence[str]], sort: str, limit: int, state: str) -> list[dict[str, Any]]:
         """See Reports."""
-        now_s, records = self._engine.clock.now(), self._engine.timeline.records()
-        if state != "all":
-            records = [record for record in records if (record.ended_s is None) == (state == "running")]
-        if sort == "slowest":
-            records.sort(key=lambda r: (now_s if r.end_s is None else r.end_s) - r.received_s)
-        return [self._entry(record, now_s) for record in records[: -limit - 1 : -1]]
-
-    def _entry(self, record: RequestRecord, now_s: float) -> dict[str, Any]:
-        found = explain(self._engine.timeline, record, now_s, self._shows_misses).shown()
-        counts = {"prompt_tokens": record.num_prompt_tokens, "completion_tokens": record.num_output_tokens}
-        shown = {name: found[name] for name in ("state", "wall_s", "ttft_s", "main_cause", "bottleneck")}
-        return {"id": record.request_id} | counts | shown
+        timeline, now_s = self._engine.timeline, self._engine.clock.now()
+        told = picked(answers, timeline.find, sort, limit, state, now_s)
+        accounts = [explain(timeline, last_of(records), now_s, self._shows_misses).shown() for _, records in told]
+        return [row(given, records, account) for (given, records), account in zip(told, accounts, strict=True)]
 
     async def summary(self, window_s: float, num_steps: int, objective: str) -> dict[str, Any]:
         """See Reports."""

@@ -58,9 +58,9 @@ class Reports(Protocol):
         """Where the time of the requests of one call went: that of the one which ended last. None when nothing is known of them."""
         ...
 
-    async def requests(self, sort: str, limit: int, state: str) -> list[dict[str, Any]]:
-        """At most ``limit`` requests by ``sort`` ("recent", "slowest") of a ``state`` ("all", "running", "finished"), with the engine's
-        ``id``."""
+    async def answers(self, answers: Mapping[str, Sequence[str]], sort: str, limit: int, state: str) -> list[dict[str, Any]]:
+        """At most ``limit`` of ``answers`` (the requests of each by its id) by ``sort`` ("recent", "slowest") of a ``state`` ("all",
+        "running", "finished"), those of which nothing is known left out."""
         ...
 
     async def summary(self, window_s: float, num_steps: int, objective: str) -> dict[str, Any]:

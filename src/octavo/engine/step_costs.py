@@ -8,8 +8,6 @@ computed. A file that is damaged, or says that it is for something else, is a wa
 from __future__ import annotations
 
 import logging
-import os
-import tempfile
 from hashlib import blake2b
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from octavo.backends.machine_facts import cpu_model
 from octavo.config import octavo_home
 from octavo.core.cost import StepShape
 from octavo.costs.coefficients import Coefficients, CostFileError, FittedFor, read_coefficients
+from octavo.engine.user_files import write_whole
 
 logger = logging.getLogger("octavo.engine")
 
@@ -41,16 +40,8 @@ def cost_file(key: FittedFor) -> Path:
 
 
 def write_cost(cost: Coefficients, path: Path) -> None:
-    """Readers see the old file or the new one. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=".cost-", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w") as file:
-            file.write(cost.to_json() + "\n")
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
+    """Readers see the old file or the new one. No folder is made. Raises UserFileError."""
+    write_whole(path, cost.to_json() + "\n")
 
 
 def calibrated_cost(backend: Backend) -> Coefficients | None:

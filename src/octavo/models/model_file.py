@@ -83,7 +83,7 @@ def parse_json(text: bytes, path: Path, what: str, error: type[ModelFileError]) 
         return result
 
     try:
-        parsed = json.loads(text.decode("utf-8"), object_pairs_hook=unique)
+        parsed = json.loads(text.decode("utf-8-sig"), object_pairs_hook=unique)
     except RecursionError:
         raise error(f"{path}: {what} is nested too deep") from None
     except ModelFileError:

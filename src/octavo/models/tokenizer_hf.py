@@ -55,7 +55,7 @@ def _json(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     try:
-        value = json.loads(file.read_text("utf-8"))
+        value = json.loads(file.read_text("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise TokenizerError(f"{file}: not JSON: {error}") from None
     if not isinstance(value, dict):
@@ -145,7 +145,7 @@ def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
     """chat_template.jinja, else chat_template of tokenizer_config.json; of several named ones "default"."""
     file = folder / "chat_template.jinja"
     if file.is_file():
-        return file.read_text("utf-8")
+        return file.read_text("utf-8-sig")
     template = config.get("chat_template")
     if isinstance(template, list):
         template = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}.get("default")

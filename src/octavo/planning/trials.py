@@ -185,7 +185,7 @@ class Trials:
         stopped = num_ended < num_requests
         attainment = attained / num_ended if num_ended else 0.0
         broken = {name: count / num_ended for name, count in report.num_broken.items()}
-        watts = report.energy_j / report.duration_s * fleet.cells if report.duration_s else 0.0
+        watts = (report.energy_j or 0.0) / report.duration_s * fleet.cells if report.duration_s else 0.0
         piled_up = not stopped and len(on_their_way) == 2 and _grows(on_their_way[0], on_their_way[1], num_requests)
         holds = not stopped and not piled_up and attained >= num_requests - most_misses
         return Trial(

@@ -145,6 +145,7 @@ def quantize(
         raise QuantizeError(f"{source}: is a folder; only GGUF files can be packed anew")
     opened = open_model(source)
     file = GGUFFile.open(source)
+    target = Path(os.path.realpath(target))  # a symbolic link stays one
     _check_target(file, target, overwrite)
     matrices = plan(opened.body.program, opened.body.weights, recipe)
     if all(one.kept for one in matrices):

@@ -7,12 +7,13 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from octavo.engine.user_files import write_whole
 from octavo.reproduce.figure import Figure, Line, Plot, Range, Row
 from octavo.reproduce.registry import ENTRIES, Entry
 
@@ -47,39 +48,56 @@ def stem_of(entry: Entry) -> str:
 
 
 def write_outcome(outcome: Outcome, folder: Path) -> None:
-    """Both files of an entry, each whole or as it was before. Raises OSError."""
+    """Both files of an entry, each whole or as it was before. Raises UserFileError."""
     data = {"format": FORMAT, **asdict(outcome)}
     stem = stem_of(outcome.entry)
     write_whole(folder / f"{stem}.txt", f"{outcome.to_text()}\n")
     write_whole(folder / f"{stem}.json", f"{json.dumps(data, indent=1)}\n")
 
 
-def write_whole(path: Path, text: str) -> None:
-    """A file is there with all of ``text`` or not changed at all. Raises OSError."""
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+def read_outcomes(
+    folder: Path, check: Callable[[Outcome], object] = lambda outcome: None
+) -> tuple[list[Outcome], list[FigureFileError]]:
+    """Of the figures' JSON files in ``folder``, by number and then as in the registry; and what is wrong with those that cannot be read.
 
-
-def read_outcomes(folder: Path) -> list[Outcome]:
-    """Of all JSON files in ``folder``, by number and then as in the registry. Raises FigureFileError, OSError."""
+    ``check`` raises one of ``DAMAGED`` for an outcome that is none. Files with other names are nobody's business here. Raises OSError for
+    a folder that cannot be listed.
+    """
     places = {entry.name: place for place, entry in enumerate(ENTRIES)}
-    outcomes = [_read(path) for path in sorted(folder.glob("*.json"))]
-    return sorted(outcomes, key=lambda outcome: (outcome.entry.number, places.get(outcome.entry.name, len(places))))
+    outcomes, wrong = list[Outcome](), list[FigureFileError]()
+    for path in sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name) and path.is_file()):
+        try:
+            outcomes.append(_read(path, check))
+        except FigureFileError as error:
+            wrong.append(error)
+    return sorted(outcomes, key=lambda outcome: (outcome.entry.number, places.get(outcome.entry.name, len(places)))), wrong
 
 
-def _read(path: Path) -> Outcome:
+DAMAGED = (TypeError, KeyError, ValueError, AttributeError, ArithmeticError, IndexError)
+"""What data that are not what they should be may raise on their way to a page."""
+_NAME = re.compile(r"\d{2,}-.+\.json")
+
+
+def _read(path: Path, check: Callable[[Outcome], object]) -> Outcome:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise FigureFileError(f"{path}: {error}") from None
+    except (ValueError, RecursionError, OSError) as error:
+        raise FigureFileError(f"{path}: it cannot be read: {error}") from None
     if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
-        raise FigureFileError(f"{path}: no figure; files of the form {FORMAT} are expected in this folder")
+        raise FigureFileError(f"{path}: no figure; files of the form {FORMAT} are expected under such names")
     try:
         figures = tuple(_figure(value) for value in data.pop("figures"))
-        return Outcome(Entry(**data.pop("entry")), figures, **data)
-    except (TypeError, KeyError, ValueError, AttributeError) as error:
-        raise FigureFileError(f"{path}: {type(error).__name__}: {error}") from None
+        outcome = Outcome(_entry(**data.pop("entry")), figures, **data)
+        check(outcome)
+    except DAMAGED as error:
+        raise FigureFileError(f"{path}: its data are damaged ({type(error).__name__}: {error})") from None
+    return outcome
+
+
+def _entry(number: int, **texts: str) -> Entry:
+    if type(number) is not int or any(type(text) is not str for text in texts.values()):
+        raise TypeError("the entry is not a number and texts")
+    return Entry(number, **texts)
 
 
 def _figure(data: dict[str, Any]) -> Figure:

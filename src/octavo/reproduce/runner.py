@@ -13,11 +13,12 @@ from collections.abc import Sequence as Seq
 from pathlib import Path
 
 import octavo
+from octavo.engine.user_files import write_whole
 from octavo.reproduce.figure import MEASURED, Figure
-from octavo.reproduce.files import Outcome, write_outcome, write_whole
+from octavo.reproduce.files import Outcome, write_outcome
 from octavo.reproduce.registry import Entry
 from octavo.reproduce.report import html_report
-from octavo.reproduce.setup import DataMissing, Setup
+from octavo.reproduce.setup import DATA_AT_FAULT, Setup
 
 REPORT = "report.html"
 
@@ -25,7 +26,7 @@ REPORT = "report.html"
 def run_entries(entries: Seq[Entry], setup: Setup, folder: Path, echo: Callable[[str], None]) -> list[Outcome]:
     """Make the figures of ``entries``; files of each and the report of all so far lie in ``folder``, which is made, after each of them.
 
-    Raises OSError when nothing can be written there; whatever a figure raises is its outcome.
+    Raises OSError or UserFileError when nothing can be written there; whatever a figure raises is its outcome.
     """
     folder.mkdir(parents=True, exist_ok=True)
     outcomes: list[Outcome] = []
@@ -47,7 +48,7 @@ def run_entry(entry: Entry, setup: Setup) -> Outcome:
     try:
         figures = tuple(entry.run(setup))
         failure = _what_is_wrong(entry, figures)
-    except DataMissing as error:
+    except DATA_AT_FAULT as error:
         failure = str(error)
     except Exception as error:
         failure = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from octavo.costs.tables import TableError
 from octavo.simulator.splitwise_study import Study, StudyData, StudyOptions
+from octavo.workload.traces import TraceError
 
 MACHINE_TABLE = "splitwise_perf_model.csv"
 CONVERSATION_TRACE, CODE_TRACE = "AzureLLMInferenceTrace_conv.csv", "AzureLLMInferenceTrace_code.csv"
@@ -24,6 +26,10 @@ _SOURCES = {
 
 class DataMissing(ValueError):
     """A figure needs a published data file that is not there; the message names it and where it comes from."""
+
+
+DATA_AT_FAULT = (DataMissing, TableError, TraceError)
+"""What a figure raises whose published data file is missing or damaged; the message says which, and where."""
 
 
 def _ignore(message: str) -> None:

@@ -114,19 +114,18 @@ class Service:
         explain = (self.options.explain_cache, bool(request.explain))
         wanted = Wanted(params, num_shown(request), default_max_tokens, request.checked_request_id(), request.warnings, options, *explain)
         try:
-            call = await open_call(self.engine, CallIdentity(id_prefix, self.model_name, self.fingerprint), prompts, wanted)
-            self.explainer.opened(call.response_id, [one.request for one in call.prepared])
-            return call
+            return await open_call(self.engine, CallIdentity(id_prefix, self.model_name, self.fingerprint), prompts, wanted)
         except ParameterError as error:
             raise ParameterError(request.name_of(error.param), error.value, error.limit, error.code) from None
 
     async def _answer(self, exchange: Exchange, request: SamplingFields, call: Call, choice_format: ChoiceFormat) -> None:
         include_usage = request.check_stream_options()
         answer = Answer(self.engine, call, choice_format, exchange.scope, exchange.send, self.explainer)
-        if request.stream:
-            await answer.streamed(exchange.headers, include_usage)
-        else:
-            await answer.whole(exchange.headers)
+        with self.explainer.answering(call.response_id, [one.request for one in call.prepared]):
+            if request.stream:
+                await answer.streamed(exchange.headers, include_usage)
+            else:
+                await answer.whole(exchange.headers)
 
     async def tokenize(self, exchange: Exchange) -> None:
         """A prompt's token ids (with what the model puts before it, unless ``add_special_tokens`` is false), or a conversation's."""

@@ -121,14 +121,22 @@ def header(scope: Scope, name: bytes) -> bytes | None:
     return next((value for key, value in scope["headers"] if key == name), None)
 
 
-async def send_body(send: Send, status: int, body: bytes, headers: tuple[Header, ...] = (JSON_TYPE,)) -> None:
+async def send_body(
+    send: Send, status: int, body: bytes, headers: tuple[Header, ...] = (JSON_TYPE,), until_taken: bool = False
+) -> None:
+    """``until_taken``: return only when the client has taken the body but for what buffers hold: servers wait before the next message."""
     start_headers = [(b"content-length", str(len(body)).encode()), *headers]
     await send({"type": "http.response.start", "status": status, "headers": start_headers})
-    await send({"type": "http.response.body", "body": body})
+    await send({"type": "http.response.body", "body": body, "more_body": until_taken})
+    if until_taken:
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def send_json(send: Send, content: Any, status: int = 200, headers: tuple[Header, ...] = ()) -> None:
-    await send_body(send, status, msgspec.json.encode(content), (JSON_TYPE, *headers))
+async def send_json(
+    send: Send, content: Any, status: int = 200, headers: tuple[Header, ...] = (), until_taken: bool = False
+) -> None:
+    """See ``send_body``."""
+    await send_body(send, status, msgspec.json.encode(content), (JSON_TYPE, *headers), until_taken)
 
 
 async def send_error(send: Send, error: Exception, headers: tuple[Header, ...] = ()) -> None:

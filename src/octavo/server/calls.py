@@ -27,6 +27,7 @@ from octavo.server.streaming import DONE, EVENT_STREAM_HEADERS, Frames, error_ev
 
 logger = logging.getLogger("octavo.server")
 
+_LARGE_BYTES = 64 << 10  # which asyncio's transports take before they have a writer wait
 PROMPT_COST = 400  # token ids whose checks take as long as all else that is done to queue a prompt
 
 
@@ -184,7 +185,7 @@ class Answer:
         content |= await self._explanation()
         if call.warnings:
             content["warnings"] = call.warnings
-        await send_json(self._send, content, headers=headers)
+        await send_json(self._send, content, headers=headers, until_taken=True)
         self._delivery.done()
 
     async def streamed(self, headers: tuple[Header, ...], include_usage: bool) -> None:
@@ -210,6 +211,9 @@ class Answer:
                 data += error_event(as_api_error(error).content())
             elif include_usage:
                 data += frames.usage(call.usage(), await self._explanation())
+            if len(data) > _LARGE_BYTES:  # so much may lie unsent in the server, and what follows is not written before
+                await self._write(data, headers)
+                data = b""
             await self._send_chunks(data + DONE, headers, more=False)
         except StreamOverflow as overflow:
             logger.warning("%s: its client was cut off: %s", call.response_id, overflow)
@@ -217,11 +221,14 @@ class Answer:
             self._engine.abort(stream)
 
     async def _send_chunks(self, data: bytes, headers: tuple[Header, ...], more: bool = True) -> None:
+        await self._write(data, headers, more)
+        self._delivery.sent()
+
+    async def _write(self, data: bytes, headers: tuple[Header, ...], more: bool = True) -> None:
         if not self._started:
             self._started = True
             await self._send({"type": "http.response.start", "status": 200, "headers": [*EVENT_STREAM_HEADERS, *headers]})
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
-        self._delivery.sent()
 
     async def _explanation(self) -> dict[str, Any]:
         """More top-level fields of an answer whose requests have ended: where the time went, if that was asked for."""

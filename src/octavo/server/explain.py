@@ -7,8 +7,9 @@ alone.
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -68,19 +69,29 @@ class Explainer:
     def __init__(self, engine: ServingEngine, reports: Reports) -> None:
         self._engine = engine
         self._reports = reports
-        self._calls: OrderedDict[str, tuple[str, ...]] = OrderedDict()  # an answer's id -> the engine's requests, one a prompt
-        self._answers: dict[str, str] = {}  # the other way round
+        self._running: dict[str, tuple[str, ...]] = {}  # an answer's id -> the engine's requests, one a prompt
+        self._ended: OrderedDict[str, tuple[str, ...]] = OrderedDict()  # likewise, of answers that have ended, the oldest first
+        self._num_ended = 0  # requests of those
 
-    def opened(self, response_id: str, requests: Sequence[Request]) -> None:
-        """An answer is about to be made. A client may use one id again: then it is the last one's."""
+    @contextlib.contextmanager
+    def answering(self, response_id: str, requests: Sequence[Request]) -> Iterator[None]:
+        """While an answer is made; it is known from then on, as long as the engine remembers its requests. A client may use one id again:
+        then it is the last one's."""
         ids = tuple(request.request_id for request in requests)
-        for request_id in self._calls.pop(response_id, ()):
-            self._answers.pop(request_id, None)
-        self._calls[response_id] = ids
-        self._answers.update(dict.fromkeys(ids, response_id))
-        while len(self._answers) > self._engine.num_remembered + len(ids):
-            for request_id in self._calls.popitem(last=False)[1]:
-                self._answers.pop(request_id, None)
+        self._num_ended -= len(self._ended.pop(response_id, ()))
+        self._running[response_id] = ids
+        try:
+            yield
+        finally:
+            if self._running.get(response_id) is ids:
+                self._ended[response_id] = self._running.pop(response_id)
+                self._num_ended += len(ids)
+                self._forget()
+
+    def _forget(self) -> None:
+        """Answers so old that the engine has forgotten their requests: as many ended after them as it remembers."""
+        while self._num_ended - len(next(iter(self._ended.values()))) >= self._engine.num_remembered:
+            self._num_ended -= len(self._ended.popitem(last=False)[1])
 
     def delivery(self, requests: Sequence[Request], send: Send) -> Delivery:
         return Delivery(self._engine, requests, send)
@@ -95,7 +106,7 @@ class Explainer:
 
     async def of_call(self, response_id: str) -> dict[str, Any] | None:
         """The account of an answer; None when nothing is known."""
-        request_ids = self._calls.get(response_id)
+        request_ids = self._running.get(response_id) or self._ended.get(response_id)
         return None if request_ids is None else await self._reports.account(request_ids)
 
     async def listed(self, query: bytes) -> dict[str, Any]:
@@ -104,8 +115,8 @@ class Explainer:
         limit = _whole_number("limit", fields["limit"], 1, MAX_LISTED)
         _one_of("sort", fields["sort"], ("recent", "slowest"))
         _one_of("state", fields["state"], ("all", "running", "finished"))
-        found = await self._reports.requests(fields["sort"], limit, fields["state"])
-        return {"object": "list", "data": [one | {"id": self._answers.get(one["id"], one["id"])} for one in found]}
+        found = await self._reports.answers({**self._ended, **self._running}, fields["sort"], limit, fields["state"])
+        return {"object": "list", "data": found}
 
     async def summary(self, query: bytes) -> dict[str, Any]:
         """What holds the percentiles of the last ``seconds``, what would help, the engine now, and its last ``steps``. With ``advice``

@@ -17,7 +17,8 @@ ROLES = ("both", "prefill", "decode")
 
 @dataclass(frozen=True, slots=True)
 class PowerModel:
-    """Watts of a machine, and what an hour of it costs. ``idle_w`` while no step runs, ``busy_w`` while one does. None: not known."""
+    """Watts of a machine, and what an hour of it costs. ``idle_w`` while no step runs, ``busy_w`` while one does, 0: not known.
+    ``usd_per_hour`` None: not known."""
 
     idle_w: float = 0.0
     busy_w: float = 0.0
@@ -28,6 +29,8 @@ class PowerModel:
             value = getattr(self, name)
             if value is not None and not 0.0 <= value < float("inf"):
                 raise ValueError(f"{name}: {value!r} is not allowed; a finite number from 0")
+        if self.idle_w > self.busy_w:
+            raise ValueError(f"idle_w: {self.idle_w!r} is not allowed; at most busy_w, which is {self.busy_w!r}")
 
 
 @dataclass(frozen=True, slots=True)

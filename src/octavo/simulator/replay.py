@@ -14,29 +14,38 @@ from typing import Any
 
 from octavo.config import CacheConfig, SchedulerConfig
 from octavo.core import recording
+from octavo.core.clock import MAX_SECONDS
 from octavo.core.cost import StepShape
 from octavo.core.recording import RecordingError
 from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler
 from octavo.core.step import StepPlan, StepResult
+from octavo.core.words import as_written
 from octavo.costs.coefficients import Coefficients, coefficients_of
 from octavo.costs.fitted import FittedCost
+from octavo.costs.window_fit import Sample, fit_window
 from octavo.workload.requests import WorkloadRequest
 
 _WRONG = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError, AssertionError)
 """What a line that is not what it should be may raise on its way through the scheduler."""
+
+MAX_STEP_S = 1e6
+_MAX_FITTED = 20_000  # steps; of more, some in equal distances tell as much
 
 StepObserver = Callable[[StepPlan, StepResult], None]
 
 
 @dataclass(slots=True)
 class Replay:
-    """What a recorded run held. ``requests``: by arrival, with as many output tokens as they made (those that made none are left out).
+    """What a recorded run held. ``requests``: by arrival, with as many output tokens as they made; ``num_left_out`` others made none, or
+    had not ended when the recording did.
 
-    ``device_s``: what the steps took, ``first_s`` and ``last_s``: when the first and the last were planned.
+    ``device_s``: what the steps took, ``first_s`` and ``last_s``: when the first and the last were planned. ``samples``: of each step, its
+    seconds up to the plan of the next one where that followed at once, so that what was done beside the device is in them.
     """
 
     header: dict[str, Any]
+    base: Coefficients | None = None  # what was known of the seconds of steps beforehand
     num_plans: int = 0
     num_aborts: int = 0
     num_preemptions: int = 0
@@ -44,12 +53,15 @@ class Replay:
     device_s: float = 0.0
     first_s: float | None = None
     last_s: float | None = None
-    fitted: FittedCost = field(default_factory=FittedCost)
+    samples: list[Sample] = field(default_factory=list)
     requests: list[WorkloadRequest] = field(default_factory=list)
+    num_left_out: int = 0
 
     def coefficients(self) -> Coefficients:
-        """The cost model that the steps of this run teach."""
-        return Coefficients.of(self.fitted, about=f"replayed run of {self.header.get('about') or 'an engine'}")
+        """The cost model that the steps of this run teach: together they took what it says, those that were held up apart. Raises FitError
+        for too few."""
+        some = self.samples[:: -(-len(self.samples) // _MAX_FITTED) or 1]
+        return fit_window(some, self.base, f"replayed run of {self.header.get('about') or 'an engine'}")
 
 
 class ReplayedGapCost:
@@ -62,6 +74,8 @@ class ReplayedGapCost:
 
     def set(self, state: list[Any]) -> None:
         factors, self._fixed_s, self._factor, self.max_trusted_rows = state
+        for one in (*factors, self._fixed_s, self._factor):
+            _seconds("costs", one)
         self._device.factors[:] = factors
 
     def begin(self, now: float) -> None:
@@ -80,6 +94,8 @@ class ReplayedPreemptionCost:
 
     def set(self, state: list[Any]) -> None:
         factors, self._seconds_per_block = state
+        for one in (*factors, self._seconds_per_block):
+            _seconds("costs", one)
         self._device.factors[:] = factors
 
     def recompute_seconds(self, num_tokens: int) -> float:
@@ -103,8 +119,8 @@ class Replayer:
     """Tells a scheduler the lines of a recording, one by one."""
 
     def __init__(self, head: dict[str, Any], on_step: StepObserver | None = None) -> None:
-        self.replay = Replay(head)
         base = None if head.get("step_cost") is None else coefficients_of(head["step_cost"])
+        self.replay = Replay(head, base)
         self._gap = ReplayedGapCost(base) if head["scheduler"]["max_itl_ms"] is not None else None
         self._preemption = ReplayedPreemptionCost(base) if head["prices_preemption"] else None
         self.scheduler = Scheduler(
@@ -113,12 +129,14 @@ class Replayer:
         )  # fmt: skip
         self._on_step = on_step
         self._plan: StepPlan | None = None
+        self._last: tuple[StepShape, float, float, float] | None = None  # step: shape, planned at, device, moves; no sample yet
         self._live: dict[str, _LiveRequest] = {}
 
     def take(self, kind: str, step: int, data: list[Any]) -> None:
         """One line. Raises RecordingError when the scheduler does something else than the recorded one."""
         if kind == "add":
             request = recording.request_of(data[0])
+            _seconds("arrival_s", request.arrival_s, MAX_SECONDS, -MAX_SECONDS)  # of one handed over: before this engine's clock began
             self.scheduler.add(request, *data[1:])
             self._live[request.request_id] = _LiveRequest(request)
         elif kind == "abort":
@@ -131,9 +149,15 @@ class Replayer:
         elif kind == "result":
             self._apply(step, data)
         else:
-            raise RecordingError(f"{kind!r} is no kind of line")
+            raise RecordingError(f"{as_written(kind)} is no kind of line")
+        if not self.scheduler.has_work:
+            self._sample(None)  # idleness follows: when the next plan was made tells nothing
 
     def _make_plan(self, step: int, now: float, digest: str | None, drafts: list[Any], costs: list[Any]) -> None:
+        _seconds("time of the plan", now, MAX_SECONDS)
+        if self.replay.last_s is not None and now < self.replay.last_s:
+            raise RecordingError(f"step {step}: it is planned at {now!r} s, before the one above it at {self.replay.last_s!r} s")
+        self._sample(now)
         for cost, state in zip((self._gap, self._preemption), costs, strict=True):
             if cost is not None:
                 cost.set(state)
@@ -151,11 +175,23 @@ class Replayer:
         if plan is None:
             raise RecordingError(f"step {step}: a result without a plan")
         result, stops = recording.result_of(plan.step_index, data)
+        _seconds("seconds", result.seconds, MAX_STEP_S)
+        _seconds("move_seconds", result.move_seconds, result.seconds)
         self.replay.device_s += result.seconds
-        self.replay.fitted.observe(StepShape.of(plan), result.seconds - result.move_seconds)
+        self._last = (StepShape.of(plan), self.replay.last_s or 0.0, result.seconds - result.move_seconds, result.move_seconds)
         if self._on_step is not None:
             self._on_step(plan, result)
         self._ended(self.scheduler.apply(result, stops))
+
+    def _sample(self, now: float | None) -> None:
+        """The last step has taken until ``now``, or (None) what its device took at least."""
+        if self._last is None:
+            return
+        shape, planned_s, device_s, move_s = self._last
+        took_s = device_s if now is None else max(device_s, now - planned_s - move_s)
+        counts = (shape.num_rows, shape.num_sequences, shape.num_logit_rows, shape.num_context, shape.num_pairs)
+        self.replay.samples.append((*counts, took_s))
+        self._last = None
 
     def _ended(self, events: list[Any]) -> None:
         """Count tokens; of a request whose choices have all ended, note what it was."""
@@ -167,13 +203,23 @@ class Replayer:
                 request, num_output = self._live.pop(event.request_id).request, max(live.num_output)
                 if num_output:
                     self.replay.requests.append(WorkloadRequest(request.arrival_s, request.prompt_token_ids, num_output))
+                else:
+                    self.replay.num_left_out += 1
 
     def end(self) -> Replay:
         """The recording is over."""
+        self._sample(None)
+        self.replay.num_left_out += len(self._live)
         self.replay.requests.sort(key=lambda work: work.arrival_s)
         self.replay.num_preemptions = self.scheduler.stats.num_preemptions
         self.replay.prefix_hit_tokens = self.scheduler.stats.prefix_hit_tokens
         return self.replay
+
+
+def _seconds(name: str, value: object, most: float = MAX_SECONDS, least: float = 0.0) -> None:
+    """Raise RecordingError for what is no number of seconds from ``least`` to ``most``."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
+        raise RecordingError(f"{name}: {as_written(value)} is not allowed; a number from {least:g} to {most:g}")
 
 
 def replay_recording(path: str | Path, on_step: StepObserver | None = None) -> Replay:
@@ -204,7 +250,7 @@ def replay_recording(path: str | Path, on_step: StepObserver | None = None) -> R
 
 
 def _lines(path: str | Path) -> Iterator[tuple[int, Any]]:
-    with open(path, encoding="utf-8", errors="replace") as file:
+    with open(path, encoding="utf-8-sig", errors="replace") as file:
         for number, text in enumerate(file, 1):
             if not text.endswith("\n"):
                 return

@@ -29,7 +29,7 @@ class EngineReport:
     busy_share: float | None
     pool_mean: float | None
     pool_most: float
-    energy_j: float
+    energy_j: float | None  # None where no watts are known
     cost_usd: float | None
 
 
@@ -59,7 +59,7 @@ class SimulationReport:
     num_handed_over: int  # requests that a decode engine took over
     num_handoffs_failed: int  # and those that ran on where they began
     num_moved: int  # times that a request went on elsewhere, its engine being gone
-    energy_j: float
+    energy_j: float | None  # None where a machine's watts are not known
     cost_usd: float | None  # None where a machine has no price
     num_steps: int
     num_jumped_steps: int
@@ -77,7 +77,7 @@ class SimulationReport:
 def report_of(log: RequestLog, engines: Seq[SimEngine], handoffs: HandoffStats, duration_s: float) -> SimulationReport:
     """The figures of a run that has taken ``duration_s`` of virtual time."""
     reports = tuple(_engine_report(engine, duration_s) for engine in engines)
-    costs = [report.cost_usd for report in reports]
+    costs, joules = [report.cost_usd for report in reports], [report.energy_j for report in reports]
     return SimulationReport(
         num_arrived=log.num_arrived,
         num_completed=log.num_completed,
@@ -100,7 +100,7 @@ def report_of(log: RequestLog, engines: Seq[SimEngine], handoffs: HandoffStats, 
         num_handed_over=handoffs.num_handed_over,
         num_handoffs_failed=handoffs.num_failed,
         num_moved=log.num_moved,
-        energy_j=sum(report.energy_j for report in reports),
+        energy_j=None if None in joules else sum(energy for energy in joules if energy is not None),
         cost_usd=None if None in costs else sum(cost for cost in costs if cost is not None),
         num_steps=sum(report.num_steps for report in reports),
         num_jumped_steps=sum(report.num_jumped_steps for report in reports),
@@ -123,6 +123,6 @@ def _engine_report(engine: SimEngine, duration_s: float) -> EngineReport:
         busy_share=stats.busy_s / duration_s if duration_s else None,
         pool_mean=stats.block_s / stats.busy_s / num_blocks if stats.busy_s else None,
         pool_most=stats.most_blocks / num_blocks,
-        energy_j=power.busy_w * stats.busy_s + power.idle_w * idle_s,
+        energy_j=power.busy_w * stats.busy_s + power.idle_w * idle_s if power.busy_w else None,
         cost_usd=None if power.usd_per_hour is None else power.usd_per_hour * duration_s / 3600.0,
     )

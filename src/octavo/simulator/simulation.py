@@ -16,7 +16,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import count
 
-from octavo.core.clock import VirtualClock
+from octavo.core.clock import MAX_SECONDS, VirtualClock
 from octavo.core.prefix_index import Namespace, prompt_keys
 from octavo.core.request import ParameterError, Request, SamplingParams, derive_seed
 from octavo.distributed.roles import MixedLimits, RolePools
@@ -109,6 +109,8 @@ class Simulation:
             if now > until_s:
                 self.clock.advance_to(until_s)
                 break
+            if not now <= MAX_SECONDS:
+                raise ValueError(f"the clock would stand at {now:g} s, at most {MAX_SECONDS:g} is allowed; steps take too long")
             self.clock.advance_to(now)
             num_ended = self._end_steps(now)
             while self._moments and self._moments[0][0] <= now:
@@ -129,8 +131,9 @@ class Simulation:
 
     def _next(self, source: Iterator[WorkloadRequest], last_s: float) -> WorkloadRequest | None:
         upcoming = next(source, None)
-        if upcoming is not None and not last_s <= upcoming.arrival_s < float("inf"):
-            raise ValueError(f"arrival_s: {upcoming.arrival_s!r} is not allowed; requests come by arrival, the last at {last_s!r}")
+        if upcoming is not None and not last_s <= upcoming.arrival_s <= MAX_SECONDS:
+            limit = f"from {last_s!r}, when the last one came" if last_s >= 0.0 else "seconds"
+            raise ValueError(f"arrival_s: {upcoming.arrival_s!r} is not allowed; {limit}, to {MAX_SECONDS:g}")
         return upcoming
 
     def _refill(self, source: Iterator[WorkloadRequest], num_ended: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import dataclass, replace
 
 from octavo.config import CacheConfig, SchedulerConfig
@@ -14,6 +15,8 @@ from octavo.simulator.window_load import WindowLoad, load_of
 KV_BYTES = {"f32": 4.0, "bf16": 2.0, "f16": 2.0, "int8": 1.0625}  # of a number; int8 has a scale of 4 bytes for each 64
 _MOST_BATCHED_TOKENS = 8192
 _MOST_SEQS = 1024
+_TWO = "--workers 2"
+_BOUNDS = (2, 4)  # on gaps, in usual steps
 _KNOWN_LENGTHS = 0.9  # of max_tokens that answers make where their lengths can be told beforehand
 
 
@@ -56,6 +59,7 @@ def switches_of(window: RecordedWindow, load: WindowLoad, spec: EngineSpec, cost
         *_prefix_cache(spec),
         *_workers(load, spec),
         *_chunks(spec),
+        *_bounds(window, spec),
         *_policies(window, spec),
         *_speculation(window.engine, spec),
         *_disaggregation(spec),
@@ -109,6 +113,23 @@ def _chunks(spec: EngineSpec) -> list[Switch]:
     return found
 
 
+def _bounds(window: RecordedWindow, spec: EngineSpec) -> list[Switch]:
+    """Bounds on the gaps of running streams, in steps that only decode; none where there is one."""
+    now, found = spec.scheduler, []
+    if now.max_itl_ms is not None:
+        free = replace(spec, scheduler=replace(now, max_itl_ms=None))
+        return [Switch("bound", "no bound on gaps (leave out --max-itl-ms)", "prompts need not wait for the bound", (free,))]
+    decoding = [step[-1] for step in window.steps if step[0] == step[1] and step[-1] > 0.0]
+    if not decoding or not now.enable_chunked_prefill or now.scheduling_policy == "prefill_first":
+        return []
+    for times in _BOUNDS:
+        bound_ms = float(f"{1000 * times * statistics.median(decoding):.2g}")
+        bounded = replace(spec, scheduler=replace(now, max_itl_ms=bound_ms))
+        why = f"pieces of prompts that keep the gaps of streams beside them at {times} usual steps"
+        found.append(Switch("bound", f"--max-itl-ms {bound_ms:g}", why, (bounded,)))
+    return found
+
+
 def _policies(window: RecordedWindow, spec: EngineSpec) -> list[Switch]:
     """Shortest first needs lengths that are known beforehand: then, and only then, is max_tokens what a request will make."""
     now, found = spec.scheduler, []
@@ -136,10 +157,10 @@ def _speculation(engine: WindowEngine, spec: EngineSpec) -> list[Switch]:
 
 def _workers(load: WindowLoad, spec: EngineSpec) -> list[Switch]:
     why, both = "requests go to the one of two machines like this one that has less to do", (spec, replace(spec, name="second"))
-    found = [Switch("workers", "a second worker", why, both)]
+    found = [Switch("workers", f"a second worker ({_TWO})", why, both)]
     if load.shares_prefixes:
         why = "of two machines like this one, requests that begin alike go to the same"
-        found.append(Switch("workers", "a second worker, with prefix affinity", why, both, True))
+        found.append(Switch("workers", f"a second worker ({_TWO} --router prefix-affinity)", why, both, True))
     return found
 
 
@@ -148,7 +169,7 @@ def _disaggregation(spec: EngineSpec) -> list[Switch]:
         return []
     roles = (replace(spec, name="prefill", role="prefill"), replace(spec, name="decode", role="decode"))
     why = "prompts on one machine like this one, tokens on another, 25 GB/s between them"
-    return [Switch("disaggregation", "prefill and decode on separate workers", why, roles)]
+    return [Switch("disaggregation", "prefill and decode apart (--workers prefill=1,decode=1)", why, roles)]
 
 
 def _salt(window: RecordedWindow, spec: EngineSpec, cost: Coefficients) -> list[Switch]:

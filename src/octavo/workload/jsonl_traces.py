@@ -1,6 +1,6 @@
 """Recorded loads as lines of JSON, one request each: arrival, lengths and, where they were published, which beginnings were shared.
 
-Fields, by their first name that a line has: ``arrival_s`` or ``timestamp`` (milliseconds, as in the Mooncake traces), ``num_prompt`` or
+Fields, each by one of its names: ``arrival_s`` or ``timestamp`` (milliseconds, as in the Mooncake traces), ``num_prompt`` or
 ``input_length``, ``num_output`` or ``output_length``. Optional: ``hash_ids`` (one for each ``block_tokens`` tokens of the prompt, the last
 block perhaps short; equal ids are equal tokens) and ``session``. A request may have no output: then its prompt is all that is computed.
 Owns the checks of every field.
@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from octavo.core.words import as_written
 from octavo.workload.lengths import MAX_TOKENS
 from octavo.workload.requests import TokenRange, WorkloadRequest
-from octavo.workload.traces import Trace, TraceError, TraceRow, decoded
+from octavo.workload.traces import MAX_SECONDS, Trace, TraceError, TraceRow, check_order, decoded
 
 HASH_BLOCK_TOKENS = 512  # of the published Mooncake traces
 
@@ -46,14 +47,12 @@ class JsonlTrace:
                 where = f"{self.path}: line {number}"
                 line = _object(where, text)
                 arrival_s = _arrival_s(where, line)
-                if arrival_s < last_s:
-                    raise TraceError(f"{where}: it comes at {arrival_s:g} s, before the line above it at {last_s:g} s")
+                check_order(where, arrival_s, last_s)
                 last_s, first_s = arrival_s, arrival_s if first_s is None else first_s
                 num_prompt = _tokens(where, line, 1, "num_prompt", "input_length")
                 num_output = _tokens(where, line, 0, "num_output", "output_length")
-                prompt, session = self._prompt(where, line, num_prompt, rng), line.get("session")
                 due_s = (arrival_s - first_s) / self.speed
-                yield WorkloadRequest(due_s, prompt, num_output, None if session is None else str(session))
+                yield WorkloadRequest(due_s, self._prompt(where, line, num_prompt, rng), num_output, _session(where, line))
 
     def _prompt(self, where: str, line: dict[str, Any], num_prompt: int, rng: random.Random) -> list[int]:
         ids = line.get("hash_ids")
@@ -70,12 +69,20 @@ class JsonlTrace:
 
 def _object(where: str, text: str) -> dict[str, Any]:
     try:
-        line = json.loads(text)
+        line = json.loads(text, object_pairs_hook=_once_each)
     except (ValueError, RecursionError) as error:
         raise TraceError(f"{where}: it is no JSON: {error}") from None
     if not isinstance(line, dict):
         raise TraceError(f"{where}: an object is needed, not {text.strip()[:80]}")
     return line
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} is there more than once")
+    return found
 
 
 def lengths_of(trace: JsonlTrace) -> Trace:
@@ -87,16 +94,31 @@ def lengths_of(trace: JsonlTrace) -> Trace:
 
 
 def _arrival_s(where: str, line: dict[str, Any]) -> float:
-    name, unit = ("arrival_s", 1.0) if "arrival_s" in line else ("timestamp", 1e-3)
-    value = line.get(name)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value <= 1e15:
-        raise TraceError(f"{where}: {name}: {value!r} is not allowed; a number from 0 to 1e15")
+    name = _the_one(where, line, "arrival_s", "timestamp")
+    value, unit = line.get(name), 1.0 if name == "arrival_s" else 1e-3
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value <= MAX_SECONDS:
+        raise TraceError(f"{where}: {name}: {as_written(value)} is not allowed; a number from 0 to {MAX_SECONDS:g}")
     return value * unit
 
 
 def _tokens(where: str, line: dict[str, Any], least: int, *names: str) -> int:
-    name = next((name for name in names if name in line), names[0])
+    name = _the_one(where, line, *names)
     value = line.get(name)
     if type(value) is not int or not least <= value <= MAX_TOKENS:
-        raise TraceError(f"{where}: {name}: {value!r} is not allowed; an integer from {least} to {MAX_TOKENS}")
+        raise TraceError(f"{where}: {name}: {as_written(value)} is not allowed; an integer from {least} to {MAX_TOKENS}")
     return value
+
+
+def _session(where: str, line: dict[str, Any]) -> str | None:
+    session = line.get("session")
+    if session is not None and type(session) not in (str, int):
+        raise TraceError(f"{where}: session: {as_written(session)} is not allowed; a text or an integer")
+    return None if session is None else str(session)
+
+
+def _the_one(where: str, line: dict[str, Any], *names: str) -> str:
+    """Which of the names of one thing the line has."""
+    found = [name for name in names if name in line]
+    if len(found) != 1:
+        raise TraceError(f"{where}: exactly one of {' and '.join(names)} is needed; it has {' and '.join(found) or 'neither'}")
+    return found[0]

@@ -131,19 +131,30 @@ def read_trace(path: str | Path, strict: bool = False) -> Trace:
                 raise TraceError(f"{name}: line 1: the file is empty")
             found = _format_of(name, header)
             columns = [(column, header.index(column)) for column in found.columns]
-            least = 1 if strict else 0
-            rows = [_row(f"{name}: line {reader.line_num}", cells, columns, found, least) for cells in reader if cells]
+            least, rows = 1 if strict else 0, list[TraceRow]()
+            for cells in filter(None, reader):
+                where = f"{name}: line {reader.line_num}"
+                if len(cells) > len(header):
+                    raise TraceError(f"{where}: it has {len(cells)} cells, and the header line {len(header)}")
+                rows.append(_row(where, cells, columns, found, least))
+                check_order(where, rows[-1].arrival_s, rows[-2].arrival_s if len(rows) > 1 else -math.inf)
         except csv.Error as error:
             raise TraceError(f"{name}: line {reader.line_num}: {error}") from None
     return _trace_of(name, rows, strict)
 
 
 def _trace_of(name: str, rows: list[TraceRow], strict: bool) -> Trace:
-    whole = sorted(row for row in rows if row.num_prompt and (row.num_output or strict))
+    whole = sorted(row for row in rows if row.num_prompt and (row.num_output or strict))  # those that come at once by their lengths
     if not whole:
         raise TraceError(f"{name}: there is no request in it")
     first_s = whole[0].arrival_s
     return Trace(tuple(row._replace(arrival_s=row.arrival_s - first_s) for row in whole), len(rows) - len(whole))
+
+
+def check_order(where: str, arrival_s: float, last_s: float) -> None:
+    """Raise TraceError for a request that comes before the one on the line above."""
+    if arrival_s < last_s:
+        raise TraceError(f"{where}: it comes {last_s - arrival_s:g} s before the line above it; requests are needed by arrival")
 
 
 def decoded(name: str, lines: Iterable[bytes]) -> Iterator[str]:
@@ -158,6 +169,9 @@ def decoded(name: str, lines: Iterable[bytes]) -> Iterator[str]:
 def _format_of(name: str, header: list[str]) -> TraceFormat:
     for known in FORMATS:
         if set(known.columns) <= set(header):
+            twice = [column for column in known.columns if header.count(column) > 1]
+            if twice:
+                raise TraceError(f"{name}: line 1: column {twice[0]} is there {header.count(twice[0])} times")
             return known
     wanted = "; ".join(f"{known.name}: {', '.join(known.columns)}" for known in FORMATS)
     shown = ", ".join(header)
