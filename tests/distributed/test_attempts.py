@@ -142,6 +142,16 @@ def test_workers_that_disagree_are_found_out() -> None:
         attempts.take(OutputEvent("r", 1, "x", [9]))
 
 
+def test_an_answer_that_ends_before_what_was_sent_of_it_is_another_answer() -> None:
+    attempts = Attempts(request(2))
+    attempts.begin(1)
+    attempts.take(OutputEvent("r", 0, "abc", [5, 6, 7]))
+    attempts.lost(Loss.DIED)
+    attempts.begin(2)
+    with pytest.raises(Divergence, match="ended choice 0 1 tokens before"):
+        attempts.take(OutputEvent("r", 0, "ab", [5, 6], finish_reason=FinishReason.STOP))
+
+
 def test_a_request_that_gets_no_further_is_given_up() -> None:
     attempts = Attempts(request(), RetryLimits(in_place=3, in_all=8))
     for key in (1, 2):

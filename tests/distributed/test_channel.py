@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -248,6 +249,40 @@ def test_a_fault_in_dealing_with_a_message_closes_the_channel() -> None:
             front.channel.send(Beat())
             await front.until(lambda: front.closed_for != "")
             assert "IndexError" in closed[0]
+
+    asyncio.run(run())
+
+
+def test_a_channel_whose_first_messages_cannot_be_dealt_with_ends_once() -> None:
+    async def run() -> None:
+        async with listening(LOOPBACK) as (listener, sides):
+            worker: Channel[ToWorker] = await connect(listener.address, SECRET, messages.to_worker)
+            front = await sides.get()
+            front.channel.send(Beat())
+            async with asyncio.timeout(60):
+                while not worker._held:
+                    await asyncio.sleep(0.001)
+            closed: list[str] = []
+            worker.start(lambda _: [][1], closed.append)
+            await front.until(lambda: front.closed_for != "")
+            assert len(closed) == 1 and "IndexError" in closed[0]
+
+    asyncio.run(run())
+
+
+def test_a_socket_that_was_left_gives_way_and_a_file_does_not(tmp_path: Path) -> None:
+    left, file = tmp_path / "left", tmp_path / "file"
+    with socket.socket(socket.AF_UNIX) as abandoned:
+        abandoned.bind(str(left))
+    file.write_text("precious")
+
+    async def run() -> None:
+        async with pair(Address(path=str(left))) as (_, worker):
+            assert worker.channel.is_open
+        with pytest.raises(OSError):
+            async with listening(Address(path=str(file))):
+                pass
+        assert file.read_text() == "precious"
 
     asyncio.run(run())
 

@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.distributed.dispatcher import Backpressure, Dispatcher, QueueFull
-from octavo.distributed.router import RoundRobin, ShortestQueue
+from octavo.distributed.role_router import RoleRouter
+from octavo.distributed.roles import RolePools
+from octavo.distributed.router import RoundRobin, ShortestQueue, SoonestDone
 from octavo.distributed.told_load import Told, ToldLoad
 from tests.distributed.views import View, route
 
@@ -17,6 +19,15 @@ def test_an_idle_engine_takes_one_whatever_the_limits() -> None:
     assert limits.takes_more(View(0, pending_s=9.0)) and not limits.takes_more(View(0, num_sequences=1))
     assert not Backpressure(most_pending_s=1.0).takes_more(View(0, num_sequences=1, pending_s=1.1))
     assert Backpressure(most_pending_s=1.0).takes_more(View(0, num_sequences=99, pending_s=1.0))
+
+
+def test_the_token_that_a_sequence_is_at_does_not_wait() -> None:
+    """A model whose steps take longer than the limit still runs several requests at a time."""
+    limits = Backpressure(most_pending_s=0.5)
+    assert limits.takes_more(View(0, pending_tokens=3, num_sequences=3, pending_s=8.0))
+    assert not limits.takes_more(View(0, pending_tokens=103, num_sequences=3, pending_s=8.0))
+    assert limits.takes_more(View(0, pending_tokens=103, num_sequences=3, pending_s=0.5))
+    assert limits.takes_more(View(0, pending_tokens=2, num_sequences=3, pending_s=8.0))  # one of them waits for its KV
 
 
 def test_requests_wait_in_order_until_an_engine_takes_more() -> None:
@@ -81,6 +92,40 @@ def test_what_was_on_a_lost_engine_may_be_sent_again() -> None:
     desk.submit(route("a"), engines[1:], 1.0)
     assert desk.next(engines[1:], 1.0) == (route("a"), 0)
     desk.check_invariants()
+
+
+def test_a_request_that_was_lost_goes_before_those_of_its_key_that_came_later() -> None:
+    desk, engines = Dispatcher(RoundRobin()), [View(0)]
+    for i in range(3):
+        desk.submit(route(str(i)), engines, float(i))
+    assert desk.next(engines, 3.0) == (route("0"), 0)
+    desk.resubmit(route("0"), 0.0)
+    assert [desk.next(engines, 4.0) for _ in range(3)] == [(route(name), 0) for name in "012"]
+    with pytest.raises(ValueError, match="waits already"):
+        desk.submit(route("3"), engines, 5.0)
+        desk.resubmit(route("3"), 5.0)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_nothing_is_promised_to_a_request_that_was_lost_until_it_is_sent_again(alone: bool) -> None:
+    """Its decode worker is there and has kept room for it: the request may end before it goes anywhere again."""
+    views = [View(0), View(1)]
+    pools = RolePools(ShortestQueue())
+    for index, role in enumerate(("prefill", "decode")):
+        pools.add(index, role, 1000)
+    desk = Dispatcher(RoleRouter(SoonestDone(), pools, lambda: views, lambda: 0.0))
+    desk.submit(route("a"), views[:1], 0.0)
+    assert desk.next(views[:1], 0.0) is not None and pools.worker(1).num_promised > 0
+    if alone:
+        assert desk.send_alone(route("a"), views[:1]) == 0 and desk.num_sent == 1
+        desk.ended("a", 1)
+    else:
+        desk.resubmit(route("a"), 0.0)
+        assert desk.withdraw("a")
+        desk.ended("a", 0)
+    assert pools.worker(1).num_promised == 0 and pools.placement("a") is None
+    desk.check_invariants()
+    pools.check_invariants()
 
 
 MOVES = st.sampled_from(["submit", "next", "end", "withdraw", "busy", "lose"])

@@ -148,3 +148,15 @@ def test_what_is_no_request_is_refused() -> None:
         FairQueue(0)
     with pytest.raises(ValueError, match="ageing_s: 0"):
         FairQueue(ageing_s=0.0)
+
+
+def test_who_leaves_while_nobody_goes_takes_no_memory() -> None:
+    """Clients that give up and come again, for hours, while all workers are busy."""
+    queue = FairQueue()
+    queue.add("stays", "a", 0, 5, 0.0)
+    for i in range(5000):
+        queue.add(str(i), "ab"[i % 2], i % 3, 5, 0.0)
+        assert queue.remove(str(i)) and not queue.remove(str(i))
+        assert len(queue._risings) <= 70 and sum(len(key.waiting) for ring in queue._rings.values() for key in ring._keys.values()) <= 70
+    queue.check_invariants()
+    assert drain(queue) == ["stays"]

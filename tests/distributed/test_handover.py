@@ -299,3 +299,21 @@ def test_whatever_happens_each_ends_once(seed: int) -> None:
         assert fate or any(key in worker.prompts for worker in cluster.workers.values()), f"{key} has been forgotten"
     for worker in cluster.workers.values():
         assert not worker.reserved and not worker.held, "blocks have leaked"
+
+
+def test_what_is_over_is_not_kept_until_it_would_have_been_due() -> None:
+    """Requests hang on it: at a steady rate hand-offs of ten minutes would be remembered."""
+    desk: HandoverDesk[object] = HandoverDesk(HandoffLimits(), lambda moving: 1)
+    desk.offered(0, object(), 0, 10, 10, 0.0, [5])  # it stays, and is due before all others
+    desk.tick(0.0)
+    desk.reserved(0, 1, 0.0)
+    for key in range(1, 2000):
+        now = key / 1000
+        desk.offered(key, object(), 0, 10, 10, now)
+        assert [order.kind for order in desk.tick(now)] == [OrderKind.RESERVE]
+        desk.reserved(key, 1, now)
+        desk.copied(key, now)
+        assert [order.kind for order in desk.drew(key, [5], now)] == [OrderKind.BEGIN, OrderKind.RELEASE]
+        assert len(desk) == 1 and len(desk._due) <= 80
+    desk.check_invariants()
+    assert desk.next_s == HandoffLimits().copy_s

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -10,6 +13,8 @@ from octavo.core.request import SamplingParams
 from octavo.distributed import scaling
 from octavo.distributed.autoscale import ScaleLimits
 from octavo.distributed.cluster_options import ClusterOptions
+from octavo.distributed.messages import Load
+from octavo.distributed.told_load import ToldLoad
 from tests.distributed.clusters import PATIENT, cluster
 
 PARAMS = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True, seed=0)
@@ -48,3 +53,50 @@ def test_a_second_worker_comes_with_the_load_and_goes_when_it_is_over(monkeypatc
             assert (await grown.run([5, 6, 7], PARAMS)).error is None
 
     asyncio.run(run())
+
+
+class Launcher:
+    def __init__(self, *names: str) -> None:
+        self.names = list(names)
+
+    def add(self, role: str) -> str:
+        self.names.append(f"worker-{len(self.names)}")
+        return self.names[-1]
+
+
+@dataclass(eq=False)
+class Told:
+    """A worker, as far as scaling sees one."""
+
+    name: str
+    index: int
+    draining: bool = False
+    keys: set[int] = field(default_factory=set)
+    view: ToldLoad = field(default_factory=lambda: ToldLoad(0))
+    load: Load = field(default_factory=Load)
+
+    @property
+    def worker(self) -> Told:
+        return self
+
+    @property
+    def takes_requests(self) -> bool:
+        return not self.draining
+
+
+@pytest.mark.parametrize(("leaving", "started"), [(False, 0), (True, 1)])
+def test_a_worker_that_somebody_sent_away_is_not_counted_on(leaving: bool, started: int) -> None:
+    """One that drains for want of work is kept when there is work again; one that leaves is not, and another has to come."""
+    launcher, kept = Launcher("worker-0"), list[Any]()
+    workers = [Told("worker-0", 0), Told("worker-1", 1, draining=True, keys={1})]
+    if not leaving:
+        launcher.names.append("worker-1")
+    fleet = SimpleNamespace(keep=kept.append)
+    control = cast(Any, type("Control", (), {"fleet": fleet, "__iter__": lambda self: iter(workers)})())
+    flights = cast(Any, SimpleNamespace(num_tokens_in_all=0, num_waiting_tokens=10**6))
+    operations = cast(Any, SimpleNamespace(is_restarting=False, is_leaving=lambda link: leaving and link.name == "worker-1"))
+    workers[0].load = Load(num_steps=1)
+    scaler = scaling.Scaling(ScaleLimits(least=1, most=2), control, flights, operations, launcher, lambda: 1.0)
+    scaler.look()
+    assert kept == ([] if leaving else [workers[1]])
+    assert len(launcher.names) == (1 if leaving else 2) + started

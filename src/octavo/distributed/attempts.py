@@ -122,6 +122,8 @@ class Attempts:
             return None
         if choice.num_repeated or choice.num_repeated_chars:
             self._drop_repeated(choice, event)
+            if event.finish_reason is not None and choice.num_repeated and event.error is None:
+                raise Divergence(f"a worker ended choice {event.choice} {choice.num_repeated} tokens before what one before it had made")
             if not event.token_ids and not event.text and event.finish_reason is None:
                 return None
         choice.token_ids += event.token_ids

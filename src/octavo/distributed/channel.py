@@ -95,10 +95,11 @@ class Channel(asyncio.Protocol, Generic[Said]):
 
     def start(self, on_messages: Callable[[list[Said]], None], on_closed: Callable[[str], None]) -> None:
         """From now on messages go to ``on_messages``, as many at a time as came at once; ``on_closed`` is called once, with the reason."""
-        self._on_messages, self._on_closed = on_messages, on_closed
+        self._on_messages = on_messages
         held, self._held = self._held, None
         if held:
             self._hand_over(held)
+        self._on_closed = on_closed
         if self.closed_for is not None:
             self._loop.call_soon(on_closed, self.closed_for)
 
@@ -251,9 +252,7 @@ class Listener(Generic[Said]):
         """Raises OSError when the address cannot be had."""
         loop = asyncio.get_running_loop()
         if address.path:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(address.path)
-            self._server = await loop.create_unix_server(self._accept, address.path)
+            self._server = await loop.create_unix_server(self._accept, address.path)  # in place of a socket that was left, and of no file
             os.chmod(address.path, 0o600)
             self.address = address
         else:

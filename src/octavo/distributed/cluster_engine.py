@@ -28,6 +28,7 @@ from octavo.distributed.cluster_options import ClusterOptions
 from octavo.distributed.cluster_reports import ClusterReports
 from octavo.distributed.control import AskError, Control, Link
 from octavo.distributed.dispatcher import Dispatcher, QueueFull
+from octavo.distributed.fleet import WorkerState
 from octavo.distributed.flights import Flights
 from octavo.distributed.handovers import Handovers
 from octavo.distributed.journeys import Journeys
@@ -138,11 +139,11 @@ class ClusterEngine:
     # --- life ---------------------------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
+        if self.options.scale is not None and not isinstance(self.launcher, GrowingLauncher):
+            raise ConfigError("max_workers: whoever starts these workers cannot start more of them")
         self._opening = asyncio.create_task(self._open())
-        self._tasks.append(asyncio.create_task(self._watch()))
-        if self.options.scale is not None:
-            if not isinstance(self.launcher, GrowingLauncher):
-                raise ConfigError("max_workers: whoever starts these workers cannot start more of them")
+        self._tasks += [self._opening, asyncio.create_task(self._watch())]
+        if self.options.scale is not None and isinstance(self.launcher, GrowingLauncher):
             scaling = Scaling(self.options.scale, self.control, self.flights, self.cluster, self.launcher, self.clock.now)
             self._tasks.append(asyncio.create_task(scaling.run()))
 
@@ -171,8 +172,10 @@ class ClusterEngine:
     async def stop(self, drain_s: float = 0.0) -> None:
         """See ServingEngine."""
         self.draining = True
-        if self._opening is None:
+        if self._opening is None and not self._stopped:
             self._stopped = True
+            if self._clean_up is not None:
+                self._clean_up()
         if self._stopped:
             return
         if len(self.flights) and drain_s > 0:
@@ -187,6 +190,7 @@ class ClusterEngine:
             await self.cluster.stop()
             for task in self._tasks:
                 task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)  # nothing is opened or started any more
             self.control.close()
             if self.launcher is not None:
                 await self.launcher.stop()
@@ -199,13 +203,24 @@ class ClusterEngine:
         """End requests that wait while no worker comes."""
         while True:
             await asyncio.sleep(WATCH_S)
-            now = self.clock.now()
-            self.handovers.tick()
-            if self.open_links():
-                self._none_since_s = now
-            elif now - self._none_since_s > self.options.worker_wait_s:
-                message = f"no worker has been there for {self.options.worker_wait_s:g} s"
-                self.flights.fail_waiting(message, now - self.options.worker_wait_s)
+            try:
+                self._look()
+            except Exception as error:  # a fault of ours must not end the watch over all that wait
+                logger.critical("requests that wait could not be looked after", exc_info=error)
+
+    def _look(self) -> None:
+        now = self.clock.now()
+        self.handovers.tick()
+        if any(link.takes_requests or self._has_successor(link) for link in self.control):
+            self._none_since_s = now
+        elif now - self._none_since_s > self.options.worker_wait_s:
+            message = f"no worker has been there for {self.options.worker_wait_s:g} s"
+            self.flights.fail_waiting(message, now - self.options.worker_wait_s)
+
+    def _has_successor(self, link: Link) -> bool:
+        """It is done with what it has before another takes its place: however long that takes, what waits does not wait in vain."""
+        is_kept = self.launcher is not None and link.name in self.launcher.names
+        return is_kept and link.worker.state is WorkerState.READY and link.worker.draining and not link.is_leaving
 
     # --- what it is ---------------------------------------------------------------------------------------------------------------------
 
@@ -271,7 +286,7 @@ class ClusterEngine:
         try:
             self.flights.submit(requests, stream, self._limits.fingerprint, self._limits.limits.block_size)
         except QueueFull as error:
-            raise EngineUnavailable(str(error)) from error
+            raise EngineUnavailable(str(error), error.retry_after_s) from error
         return stream
 
     def abort(self, stream: EventStream) -> None:

@@ -53,6 +53,7 @@ BEAT_S = 1.0
 WORKER_GONE_S = 10.0  # a front end silent for so long is gone, for its workers
 ASK_S = 2.0
 MAX_QUESTIONS = 64  # of one worker, without an answer
+MAX_LAST_WORDS = 256  # workers from elsewhere have a new name with each process
 
 
 class AskError(RuntimeError):
@@ -134,7 +135,7 @@ class Control:
     ) -> None:
         self.fleet = Fleet(limits)
         self.fingerprint: str | None = None  # of the first worker that was ready: all others have the same
-        self.last_words: dict[str, str] = {}  # of workers that ended before they were ready
+        self.last_words: dict[str, str] = {}  # of workers that ended before they were ready, or left; the latest
         self._config, self._model_fingerprint, self._vocab_size = config, model_fingerprint, vocab_size
         self._handler = handler
         self._now = clock
@@ -220,7 +221,7 @@ class Control:
         if known is not None:
             self._closed(known, "it has connected again")
         now = self._now()
-        worker = self.fleet.hello(message.name, message.role, message.host, message.pid, message.boot_id, now)
+        worker = self.fleet.hello(message.name, message.role, shown_reason(message.host), message.pid, message.boot_id, now)
         link = self._links[message.name] = Link(channel, worker)
         channel.send(Welcome(config_bytes(self._config), WORKER_GONE_S))
         logger.info("worker %s (%s, pid %d) has connected from %s", message.name, message.role, message.pid, channel.peer)
@@ -228,9 +229,15 @@ class Control:
 
     def _refuse(self, channel: Channel[FromWorker], name: str, reason: str, is_final: bool = True) -> None:
         logger.warning("worker %s is refused: %s", name, reason)
-        self.last_words[name] = reason
+        self._last_words(name, reason)
         channel.send(Refuse(reason, is_final))
         channel.close("it was refused")
+
+    def _last_words(self, name: str, reason: str) -> None:
+        self.last_words.pop(name, None)
+        self.last_words[name] = reason
+        if len(self.last_words) > MAX_LAST_WORDS:
+            del self.last_words[next(iter(self.last_words))]
 
     def _ready(self, link: Link, message: Ready) -> None:
         if not message.fingerprint.startswith(f"{self._model_fingerprint}/"):
@@ -261,7 +268,8 @@ class Control:
             case Keys() if link.ready is not None:
                 self._handler.told_keys(link, message)
             case Goodbye():
-                link.worker.reason = self.last_words[link.name] = shown_reason(message.reason)
+                link.worker.reason = shown_reason(message.reason)
+                self._last_words(link.name, link.worker.reason)
                 self.fleet.drain(link.worker)
                 self._handler.worker_leaves(link)
             case Ready() if link.worker.state is WorkerState.STARTING:

@@ -29,7 +29,8 @@ class QueueFull(RuntimeError):
 @dataclass(frozen=True, slots=True)
 class Backpressure:
     """When an engine is to be left alone. ``most_pending_s``: predicted seconds of work that it may have waiting; ``most_sequences``:
-    waiting and running there (None: any number). An engine with nothing to do always takes one: nothing waits beside idle engines.
+    waiting and running there (None: any number). An engine with nothing to do always takes one: nothing waits beside idle engines. The
+    token that each sequence is at does not wait: where a step takes longer than ``most_pending_s``, requests still share steps.
 
     ``most_waiting``: requests held back at a time; ``most_waiting_tokens``: prompt tokens of these (None: any number).
     """
@@ -54,7 +55,10 @@ class Backpressure:
             return True
         if self.most_sequences is not None and engine.num_sequences >= self.most_sequences:
             return False
-        return engine.pending_s <= self.most_pending_s
+        waiting_s = engine.pending_s
+        if engine.pending_tokens > 0:
+            waiting_s *= max(0.0, 1.0 - engine.num_sequences / engine.pending_tokens)
+        return waiting_s <= self.most_pending_s
 
 
 @dataclass(slots=True)
@@ -102,16 +106,21 @@ class Dispatcher:
                 self._refuse("waiting prompt tokens", self._num_waiting_tokens + request.num_prompt, tokens, engines)
         self._enqueue(request, now)
 
-    def resubmit(self, request: RouteRequest, now: float) -> None:
-        """The engine that a request was sent to is lost, or lost it: it waits again. It was let in once, so it is not refused now."""
-        self._sent.pop(request.request_id, None)
+    def resubmit(self, request: RouteRequest, arrived_s: float) -> None:
+        """The engine that a request was sent to is lost, or lost it: it waits again, before all of its key that came after it first did.
+        It was let in once, so it is not refused now."""
         if request.request_id in self._waiting:
             raise ValueError(f"request_id: {request.request_id!r} is not allowed; it waits already")
-        self._enqueue(request, now)
+        self._lose(request.request_id)
+        self._enqueue(request, arrived_s)
+
+    def _lose(self, request_id: str) -> None:
+        if self._sent.pop(request_id, None) is not None:
+            self.router.lost(request_id)
 
     def send_alone(self, request: RouteRequest, engines: Seq[EngineView]) -> int:
         """The place in ``engines``, of which there is at least one, where a request that was let in before goes now, past all that wait."""
-        self._sent.pop(request.request_id, None)
+        self._lose(request.request_id)
         place = self.router.choose(request, engines)
         self._sent[request.request_id] = engines[place].index
         return place

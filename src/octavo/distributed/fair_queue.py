@@ -104,8 +104,13 @@ class _Ring:
         if key.first() is None:
             del self._turns[held.user], self._keys[held.user]
 
-    def deficits(self) -> Iterator[int]:
-        return (key.deficit for key in self._keys.values())
+    def sweep(self) -> None:
+        """Keep nothing of those who have left."""
+        for user, key in list(self._keys.items()):
+            key.waiting = [held for held in key.waiting if not held.is_gone]
+            heapq.heapify(key.waiting)
+            if not key.waiting:
+                del self._turns[user], self._keys[user]
 
 
 class FairQueue:
@@ -123,6 +128,7 @@ class FairQueue:
         self._sent_at: dict[int, int] = {}  # level -> waiting requests that came with it
         self._risings: list[tuple[float, int, _Held]] = []  # when who rises by a level
         self._numbers = count()
+        self._num_removed = 0  # since the last sweep: they are still in the heaps
 
     def __len__(self) -> int:
         return len(self._held)
@@ -173,9 +179,20 @@ class FairQueue:
     def remove(self, request_id: str) -> bool:
         """It does not want to wait any more; False: it does not wait."""
         held = self._held.get(request_id)
-        if held is not None:
-            self._leave(held)
-        return held is not None
+        if held is None:
+            return False
+        self._leave(held)
+        self._num_removed += 1
+        if self._num_removed > 64 + len(self._held):  # while nobody goes, nothing else clears them away
+            self._sweep()
+        return True
+
+    def _sweep(self) -> None:
+        self._num_removed = 0
+        self._risings = [rising for rising in self._risings if not rising[2].is_gone]
+        heapq.heapify(self._risings)
+        for ring in self._rings.values():
+            ring.sweep()
 
     def waiting(self) -> Iterator[tuple[str, float]]:
         """(request, when it came) of all that wait, by arrival."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import secrets
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -89,9 +90,10 @@ class Flights:
         self._now = clock
         self._flights: dict[str, Flight] = {}  # by request id
         self._by_key: dict[int, Flight] = {}
-        self._keys = itertools.count(1)
+        # No front end before this one has used these: a worker may outlive that, and still be at a step with attempts of it.
+        self._keys = itertools.count(1 + (secrets.randbits(30) << 32))
         self._again: deque[Flight] = deque()  # lost ones whose turn has not come
-        self._struck: OrderedDict[str, list[Flight]] = OrderedDict()  # what workers had when they were lost last, by boot id
+        self._struck: OrderedDict[str, list[str]] = OrderedDict()  # requests that workers had when they were lost last, by boot id
         self._suspects: dict[Link, Flight] = {}  # by the worker that has one
         self._pacer = Pacer(options.resubmit_per_s, options.resubmit_burst)
         self._timer: asyncio.TimerHandle | None = None
@@ -274,15 +276,16 @@ class Flights:
             self._leave_link(flight)
             self._lost(flight, loss)
         if loss in (Loss.DIED, Loss.HUNG):
-            self._struck[link.worker.boot_id] = struck
+            self._struck[link.worker.boot_id] = [flight.request.request_id for flight in struck]
             while len(self._struck) > MAX_STRUCK:
                 self._struck.popitem(last=False)
         self.pump()
 
     def returned(self, boot_id: str) -> None:
         """A worker takes requests, or does again. If it was lost and is the same process, what it had did it no harm."""
-        for flight in self._struck.pop(boot_id, ()):
-            flight.attempts.forgive()
+        for request_id in self._struck.pop(boot_id, ()):
+            if (flight := self._flights.get(request_id)) is not None:
+                flight.attempts.forgive()
 
     def _lost(self, flight: Flight, loss: Loss, error: str | None = None) -> None:
         """The request waits for its turn to go on, or has to fail, with ``error`` if there is one."""
@@ -343,7 +346,7 @@ class Flights:
                 self._suspects[link] = flight
                 self._send(flight, link)
             else:
-                self.dispatcher.resubmit(flight.route, now)
+                self.dispatcher.resubmit(flight.route, flight.request.arrival_s)
 
     def _timed_out(self) -> None:
         self._timer = None

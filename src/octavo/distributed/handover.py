@@ -302,6 +302,9 @@ class HandoverDesk(Generic[Load]):
 
     def _time(self, moving: Moving[Load]) -> None:
         heapq.heappush(self._due, (moving.handoff.deadline_s, next(self._numbers), moving))
+        if len(self._due) > 64 + 4 * len(self._moving):  # what is over would be kept, with its request, until it would have been due
+            self._due = [entry for entry in self._due if not self._is_stale(entry)]
+            heapq.heapify(self._due)
 
     def _is_stale(self, entry: tuple[float, int, Moving[Load]]) -> bool:
         due_s, _, moving = entry

@@ -32,6 +32,7 @@ from octavo.distributed.messages import (
     Send,
     Ticket,
     WireRequest,
+    shown_reason,
 )
 from octavo.distributed.role_router import RoleRouter
 from octavo.distributed.shm_transport import is_near
@@ -162,13 +163,14 @@ class Handovers:
         self.desk.offered(key, ticketed, link.index, ticketed.num_tokens, num_bytes, self._now())
 
     def _copy_failed(self, link: Link, message: CopyFailed) -> None:
+        reason = shown_reason(message.reason)
         if self._begun.get(message.key) is link:  # it has begun there, and lost its KV meanwhile: nobody has it
-            self._flights.failed(message.key, f"worker {link.name}: {message.reason}")
+            self._flights.failed(message.key, f"worker {link.name}: {reason}")
             return
-        logger.warning("hand-off %d: worker %s: %s", message.key, link.name, message.reason)
+        logger.warning("hand-off %d: worker %s: %s", message.key, link.name, reason)
         moving = self.desk.find(message.key)
         if moving is not None and link.index in (moving.sender, moving.handoff.receiver):
-            self._follow(self.desk.failed(message.key, message.reason, self._now()))
+            self._follow(self.desk.failed(message.key, reason, self._now()))
 
     # --- orders -------------------------------------------------------------------------------------------------------------------------
 

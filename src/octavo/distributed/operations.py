@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from octavo.distributed.control import Control, Link
@@ -129,15 +130,11 @@ class Operations:
     async def _replace_all(self, launcher: Launcher, names: list[str]) -> None:
         try:
             for name in names:
-                link = self._control.find(name)
-                if link is not None:
-                    await self._empty(link)
-                    self._control.shut_down(link)
+                link = await self._comes(launcher, partial(self._control.find, name))
+                await self._empty(link)
+                self._control.shut_down(link)
                 await launcher.replace(name)
-                while not self._is_ready(name, link):
-                    if launcher.trouble is not None:
-                        raise RuntimeError(launcher.trouble)
-                    await asyncio.sleep(LOOK_S)
+                await self._comes(launcher, partial(self._successor, name, link))
                 self._done += 1
                 logger.info("worker %s has been replaced", name)
         except Exception as error:
@@ -145,10 +142,18 @@ class Operations:
         finally:
             self._restart = None
 
-    def _is_ready(self, name: str, before: Link | None) -> bool:
-        """A successor takes requests."""
+    async def _comes(self, launcher: Launcher, find: Callable[[], Link | None]) -> Link:
+        """Wait for a worker: one that is being started is not ended before it could be told to. RuntimeError when none can come."""
+        while (link := find()) is None:
+            if launcher.trouble is not None:
+                raise RuntimeError(launcher.trouble)
+            await asyncio.sleep(LOOK_S)
+        return link
+
+    def _successor(self, name: str, before: Link) -> Link | None:
+        """The worker of that name that takes requests in place of ``before``."""
         link = self._control.find(name)
-        return link is not None and link is not before and link.takes_requests
+        return link if link is not None and link is not before and link.takes_requests else None
 
     async def stop(self) -> None:
         """Leave off whatever is going on."""

@@ -40,9 +40,8 @@ class _Child:
     process: asyncio.subprocess.Process | None = None
     keeper: asyncio.Task[None] | None = None
     released: bool = False
-    wanted: bool = False  # another is to be started at once
+    wanted: asyncio.Event = field(default_factory=asyncio.Event)  # another is to be started at once
     pause_s: float = FIRST_PAUSE_S
-    ended: asyncio.Event = field(default_factory=asyncio.Event)  # by now the process that ``replace`` waits for
 
 
 class LocalProcesses:
@@ -100,12 +99,10 @@ class LocalProcesses:
         self._children[name].released = True
 
     async def replace(self, name: str) -> None:
-        """Wait for the end of a worker that was told to end, or end it, and have another started."""
+        """Wait for the end of a worker that was told to end, or end it, and have another started; at once, if it had ended by itself."""
         child = self._children[name]
-        child.wanted = True
-        child.ended.clear()
+        child.wanted.set()
         await self._end(child)
-        await child.ended.wait()
 
     async def stop(self) -> None:
         self._stopping = True
@@ -132,21 +129,25 @@ class LocalProcesses:
     async def _keep(self, child: _Child) -> None:
         """One process after another."""
         while not (child.released or self._stopping):
-            child.wanted = False
-            child.process = await self._spawn(child)
-            status = await child.process.wait()
-            child.ended.set()
-            if status == HOPELESS and not self._stopping:  # also of one that was released because it said so
-                self._trouble = f"worker {child.name} cannot run; its message is above"
-                logger.error("%s", self._trouble)
-                return
+            child.wanted.clear()
+            try:
+                child.process = await self._spawn(child)
+            except OSError as error:  # no memory or no process left for it now
+                how = f"could not be started: {error}"
+            else:
+                status = await child.process.wait()
+                if status == HOPELESS and not self._stopping:  # also of one that was released because it said so
+                    self._trouble = f"worker {child.name} cannot run; its message is above"
+                    logger.error("%s", self._trouble)
+                    return
+                how = f"was killed by signal {-status}" if status < 0 else f"has ended with status {status}"
             if child.released or self._stopping:
                 return
-            if child.wanted:
+            if child.wanted.is_set():
                 continue
-            how = f"was killed by signal {-status}" if status < 0 else f"has ended with status {status}"
             logger.warning("worker %s %s; another is started in %.1f s", child.name, how, child.pause_s)
-            await asyncio.sleep(child.pause_s)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(child.wanted.wait(), child.pause_s)
             child.pause_s = min(2 * child.pause_s, LONGEST_PAUSE_S)
 
     async def _spawn(self, child: _Child) -> asyncio.subprocess.Process:

@@ -206,6 +206,9 @@ class RayLauncher:
         except ray.exceptions.RayError as error:  # its process or its node is gone
             worker.num_failed = 0
             return WorkerEnd(_first_line(error))
+        except Exception as error:  # whatever else Ray's client may raise: a keeper that ended of it would end its worker for good
+            worker.num_failed += 1
+            return WorkerEnd(_first_line(error))
 
     async def _placed(self, worker: _Worker) -> str:
         """Where it is, once it is somewhere; says so when that takes long."""

@@ -30,7 +30,6 @@ class RoleRouter(Router):
         return list(range(len(engines))) if is_pressed else able
 
     def choose(self, request: RouteRequest, engines: Seq[EngineView]) -> int:
-        self.pools.ended(request.request_id)  # an attempt that was lost
         places = {view.index: place for place, view in enumerate(engines)}
         others = [view for view in self._views() if view.index not in places and self.pools.role_of(view.index) == "decode"]
         placed = self.pools.place(request, [*engines, *others], self._clock())
@@ -49,6 +48,10 @@ class RoleRouter(Router):
 
     def gone(self, index: int) -> None:
         self._prompts.gone(index)
+
+    def lost(self, request_id: str) -> None:
+        self.pools.ended(request_id)
+        self._prompts.lost(request_id)
 
     def ended(self, request_id: str, num_output: int) -> None:
         self.pools.ended(request_id)

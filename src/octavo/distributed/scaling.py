@@ -68,10 +68,10 @@ class Scaling:
         self._scaler.arrived(came * token_s)
         if self._operations.is_restarting:
             return
-        links = {link.index: link for link in self._control}
+        links = {link.index: link for link in self._control if not self._operations.is_leaving(link)}  # those come and go without it
         workers = [ScaledWorker(link.index, _state(link), link.view.pending_s, len(link.keys)) for link in links.values()]
-        absent = [name for name in self._launcher.names if self._control.find(name) is None]
-        workers += [ScaledWorker(-1 - i, "starting") for i in range(len(absent))]
+        num_coming = len(set(self._launcher.names) - {link.name for link in links.values()})
+        workers += [ScaledWorker(-1 - i, "starting") for i in range(num_coming)]
         for step in self._scaler.decide(workers, self._flights.num_waiting_tokens * token_s, self._now()):
             link = None if step.index is None else links.get(step.index)
             if step.action is ScaleAction.START:
@@ -83,7 +83,7 @@ class Scaling:
         logger.info("worker %s: %s", link.name, action.value)
         if action is ScaleAction.DRAIN:
             self._control.fleet.drain(link.worker)
-        elif action is ScaleAction.KEEP and not self._operations.is_leaving(link):
+        elif action is ScaleAction.KEEP:
             self._control.fleet.keep(link.worker)
         elif action is ScaleAction.STOP:
             self._operations.let_go(link)

@@ -137,6 +137,9 @@ class SoonestDone(Router):
             self._learned.forget(index)
         self._homes = OrderedDict((session, home) for session, home in self._homes.items() if home != index)
 
+    def lost(self, request_id: str) -> None:
+        self.keys.ended(request_id)
+
     def ended(self, request_id: str, num_output: int) -> None:
         self.keys.ended(request_id)
         self._guess_output += 0.02 * (num_output - self._guess_output)

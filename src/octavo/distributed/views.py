@@ -69,6 +69,10 @@ class Router(Protocol):
         """Engine ``index`` has lost all it had."""
         return None
 
+    def lost(self, request_id: str) -> None:
+        """The engine that a request was routed to has it no longer; the request is not over."""
+        return None
+
     def ended(self, request_id: str, num_output: int) -> None:
         """A request that was routed is over, with so many output tokens."""
         return None

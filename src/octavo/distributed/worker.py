@@ -95,7 +95,7 @@ class WorkerPost:
     """What a worker that somebody starts has to know; plain data, to be sent to wherever it runs."""
 
     address: Address
-    secret: bytes
+    secret: bytes = field(repr=False)
     options: WorkerOptions
 
 

@@ -17,7 +17,11 @@ _TOP_ENTRY_BYTES = 80
 
 
 class EngineUnavailable(RuntimeError):
-    """No request is taken: the engine is shutting down or its loop thread has died."""
+    """No request is taken: the engine is shutting down, is dead, or has too much to do. ``retry_after_s``: a guess at when one may be."""
+
+    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(message)
 
 
 class StreamOverflow(GenerationError):

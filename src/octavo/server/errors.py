@@ -6,6 +6,7 @@ Owns the mapping from Octavo's exceptions to statuses. Messages name the field, 
 from __future__ import annotations
 
 import logging
+import math
 
 import msgspec
 
@@ -16,6 +17,9 @@ from octavo.engine.outputs import GenerationError
 from octavo.engine.serving import NO_WORKER
 
 logger = logging.getLogger("octavo.server")
+
+RETRY_S = 5  # where nobody has a guess
+LONGEST_RETRY_S = 60
 
 
 class APIError(Exception):
@@ -50,15 +54,21 @@ def as_api_error(error: Exception) -> APIError:
     if isinstance(error, ParameterError):
         return invalid(str(error), error.param, error.code)
     if isinstance(error, EngineUnavailable):
-        return APIError(503, str(error), code="unavailable", headers=((b"retry-after", b"5"),))
+        return _unavailable(error, error.retry_after_s)
     if isinstance(error, GenerationError):
         if error.code == NO_TOKEN_ALLOWED:
             return invalid(str(error), None, NO_TOKEN_ALLOWED)
         if error.code == NO_WORKER:
-            return APIError(503, str(error), code="unavailable", headers=((b"retry-after", b"5"),))
+            return _unavailable(error)
         return APIError(500, str(error), code="generation_failed")
     logger.error("request failed", exc_info=error)
     return APIError(500, "the server failed to answer; its log says why", code="internal_error")
+
+
+def _unavailable(error: Exception, retry_after_s: float | None = None) -> APIError:
+    """With when to come again, in whole seconds: as guessed, from 1 to ``LONGEST_RETRY_S``."""
+    seconds = RETRY_S if retry_after_s is None else max(1, math.ceil(min(retry_after_s, LONGEST_RETRY_S)))
+    return APIError(503, str(error), code="unavailable", headers=((b"retry-after", str(seconds).encode()),))
 
 
 def _error_type(status: int) -> str:

@@ -1,0 +1,264 @@
+"""The front end beside its streams: what it keeps, what its own faults cost, and how it starts, waits and ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from octavo.distributed import cluster_engine, control
+from octavo.distributed.channel import Address, Channel, connect
+from octavo.distributed.cluster_engine import ClusterEngine
+from octavo.distributed.cluster_options import ClusterOptions
+from octavo.distributed.dispatcher import Backpressure
+from octavo.distributed.messages import PROTOCOL, Hello, ToWorker, to_worker
+from tests.distributed.clusters import PATIENT
+from tests.distributed.test_stub_worker import SECRET, TOKENIZER, expected, front_end, open_stream, read, stub, until
+from tests.engine.scripted import bigram_config, bigram_model
+
+
+class Launcher:
+    """Starts nobody: workers come when the test has them come."""
+
+    def __init__(self, *names: str) -> None:
+        self.kept = list(names)
+        self.trouble: str | None = None
+        self.replaced: list[str] = []
+        self.opened = asyncio.Event()
+        self.holds_start = False
+
+    @property
+    def names(self) -> Sequence[str]:
+        return self.kept
+
+    async def start(self, address: Address) -> None:
+        if self.holds_start:
+            await asyncio.Event().wait()
+        self.opened.set()
+
+    def ready(self, name: str) -> None:
+        pass
+
+    def release(self, name: str) -> None:
+        self.kept.remove(name)
+
+    async def replace(self, name: str) -> None:
+        self.replaced.append(name)
+
+    async def stop(self) -> None:
+        pass
+
+
+def engine_of(launcher: Launcher, options: ClusterOptions | None = None) -> ClusterEngine:
+    model, address = bigram_model(TOKENIZER, context=8192), Address("127.0.0.1", 0)
+    return ClusterEngine(model, bigram_config(), address, SECRET, options or ClusterOptions(liveness=PATIENT), launcher)
+
+
+def test_attempts_have_names_that_no_front_end_before_has_used() -> None:
+    """A worker outlives its front end, and may still be at a step with attempts of that when the next one sends it others."""
+
+    async def keys() -> list[int]:
+        engine = await front_end()
+        worker, task = stub(engine, "stub")
+        await until(lambda: len(engine.open_links()) == 1)
+        streams = [open_stream(engine, i, 3) for i in range(2)]
+        await until(lambda: worker.num_attempts == 2)
+        found = list(worker._attempts)
+        worker.give(3)
+        assert [await read(stream) for stream in streams] == [expected(i, 3) for i in range(2)]
+        await engine.stop()
+        await task
+        return found
+
+    assert len({*asyncio.run(keys()), *asyncio.run(keys())}) == 4
+
+
+def test_of_a_lost_workers_requests_only_those_that_run_are_kept() -> None:
+    async def run() -> None:
+        engine = await front_end()
+        (first, task), (second, other) = stub(engine, "first"), stub(engine, "second")
+        await until(lambda: len(engine.open_links()) == 2)
+        streams = [open_stream(engine, i, 3) for i in range(4)]
+        await until(lambda: first.num_attempts and first.num_attempts + second.num_attempts == 4)
+        boot_id = first.boot_id
+        task.cancel()
+        await until(lambda: second.num_attempts == 4)
+        second.give(3)
+        assert [await read(stream) for stream in streams] == [expected(i, 3) for i in range(4)]
+        assert all(isinstance(request_id, str) for request_id in engine.flights._struck[boot_id])
+        engine.flights.returned(boot_id)  # of requests that are over
+        assert boot_id not in engine.flights._struck
+        await engine.stop()
+        await other
+
+    asyncio.run(run())
+
+
+def test_a_fault_in_looking_after_hand_offs_does_not_end_the_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_engine, "WATCH_S", 0.01)
+
+    async def run() -> None:
+        engine = await front_end(ClusterOptions(liveness=PATIENT, worker_wait_s=0.0))
+        ticks, tick = 0, engine.handovers.tick
+
+        def faulty() -> None:
+            nonlocal ticks
+            ticks += 1
+            if ticks < 3:
+                raise KeyError("a fault")
+            tick()
+
+        monkeypatch.setattr(engine.handovers, "tick", faulty)
+        worker, task = stub(engine, "stub")
+        await until(lambda: engine._preparer is not None)
+        task.cancel()
+        await until(lambda: not engine.open_links())
+        stream = open_stream(engine, 0, 3)
+        (event,) = await asyncio.wait_for(stream.read(), 60)
+        assert event.error_code == "no_worker"
+        await engine.stop()
+
+    asyncio.run(run())
+
+
+def test_last_words_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers from elsewhere have a new name with each process, and may be refused for ever."""
+    monkeypatch.setattr(control, "MAX_LAST_WORDS", 3)
+
+    async def refused(engine: ClusterEngine, name: str) -> None:
+        channel: Channel[ToWorker] = await connect(engine.control.address, SECRET, to_worker)
+        channel.start(lambda messages: None, lambda reason: None)
+        channel.send(Hello(PROTOCOL + 1, name, "both", "here", 1, "boot"))
+        await until(lambda: channel.closed_for is not None)
+
+    async def run() -> None:
+        engine = await front_end()
+        for i in range(6):
+            await refused(engine, f"w{i}")
+        assert list(engine.control.last_words) == ["w3", "w4", "w5"]
+        await engine.stop()
+
+    asyncio.run(run())
+
+
+def test_a_hosts_name_is_shown_without_what_terminals_obey() -> None:
+    async def run() -> None:
+        engine = await front_end()
+        channel: Channel[ToWorker] = await connect(engine.control.address, SECRET, to_worker)
+        channel.start(lambda messages: None, lambda reason: None)
+        channel.send(Hello(PROTOCOL, "w", "both", "\x1b[2J" + "h" * 9999, 1, "boot"))
+        await until(lambda: engine.control.find("w") is not None)
+        (entry,) = engine.cluster.status()["workers"]
+        assert entry["host"].isprintable() and len(entry["host"]) == 1000
+        channel.abort("the test is over")
+        await engine.stop()
+
+    asyncio.run(run())
+
+
+def test_requests_wait_for_the_successor_of_the_last_worker_however_long_it_drains() -> None:
+    async def run() -> None:
+        launcher = Launcher("a")
+        engine = engine_of(launcher, ClusterOptions(liveness=PATIENT, worker_wait_s=0.0))
+        engine.start()
+        await launcher.opened.wait()
+        worker, task = stub(engine, "a")
+        await engine.ready()
+        running = open_stream(engine, 0, 3)
+        await until(lambda: worker.num_attempts == 1)
+        await engine.cluster.restart()
+        await until(lambda: not engine.open_links())
+        waiting = open_stream(engine, 1, 3)
+        for _ in range(3):
+            engine._look()  # as if time had passed: nobody is to be waited for
+        assert len(engine.flights) == 2
+        engine.options = ClusterOptions(liveness=PATIENT, worker_wait_s=600.0)
+        worker.give(3)
+        assert await read(running) == expected(0, 3)
+        await asyncio.wait_for(task, 60)
+        await until(lambda: engine.control.find("a") is None)
+        second, other = stub(engine, "a")
+        await until(lambda: second.num_attempts == 1)
+        second.give(3)
+        assert await read(waiting) == expected(1, 3)
+        await until(lambda: engine.cluster.status()["restart"] is None)
+        assert launcher.replaced == ["a"]
+        launcher.release("a")  # nobody comes after it
+        engine.control.fleet.drain(next(iter(engine.control)).worker)
+        assert not any(engine._has_successor(link) for link in engine.control)
+        await engine.stop()
+        await other
+
+    asyncio.run(run())
+
+
+def test_a_restart_waits_for_a_worker_that_is_just_being_started() -> None:
+    """It is not ended before it could be told to: what it got meanwhile would be lost with it."""
+
+    async def run() -> None:
+        launcher = Launcher("a")
+        engine = engine_of(launcher)
+        engine.start()
+        await launcher.opened.wait()
+        await engine.cluster.restart()
+        await asyncio.sleep(0.2)
+        assert launcher.replaced == [] and engine.cluster.status()["restart"] == {"done": 0, "of": 1}
+        _, task = stub(engine, "a")
+        await asyncio.wait_for(task, 60)  # it was told to end
+        await until(lambda: launcher.replaced == ["a"] and engine.control.find("a") is None)
+        _, other = stub(engine, "a")
+        await until(lambda: engine.cluster.status()["restart"] is None)
+        await engine.stop()
+        await other
+
+    asyncio.run(run())
+
+
+def test_an_engine_that_is_stopped_while_it_opens_starts_nobody_afterwards() -> None:
+    async def run() -> None:
+        launcher = Launcher("a")
+        launcher.holds_start = True
+        engine = engine_of(launcher)
+        engine.start()
+        await until(lambda: engine.control.address.port)
+        await engine.stop()
+        assert engine._opening is not None and engine._opening.cancelled()
+
+    asyncio.run(run())
+
+
+def test_an_engine_that_was_never_started_cleans_up_once() -> None:
+    async def run() -> None:
+        cleaned = list[bool]()
+        model = bigram_model(TOKENIZER, context=8192)
+        engine = ClusterEngine(model, bigram_config(), Address("127.0.0.1", 0), SECRET, clean_up=lambda: cleaned.append(True))
+        await engine.stop()
+        await engine.stop()
+        assert cleaned == [True]
+
+    asyncio.run(run())
+
+
+def test_a_stream_whose_worker_was_lost_does_not_wait_behind_all_that_nobody_has_begun() -> None:
+    async def run() -> None:
+        engine = await front_end()
+        engine.flights.dispatcher.limits = Backpressure(most_sequences=1)
+        first, task = stub(engine, "first")
+        await until(lambda: len(engine.open_links()) == 1)
+        stream = open_stream(engine, 0, 3)
+        await until(lambda: first.num_attempts == 1)
+        others = [open_stream(engine, i, 3) for i in range(1, 9)]
+        first.give(1)
+        task.cancel()
+        await until(lambda: not engine.open_links() and engine.flights.num_waiting == 9)
+        assert engine.flights.dispatcher.queue.first(engine.clock.now()) == "r0"
+        engine.flights.dispatcher.limits = Backpressure()
+        second, other = stub(engine, "second")
+        await until(lambda: second.num_attempts == 9)
+        second.give(3)
+        assert [await read(one) for one in (stream, *others)] == [expected(i, 3) for i in range(9)]
+        await engine.stop()
+        await other
+
+    asyncio.run(run())

@@ -1,0 +1,61 @@
+"""Processes that are kept running: what happens between two of them, and when none can be started."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import pytest
+
+from octavo.distributed import process_worker
+from octavo.distributed.channel import Address
+from octavo.distributed.process_worker import LocalProcesses
+
+ENDS = (sys.executable, "-c", "raise SystemExit(1)")
+STAYS = (sys.executable, "-c", "import time; time.sleep(600)")
+NOWHERE = Address("127.0.0.1", 1)
+
+
+async def until(condition: object) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # type: ignore[operator]
+            await asyncio.sleep(0.005)
+
+
+def test_a_worker_that_ended_by_itself_is_replaced_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long its pause would have been, and without waiting for the end of the one that takes its place."""
+    monkeypatch.setattr(process_worker, "END_S", 0.1)
+
+    async def run() -> None:
+        processes = LocalProcesses({"worker-0": "both"}, "secret", command=ENDS)
+        child = processes._children["worker-0"]
+        child.pause_s = 3600.0
+        await processes.start(NOWHERE)
+        await until(lambda: child.process is not None and child.process.returncode == 1)
+        first = child.process
+        processes._command = list(STAYS)
+        async with asyncio.timeout(60):
+            await processes.replace("worker-0")
+        await until(lambda: child.process is not first)
+        assert set(processes.pids) == {"worker-0"}
+        await processes.stop()
+        assert not processes.pids
+
+    asyncio.run(run())
+
+
+def test_a_process_that_cannot_be_started_is_tried_again() -> None:
+    """A host without room for it has room some time."""
+
+    async def run() -> None:
+        processes = LocalProcesses({"worker-0": "both"}, "secret", command=("/nowhere/to/be/found",))
+        child = processes._children["worker-0"]
+        child.pause_s = 0.01
+        await processes.start(NOWHERE)
+        await until(lambda: child.pause_s > 0.02)
+        assert child.keeper is not None and not child.keeper.done() and processes.trouble is None
+        processes._command = list(ENDS)
+        await until(lambda: child.process is not None and child.process.returncode == 1)
+        await processes.stop()
+
+    asyncio.run(run())
