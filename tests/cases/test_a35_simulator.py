@@ -97,8 +97,8 @@ def test_a_bad_number_of_tokens_in_json_is_refused(simulated: Any, field: str, v
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (b'{"arrival_s": 0, "num_prompt": 8}', "line 2: num_output: None"),
-        (b'{"num_prompt": 8, "num_output": 8}', "line 2: timestamp: None"),
+        (b'{"arrival_s": 0, "num_prompt": 8}', "line 2: exactly one of num_output and output_length is needed"),
+        (b'{"num_prompt": 8, "num_output": 8}', "line 2: exactly one of arrival_s and timestamp is needed"),
         (b'{"arrival_s": 0, "num_prompt": 0, "num_output": 8}', "line 2: num_prompt: 0 is not allowed"),
         (b"\xff\xfe", "line 2: it is not text"),
         (b"[" * 100_000, "line 2: it is no JSON"),
