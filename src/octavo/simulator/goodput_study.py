@@ -29,6 +29,7 @@ from octavo.simulator.rate_curve import RateBracket, RateCurve
 from octavo.simulator.records import RequestRecord, Slo
 from octavo.simulator.report import SimulationReport
 from octavo.simulator.simulation import Simulation, SimulationOptions
+from octavo.simulator.split_search import walk_splits
 from octavo.simulator.splitwise_study import (
     A100,
     H100,
@@ -266,15 +267,7 @@ class GoodputStudy:
         highest rate with the first seed; of equals the first that was found: the given one, then ``num_splits`` evenly, then halving the
         distance to the best. A worse split costs one run, at the next rate above the best one so far."""
         search = _SplitSearch(self, design, workload, power, way)
-        most = search.most_prompt_machines()
-        distance = max(1, round(most / self.options.num_splits))
-        search.try_split(min(max(design.num_prompt, 1), most))
-        for num_prompt in range(distance, most + 1, distance):
-            search.try_split(num_prompt)
-        while distance > 1:
-            distance = (distance + 1) // 2
-            for num_prompt in (search.best.num_prompt - distance, search.best.num_prompt + distance):
-                search.try_split(num_prompt)
+        walk_splits(search, design.num_prompt, self.options.num_splits)
         if not search.tried:
             raise ValueError(f"power: {power!r} is not allowed; it leaves {design} no machine for prompts or none for tokens")
         arm = Arm(search.best, way)
@@ -289,6 +282,10 @@ class _SplitSearch:
         self.tried: dict[Design, float] = {}
         self.best = design
         self.holds_at = 0.0
+
+    @property
+    def num_best(self) -> int:
+        return self.best.num_prompt
 
     def most_prompt_machines(self) -> int:
         """That leave a token machine."""

@@ -20,6 +20,7 @@ from octavo.costs.tables import MachineTable, TableCost, read_machine_tables
 from octavo.simulator.block_cluster import BlockCluster, ClusterResult, ClusterSpec
 from octavo.simulator.rate_curve import RateBracket
 from octavo.simulator.slowdown import Slowdown, slowdown_of
+from octavo.simulator.split_search import walk_splits
 from octavo.workload.arrivals import OpenLoop
 from octavo.workload.lengths import Recorded
 from octavo.workload.requests import Independent
@@ -211,15 +212,7 @@ class Study:
         A split is only tried at the next rate above the best one so far, so worse ones cost one run each.
         """
         search = _SplitSearch(self, design, lookup, power, cost, workload)
-        most = search.most_prompt_machines()
-        distance = max(1, round(most / self.options.num_splits))
-        search.try_split(min(max(design.num_prompt, 1), most))
-        for num_prompt in range(distance, most + 1, distance):
-            search.try_split(num_prompt)
-        while distance > 1:
-            distance = (distance + 1) // 2
-            for num_prompt in (search.best.num_prompt - distance, search.best.num_prompt + distance):
-                search.try_split(num_prompt)
+        walk_splits(search, design.num_prompt, self.options.num_splits)
         return search.result()
 
 
@@ -233,6 +226,10 @@ class _SplitSearch:
         self._tried: dict[Design, float] = {}
         self.best = design
         self._rate = 0.0
+
+    @property
+    def num_best(self) -> int:
+        return self.best.num_prompt
 
     def most_prompt_machines(self) -> int:
         """That leave a token machine."""
