@@ -29,7 +29,7 @@ from octavo.bench.tables import table
 from octavo.config import EngineConfig
 from octavo.costs.fitting import MIN_STEPS
 from octavo.reproduce.cluster_prediction import Answer, Predictor, learned
-from octavo.reproduce.simulator_accuracy import Limits, Progress, with_other_tokens
+from octavo.reproduce.simulator_accuracy import Compared, Limits, Progress, with_other_tokens
 from octavo.workload.arrivals import OpenLoop
 from octavo.workload.requests import LengthPairs, TokenRange, Workload, WorkloadRequest
 from octavo.workload.traces import Trace
@@ -115,7 +115,7 @@ class WayFigures(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class WayComparison:
+class WayComparison(Compared):
     """One figure of one way under one load. ``simulated``: told nothing of the runs; ``at_pace``: with all steps at the mean pace of those
     of the real runs, which tells what is left when the cost of steps is right, and is no part of a verdict."""
 
@@ -125,24 +125,6 @@ class WayComparison:
     real: tuple[float, ...]
     simulated: float
     at_pace: float
-
-    @property
-    def median(self) -> float:
-        return statistics.median(self.real)
-
-    @property
-    def difference(self) -> float:
-        """Of the simulated to the median of the real runs, as a share of it; of the simulated where that is 0."""
-        return (self.simulated - self.median) / (self.median or self.simulated or 1.0)
-
-    @property
-    def difference_at_pace(self) -> float:
-        return (self.at_pace - self.median) / (self.median or self.at_pace or 1.0)
-
-    @property
-    def in_spread(self) -> bool:
-        """Whether the simulated figure could be that of another real run."""
-        return min(self.real) <= self.simulated <= max(self.real)
 
     @property
     def is_close(self) -> bool:

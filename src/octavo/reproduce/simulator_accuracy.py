@@ -115,13 +115,10 @@ class Figures(NamedTuple):
         return cls(percentile(ttfts, 50), percentile(ttfts, 99), itl_s, num_output / wall_s, kept / num_arrived)
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """One figure of one load. ``difference``: of the simulated to the median of the real runs, as a share of it (of the simulated where the
-    median is 0, as a time between tokens is that were read together); of ``slo_share`` in points / 100. ``at_pace``: simulated with all
-    steps at the mean pace of those of the real runs. It tells what is left when the cost of steps is right, and is no part of a verdict."""
+class Compared:
+    """What all comparisons of a figure tell: real runs, simulated, and simulated at the pace of these runs' steps."""
 
-    load: str
+    __slots__ = ()
     figure: str
     real: tuple[float, ...]
     simulated: float
@@ -140,14 +137,29 @@ class Comparison:
         return self._off(self.at_pace)
 
     def _off(self, value: float) -> float:
-        if self.figure == "slo_share":
-            return value - self.median
+        """From the median of the real runs, as a share of it; of the value itself where that is 0."""
         return (value - self.median) / (self.median or value or 1.0)
 
     @property
     def in_spread(self) -> bool:
         """Whether the simulated figure could be that of another real run."""
         return min(self.real) <= self.simulated <= max(self.real)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison(Compared):
+    """One figure of one load. ``difference``: of the simulated to the median of the real runs, as a share of it (of the simulated where the
+    median is 0, as a time between tokens is that were read together); of ``slo_share`` in points / 100. ``at_pace``: simulated with all
+    steps at the mean pace of those of the real runs. It tells what is left when the cost of steps is right, and is no part of a verdict."""
+
+    load: str
+    figure: str
+    real: tuple[float, ...]
+    simulated: float
+    at_pace: float
+
+    def _off(self, value: float) -> float:
+        return value - self.median if self.figure == "slo_share" else Compared._off(self, value)
 
     @property
     def agrees(self) -> bool:
