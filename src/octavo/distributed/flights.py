@@ -84,7 +84,8 @@ class Flights:
         self.handovers: Handovers | None = None  # where there are workers that hand over
         self.num_lost = 0  # attempts
         self.num_given_up = 0  # requests
-        self.num_tokens_in_all = 0  # of all requests that came: prompts, and the output as it was made
+        self.num_prompt_tokens = self.num_output_tokens = 0  # of all requests that came, the output as it was made
+        self.num_ended = 0  # requests
         self._options = options
         self._links = links
         self._now = clock
@@ -139,7 +140,7 @@ class Flights:
                 del self._flights[request_id]
             raise
         self._idle.clear()
-        self.num_tokens_in_all += sum(len(request.prompt_token_ids) for request in requests)
+        self.num_prompt_tokens += sum(len(request.prompt_token_ids) for request in requests)
         if self.watcher is not None:
             for request in requests:
                 self.watcher.opened(request)
@@ -190,6 +191,7 @@ class Flights:
     def _end(self, flight: Flight, reason: FinishReason) -> None:
         request_id = flight.request.request_id
         del self._flights[request_id]
+        self.num_ended += 1
         self.dispatcher.ended(request_id, flight.attempts.num_sent_tokens)
         if self.watcher is not None:
             self.watcher.ended(request_id, reason, self._now())
@@ -252,7 +254,7 @@ class Flights:
                 self._deliver(flight, new)
 
     def _deliver(self, flight: Flight, event: OutputEvent) -> None:
-        self.num_tokens_in_all += len(event.token_ids)
+        self.num_output_tokens += len(event.token_ids)
         if self.watcher is not None and event.token_ids:
             self.watcher.tokens(flight.request.request_id, len(event.token_ids), self._now())
         if not flight.stream.put(event):  # its reader is too far behind, and has been told

@@ -19,6 +19,7 @@ import msgspec
 from octavo.core.cost import StepShape
 from octavo.core.key_changes import KeyChanges
 from octavo.core.request import FinishReason, ParameterError, Request
+from octavo.distributed.full_step import full_step_prices
 from octavo.distributed.messages import (
     SHORT_KEY_BYTES,
     Begin,
@@ -339,6 +340,7 @@ def load_of(engine: Engine, num_received: int) -> Load:
         scheduler.num_offered,
         scheduler.num_reserved,
         num_received,
+        *full_step_prices(engine),
     )
 
 
