@@ -272,6 +272,7 @@ class Request:
     user: str | None = None  # whose request it is, under scheduling_policy fair
     speculative: SpeculativeParams | None = None  # None: as the engine is configured
     received_s: float | None = None
+    session: str | None = None  # requests that share one probably share a prefix: a router of several engines keeps them together
 
 
 @dataclass(slots=True, eq=False)

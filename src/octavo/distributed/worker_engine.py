@@ -60,7 +60,7 @@ class KVSide(Protocol):
     transports: list[str]
 
     def submitted(self, message: Submit, request: Request) -> None:
-        """An attempt with a ticket has come; it is queued after this call."""
+        """On the engine's thread: an attempt with a ticket has just been queued."""
         ...
 
     def take(self, message: KVMessage) -> None: ...
@@ -150,8 +150,6 @@ class WorkerEngine:
         wire = message.request
         attempt = self._remember(message.key, wire.params.n)
         request = wire.request(attempt.engine_id, self.engine.clock.now())
-        if message.ticket is not None and self.kv is not None:
-            self.kv.submitted(message, request)
 
         def add() -> list[OutputEvent]:
             self._num_received += 1
@@ -160,6 +158,8 @@ class WorkerEngine:
                 check_token_ids("output_token_ids", message.output_token_ids, self.engine.backend.vocab_size)
                 self._check_fits(request)
                 self.engine.add(PreparedRequest(request, []), message.output_token_ids)
+                if message.ticket is not None and self.kv is not None:
+                    self.kv.submitted(message, request)
             except ParameterError as error:
                 self.thread.tell(self._refuse, (attempt, error))
             return []
