@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from octavo.cli.simulate import simulate
 from octavo.config import CacheConfig, SchedulerConfig
 from octavo.core.clock import VirtualClock
 from octavo.core.cost import StepShape
@@ -275,6 +277,17 @@ def handed_over(folder: Path, law: Law) -> tuple[TimedRun, TimedRun]:
     return sender, receiver
 
 
+def test_simulate_takes_what_a_worker_has_whole(tmp_path: Path) -> None:
+    handed_over(tmp_path, Law())
+    run = CliRunner().invoke(simulate, ["--replay", str(tmp_path / "decode")])
+    assert run.exit_code == 0 and json.loads(run.output.splitlines()[-1])["num_completed"] == 6 and "left out" not in run.output
+    run = CliRunner().invoke(simulate, ["--replay", str(tmp_path / "prefill")])
+    assert run.exit_code == 2 and "no request is in it: 6 left for another worker" in run.output
+    load = ("--num-kv-blocks", "64", "--rate", "20", "--num-requests", "5")
+    run = CliRunner().invoke(simulate, ["--fitted", str(tmp_path / "prefill"), *load])
+    assert run.exit_code == 0 and json.loads(run.output.splitlines()[-1])["num_completed"] == 5
+
+
 def test_the_prices_of_a_decode_worker_have_no_prompt_in_them(tmp_path: Path) -> None:
     law = Law()
     sender, receiver = handed_over(tmp_path, law)
@@ -288,5 +301,6 @@ def test_the_prices_of_a_decode_worker_have_no_prompt_in_them(tmp_path: Path) ->
         assert cost.seconds_of(shape) == pytest.approx(law.seconds(shape) + HOST_S, rel=0.02)
     gone = replay_recording(tmp_path / "prefill")
     assert (gone.num_handed_over, gone.num_taken_over, gone.num_left_out, gone.requests) == (6, 0, 6, [])
+    assert gone.left_out() == "6 left for another worker" and not replay.left_out()
     assert sum(sample[0] for sample in gone.samples) == 100 * 21, "prompts alone"
     assert gone.device_s == pytest.approx(sum(sender.device.seconds)) and replay.device_s == pytest.approx(sum(receiver.device.seconds))

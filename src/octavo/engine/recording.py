@@ -41,7 +41,7 @@ class RecordedScheduler(Scheduler):
     ) -> None:
         super().__init__(config, cache, num_blocks, max_model_len, fingerprint, **options)
         self._file, self._clock = file, clock
-        self.transfers = _RecordedTransfers(self._state, self._write_move)
+        self.transfers = RecordedTransfers(self._state, self._write_move)
         gap, preemption = self._state.gap_cost, self._state.preemption_cost
         head = recording.header(
             config, cache, num_blocks, max_model_len, fingerprint, options.get("num_host_blocks", 0),
@@ -98,7 +98,7 @@ class RecordedScheduler(Scheduler):
         ]
 
 
-class _RecordedTransfers(Transfers):
+class RecordedTransfers(Transfers):
     """``write`` takes a line, kind first. What is refused leaves no trace; that there was no room does: it may have cost cached blocks."""
 
     def __init__(self, state: SchedulerState, write: Callable[..., None]) -> None:

@@ -64,6 +64,12 @@ class Replay:
     num_handed_over: int = 0
     num_taken_over: int = 0
 
+    def left_out(self) -> str:
+        """Why requests of the run are not among ``requests``, with how many; empty where all are."""
+        num_others = self.num_left_out - self.num_handed_over
+        parts = [f"{num_others} made no token, or had not ended when it did"] if num_others else []
+        return "; ".join(parts + ([f"{self.num_handed_over} left for another worker"] if self.num_handed_over else []))
+
     def coefficients(self) -> Coefficients:
         """The cost model that the steps of this run teach: together they took what it says, those that were held up apart. Raises FitError
         for too few."""
