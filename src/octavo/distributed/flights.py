@@ -151,7 +151,10 @@ class Flights:
         if self.dispatcher.router.wants_keys:
             keys = prompt_keys(fingerprint, Namespace(request.cache_salt or None), request.prompt_token_ids, block_size)
         num_prompt = len(request.prompt_token_ids)
-        return RouteRequest(request.request_id, num_prompt, None, request.session, tuple(keys), request.priority, request.user)
+        most_output = request.params.max_tokens
+        return RouteRequest(
+            request.request_id, num_prompt, None, request.session, tuple(keys), request.priority, request.user, most_output
+        )
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Nobody reads these any more. Unknown ones do nothing."""
