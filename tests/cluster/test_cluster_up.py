@@ -89,7 +89,7 @@ def test_check_reads_the_secret(tmp_path: Path) -> None:
         invoke(tmp_path, text)
     secret.write_text("s" * 16)
     secret.chmod(0o644)
-    with pytest.raises(SecretError, match=re.escape(f"{str(secret)!r} is not allowed; others than its owner have access to it (mode 0644)")):
+    with pytest.raises(SecretError, match=re.escape(f"{str(secret)!r} is not allowed") + ".*mode 0644"):
         invoke(tmp_path, text)
     secret.chmod(0o600)
     assert run(tmp_path, text)[0] == 0

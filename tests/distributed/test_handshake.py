@@ -107,7 +107,8 @@ def test_a_file_that_others_have_access_to_is_refused_by_its_name_and_mode(tmp_p
     file.chmod(mode)
     link.symlink_to(file)
     for path in (file, link):
-        with pytest.raises(SecretError, match=re.escape(f"{str(path)!r} is not allowed; others than its owner have access to it (mode {mode:04o})")):
+        message = f"cluster_secret_file: {str(path)!r} is not allowed; others than its owner have access to it (mode {mode:04o})"
+        with pytest.raises(SecretError, match=re.escape(message)):
             handshake.read_secret(str(path))
 
 

@@ -19,7 +19,7 @@ from typing import Protocol
 
 from octavo.config import EngineConfig
 from octavo.distributed.attempts import Loss
-from octavo.distributed.channel import Address, Channel, Listener
+from octavo.distributed.channel import HANDSHAKE_S, Address, Channel, Listener
 from octavo.distributed.fleet import Change, Fleet, LivenessLimits, Worker, WorkerState
 from octavo.distributed.messages import (
     PROTOCOL,
@@ -48,6 +48,7 @@ from octavo.distributed.told_load import Told, ToldLoad
 
 logger = logging.getLogger("octavo.cluster")
 
+HELLO_S = HANDSHAKE_S  # from the handshake to Hello
 LOOK_S = 0.1  # between two looks at the fleet
 BEAT_S = 1.0
 WORKER_GONE_S = 10.0  # a front end silent for so long is gone, for its workers
@@ -195,11 +196,13 @@ class Control:
                     self._take(link, message)
 
         def closed(reason: str) -> None:
-            self._strangers.discard(channel)
             if link is not None:
                 self._closed(link, reason)
+            elif channel in self._strangers:
+                self._strangers.discard(channel)
+                logger.info("a connection from %s has ended before Hello: %s", channel.peer, reason)
 
-        channel.start(take, closed)
+        channel.start(take, closed, HELLO_S)
 
     def _hello(self, channel: Channel[FromWorker], message: FromWorker) -> Link | None:
         """The first message: the link of a worker that may join; None: it was refused."""
