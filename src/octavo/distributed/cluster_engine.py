@@ -32,7 +32,7 @@ from octavo.distributed.fleet import WorkerState
 from octavo.distributed.flights import Flights
 from octavo.distributed.handovers import Handovers
 from octavo.distributed.journeys import Journeys
-from octavo.distributed.messages import Events, FromWorker, Keys, Ready, WorkerLimits
+from octavo.distributed.messages import Events, FromWorker, Keys, MessageError, Ready, WorkerLimits
 from octavo.distributed.operations import Operations
 from octavo.distributed.role_router import RoleRouter
 from octavo.distributed.roles import RolePools
@@ -338,7 +338,8 @@ class ClusterEngine:
             self.launcher.ready(link.name)
         self.flights.returned(link.worker.boot_id)
         self._changed.set()
-        self.handovers.ready(link)
+        with self.flights.guarded():
+            self.handovers.ready(link)
         self.flights.pump()
 
     def _take_limits(self, ready: Ready) -> None:
@@ -348,17 +349,21 @@ class ClusterEngine:
             return
         limits, config = ready.limits, self.config
         enough = 2 << (limits.max_model_len // limits.block_size).bit_length()  # for one sequence, however it reserves: no more is laid out
-        scheduler = Scheduler(
-            replace(config.scheduler, max_itl_ms=None), config.cache, min(limits.num_kv_blocks, enough), limits.max_model_len,
-            layout=layout_of(limits.kv_layout),
-        )  # fmt: skip
+        try:
+            scheduler = Scheduler(
+                replace(config.scheduler, max_itl_ms=None), config.cache, min(limits.num_kv_blocks, enough), limits.max_model_len,
+                layout=layout_of(limits.kv_layout),
+            )  # fmt: skip
+        except (LookupError, TypeError, ValueError, ArithmeticError) as error:
+            raise MessageError(f"limits: {limits} cannot be; no KV pool is like that: {error}") from error
         max_n, eos = config.scheduler.max_num_seqs, self.model.eos_token_ids
         self._preparer = RequestPreparer(limits.vocab_size, scheduler.limits, max_n, eos, self.model.tokenizer)
         self._limits, self._methods = ready, set(limits.draft_methods)
 
     def worker_lost(self, link: Link, loss: Loss) -> None:
         self.flights.lost(link, loss)
-        self.handovers.lost(link)
+        with self.flights.guarded():
+            self.handovers.lost(link)
         self._changed.set()
 
     def worker_gone(self, link: Link) -> None:
@@ -370,7 +375,8 @@ class ClusterEngine:
         self._changed.set()
 
     def told(self, link: Link) -> None:
-        self.handovers.told(link)
+        with self.flights.guarded():
+            self.handovers.told(link)
         self.flights.pump()
 
     def told_keys(self, link: Link, message: Keys) -> None:
@@ -383,5 +389,9 @@ class ClusterEngine:
         if isinstance(message, Events):
             self.flights.take(link, message.events)
         else:
-            self.handovers.said(link, message)
+            with self.flights.guarded(self.flights.find_key(getattr(message, "key", 0))):
+                self.handovers.said(link, message)
+
+    def fault(self, error: Exception) -> None:
+        self.flights.fault(error)
 

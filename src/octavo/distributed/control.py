@@ -119,6 +119,10 @@ class ControlHandler(Protocol):
         """Anything else, from a worker that is trusted."""
         ...
 
+    def fault(self, error: Exception) -> None:
+        """A fault of ours has come up in dealing with a message: the worker is not to blame."""
+        ...
+
 
 class Control:
     """``config``: what workers are to run. ``model_fingerprint``: of the model that they are to have, as its file says, with ``vocab_size``
@@ -193,7 +197,7 @@ class Control:
                     if link is None:
                         return
                 elif channel.closed_for is None:
-                    self._take(link, message)
+                    self._heed(link, message)
 
         def closed(reason: str) -> None:
             if link is not None:
@@ -260,6 +264,18 @@ class Control:
         self._handler.worker_ready(link)
 
     # --- what workers say ---------------------------------------------------------------------------------------------------------------
+
+    def _heed(self, link: Link, message: FromWorker) -> None:
+        """Deal with a message. MessageError, which costs the worker its channel, when it cannot be; a fault of ours does so only while it
+        joins, since it can neither stay nor be told otherwise."""
+        try:
+            self._take(link, message)
+        except MessageError:
+            raise
+        except Exception as error:
+            if link.ready is None:
+                raise
+            self._handler.fault(error)
 
     def _take(self, link: Link, message: FromWorker) -> None:
         self.fleet.heard(link.worker, self._now())

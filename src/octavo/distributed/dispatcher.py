@@ -26,6 +26,14 @@ class QueueFull(RuntimeError):
         super().__init__(f"{field_name}: {value} is not allowed; at most {limit} wait for a worker, and all workers are busy")
 
 
+class Unroutable(RuntimeError):
+    """The router could not choose for this request; the cause says why. It is known here no more."""
+
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
+        super().__init__(f"request {request_id} could not be routed")
+
+
 @dataclass(frozen=True, slots=True)
 class Backpressure:
     """When an engine is to be left alone. ``most_pending_s``: predicted seconds of work that it may have waiting; ``most_sequences``:
@@ -138,7 +146,7 @@ class Dispatcher:
     def next(self, engines: Seq[EngineView], now: float) -> tuple[RouteRequest, int] | None:
         """The request that goes now, and the place in ``engines`` where; None: nobody waits, or no engine takes more. Ask until None.
 
-        The first in the queue is never passed over for one that would fit better: it would wait for ever.
+        The first in the queue is never passed over for one that would fit better: it would wait for ever. Raises Unroutable.
         """
         open_places = [place for place, engine in enumerate(engines) if self.limits.takes_more(engine)]
         if not open_places:
@@ -147,7 +155,10 @@ class Dispatcher:
         if request_id is None:
             return None
         request = self._leave(request_id)
-        place = open_places[self.router.choose(request, [engines[place] for place in open_places])]
+        try:
+            place = open_places[self.router.choose(request, [engines[place] for place in open_places])]
+        except Exception as error:
+            raise Unroutable(request_id) from error
         self._sent[request_id] = engines[place].index
         return request, place
 
@@ -157,6 +168,12 @@ class Dispatcher:
             return False
         self._leave(request_id)
         return True
+
+    def drop(self, request_id: str) -> None:
+        """Whatever is known of a request goes, wherever it is; of one that is not known, too."""
+        if not self.withdraw(request_id):
+            self._sent.pop(request_id, None)
+            self.router.lost(request_id)
 
     def overdue(self, most_wait_s: float, now: float) -> list[RouteRequest]:
         """Those that have waited longer than that, which give up waiting."""
