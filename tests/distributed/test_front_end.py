@@ -111,7 +111,7 @@ def test_a_fault_in_looking_after_hand_offs_does_not_end_the_watch(monkeypatch: 
 
         monkeypatch.setattr(engine.handovers, "tick", faulty)
         worker, task = stub(engine, "stub")
-        await until(lambda: engine._preparer is not None)
+        await until(lambda: engine._sizes.preparer is not None)
         task.cancel()
         await until(lambda: not engine.open_links())
         stream = open_stream(engine, 0, 3)

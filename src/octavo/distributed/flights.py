@@ -22,18 +22,18 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from octavo.core.prefix_index import Namespace, prompt_keys
+from octavo.core.limits import LengthLimits
 from octavo.core.request import FinishReason, Request
 from octavo.distributed.attempts import Attempts, Divergence, Loss, Pacer
 from octavo.distributed.cluster_options import ClusterOptions
 from octavo.distributed.control import Link
 from octavo.distributed.dispatcher import Dispatcher, Unroutable
-from octavo.distributed.flight import Flight, Watcher
+from octavo.distributed.flight import Flight, Watcher, route_of
 from octavo.distributed.flood_log import FloodLog
 from octavo.distributed.lost_flights import LostFlights
 from octavo.distributed.messages import Abort, Event, MessageError, Submit, WireRequest
-from octavo.distributed.views import RouteRequest
 from octavo.distributed.worker_engine import REFUSED, engine_id
+from octavo.distributed.worker_sizes import holds
 from octavo.engine.event_stream import EventStream
 from octavo.engine.outputs import OutputEvent
 from octavo.engine.serving import NO_WORKER
@@ -68,7 +68,8 @@ class Flights:
         self._by_key: dict[int, Flight] = {}
         # No front end before this one has used these: a worker may outlive that, and still be at a step with attempts of it.
         self._keys = itertools.count(1 + (secrets.randbits(30) << 32))
-        self._lost = LostFlights(Pacer(options.resubmit_per_s, options.resubmit_burst), self.pump)
+        self._lost = LostFlights(Pacer(options.resubmit_per_s, options.resubmit_burst), self.pump, Flight.fits)
+        dispatcher.holds = lambda route, view: holds(self._flights[route.request_id].request, view)
         self._faults = FloodLog(logger, "a fault of the front end's own", logging.CRITICAL)
         self._idle = asyncio.Event()
         self._idle.set()
@@ -106,7 +107,7 @@ class Flights:
         views, taken = [link.view for link in links], list[str]()
         try:
             for request in requests:
-                route = self._route_of(request, fingerprint, block_size)
+                route = route_of(request, fingerprint, block_size, self.dispatcher.router.wants_keys)
                 self.dispatcher.submit(route, views, now)
                 taken.append(request.request_id)
                 self._flights[request.request_id] = Flight(request, Attempts(request, self._options.retries), stream, route)
@@ -122,13 +123,6 @@ class Flights:
                 with self.guarded(self._flights[request.request_id]):
                     self.watcher.opened(request)
         self.pump()
-
-    def _route_of(self, request: Request, fingerprint: str, block_size: int) -> RouteRequest:
-        keys: Iterable[bytes] = ()
-        if self.dispatcher.router.wants_keys:
-            keys = prompt_keys(fingerprint, Namespace(request.cache_salt or None), request.prompt_token_ids, block_size)
-        num_prompt = len(request.prompt_token_ids)
-        return RouteRequest(request.request_id, num_prompt, None, None, tuple(keys), request.priority, request.user)
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Nobody reads these any more. Unknown ones do nothing."""
@@ -156,6 +150,13 @@ class Flights:
         """End the requests that nobody has and that came before ``since_s``: there is no worker."""
         for flight in [flight for flight in self._flights.values() if flight.link is None and flight.request.arrival_s <= since_s]:
             self.fail(flight, message, NO_WORKER)
+
+    def fail_unheld(self, there: Sequence[LengthLimits], wait_s: float) -> None:
+        """End requests that no worker of these sizes, ``there`` or to be there again, could ever hold, and none has for ``wait_s``."""
+        suspects = [flight for flight in self._lost if flight.attempts.is_suspect]
+        for flight in (*(self._flights[route.request_id] for route in self.dispatcher.set_aside()), *suspects):
+            if (why := flight.unheld_for(there, self._now(), wait_s)) is not None:
+                self.fail(flight, why, REFUSED)
 
     def _withdraw(self, flight: Flight) -> None:
         """From wherever it is."""
@@ -185,11 +186,12 @@ class Flights:
                 self._dispatch()
 
     def _dispatch(self) -> None:
-        links = self._entries()
-        views = [link.view for link in links]
+        entries = self._entries()
+        links = [*entries, *(link for link in self._links() if link not in entries)]
+        views, spare = [link.view for link in entries], [link.view for link in links[len(entries) :]]
         while True:
             try:
-                found = self.dispatcher.next(views, self._now())
+                found = self.dispatcher.next(views, self._now(), spare)
             except Unroutable as error:
                 self.fault(error.__cause__ or error, self._flights[error.request_id])
                 continue
@@ -207,7 +209,7 @@ class Flights:
     def _send(self, flight: Flight, link: Link) -> None:
         request, now, key = flight.request, self._now(), next(self._keys)
         made = flight.attempts.begin(key)
-        flight.link = link
+        flight.link, flight.unheld_s = link, None
         self._by_key[key] = flight
         link.keys.add(key)
         ticket = None if self.handovers is None else self.handovers.ticket(flight, link, key, len(made))

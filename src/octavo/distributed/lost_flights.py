@@ -23,10 +23,10 @@ MAX_STRUCK = 64  # workers that were lost and may come back
 
 
 class LostFlights:
-    """``wake``: called by the event loop when ``next`` may have another."""
+    """``wake``: called by the event loop when ``next`` may have another. ``holds``: whether a worker could ever hold a flight."""
 
-    def __init__(self, pacer: Pacer, wake: Callable[[], None]) -> None:
-        self._pacer, self._wake = pacer, wake
+    def __init__(self, pacer: Pacer, wake: Callable[[], None], holds: Callable[[Flight, Link], bool]) -> None:
+        self._pacer, self._wake, self._holds = pacer, wake, holds
         self._lost: deque[Flight] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._suspects: dict[Link, Flight] = {}  # by the worker that has one
@@ -53,7 +53,7 @@ class LostFlights:
         if self._timer is not None:
             return None
         for flight in self._lost:
-            able = [link for link in links if link not in self._suspects] if flight.attempts.is_suspect else []
+            able = self._able(flight, links) if flight.attempts.is_suspect else []
             if flight.attempts.is_suspect and not able:
                 continue
             if not self._pacer.take(now):
@@ -62,6 +62,9 @@ class LostFlights:
             self._lost.remove(flight)
             return flight, able
         return None
+
+    def _able(self, flight: Flight, links: Sequence[Link]) -> list[Link]:
+        return [link for link in links if link not in self._suspects and self._holds(flight, link)]
 
     def _timed_out(self) -> None:
         self._timer = None

@@ -181,6 +181,8 @@ class WorkerEngine:
             return
         num_choices = attempt.num_open
         self._forget(attempt)
+        if self.kv is not None:
+            self.kv.dropped([attempt.key])
         ends = [Event(attempt.key, c, finish_reason=FinishReason.ERROR, error=str(error), error_code=REFUSED) for c in range(num_choices)]
         self._send(Events(ends))
 
