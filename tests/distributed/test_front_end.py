@@ -86,9 +86,9 @@ def test_of_a_lost_workers_requests_only_those_that_run_are_kept() -> None:
         await until(lambda: second.num_attempts == 4)
         second.give(3)
         assert [await read(stream) for stream in streams] == [expected(i, 3) for i in range(4)]
-        assert all(isinstance(request_id, str) for request_id in engine.flights._struck[boot_id])
+        assert all(isinstance(request_id, str) for request_id in engine.flights._lost._struck[boot_id])
         engine.flights.returned(boot_id)  # of requests that are over
-        assert boot_id not in engine.flights._struck
+        assert boot_id not in engine.flights._lost._struck
         await engine.stop()
         await other
 
@@ -111,7 +111,7 @@ def test_a_fault_in_looking_after_hand_offs_does_not_end_the_watch(monkeypatch: 
 
         monkeypatch.setattr(engine.handovers, "tick", faulty)
         worker, task = stub(engine, "stub")
-        await until(lambda: engine._preparer is not None)
+        await until(lambda: engine._sizes.preparer is not None)
         task.cancel()
         await until(lambda: not engine.open_links())
         stream = open_stream(engine, 0, 3)

@@ -214,7 +214,7 @@ def test_a_pool_of_any_size_costs_the_front_end_nothing() -> None:
 
     async def run() -> None:
         engine = ClusterEngine(bigram_model(TOKENIZER, context=8192), bigram_config(), Address("127.0.0.1", 0), SECRET)
-        engine._take_limits(Ready("stub", "bigram/stub", msgspec.structs.replace(LIMITS, num_kv_blocks=1 << 40)))
+        engine._sizes.take(Ready("stub", "bigram/stub", msgspec.structs.replace(LIMITS, num_kv_blocks=1 << 40)))
         assert engine.room(10) == 8192 - 10
 
     asyncio.run(run())
