@@ -207,6 +207,7 @@ class ClusterEngine:
     def _look(self) -> None:
         now = self.clock.now()
         self.handovers.tick()
+        self.flights.tick()
         if any(link.takes_requests or self._has_successor(link) for link in self.control):
             self._none_since_s = now
         elif now - self._none_since_s > self.options.worker_wait_s:
@@ -336,7 +337,7 @@ class ClusterEngine:
         link.view.lengths = self._sizes.take(link.ready)
         if self.launcher is not None:
             self.launcher.ready(link.name)
-        self.flights.returned(link.worker.boot_id)
+        self.flights.returned(link)
         self._changed.set()
         with self.flights.guarded():
             self.handovers.ready(link)

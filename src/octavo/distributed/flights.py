@@ -279,14 +279,30 @@ class Flights:
                 self._leave_link(flight)
                 self._lose(flight, loss)
         if loss in (Loss.DIED, Loss.HUNG):
-            self._lost.struck(link.worker.boot_id, [flight.request.request_id for flight in struck])
+            ids = [flight.request.request_id for flight in struck]
+            self._confirm(self._lost.struck(link.name, link.worker.boot_id, ids, self._now()))
         self.pump()
 
-    def returned(self, boot_id: str) -> None:
-        """A worker takes requests, or does again. If it was lost and is the same process, what it had did it no harm."""
-        for request_id in self._lost.returned(boot_id):
+    def returned(self, link: Link) -> None:
+        """A worker takes requests, or does again. If it was lost and is the same process, what it had did it no harm; if another had its
+        name before, that one is gone."""
+        forgiven, gone = self._lost.returned(link.name, link.worker.boot_id)
+        for request_id in forgiven:
             if (flight := self._flights.get(request_id)) is not None:
                 flight.attempts.forgive()
+        self._confirm(gone)
+
+    def tick(self) -> None:
+        """Time has passed: who has been lost for so long does not come back. To be called a few times a second."""
+        self._confirm(self._lost.expired(self._now() - self._options.liveness.gone_s))
+        self.pump()
+
+    def _confirm(self, request_ids: Iterable[str]) -> None:
+        """The workers that these were lost with do not come back."""
+        for request_id in request_ids:
+            flight = self._flights.get(request_id)
+            if flight is not None and (given_up := flight.attempts.confirm()) is not None and flight.link is None:
+                self._give_up(flight, given_up)
 
     def _lose(self, flight: Flight, loss: Loss, error: str | None = None) -> None:
         """The request waits for its turn to go on, or has to fail, with ``error`` if there is one."""
@@ -297,9 +313,12 @@ class Flights:
         given_up = flight.attempts.lost(loss)
         self._lost.add(flight)
         if given_up is not None:
-            self.num_given_up += 1
-            logger.error("request %s: %s", request_id, given_up)
-            self.fail(flight, error or given_up)
+            self._give_up(flight, given_up, error)
+
+    def _give_up(self, flight: Flight, given_up: str, error: str | None = None) -> None:
+        self.num_given_up += 1
+        logger.error("request %s: %s", flight.request.request_id, given_up)
+        self.fail(flight, error or given_up)
 
     def failed(self, key: int, error: str) -> None:
         """Its worker cannot go on with it, and has said so otherwise than by an event."""
