@@ -139,5 +139,11 @@ def test_a_worker_without_a_secret_or_an_address_says_so(octavo: Octavo, monkeyp
     monkeypatch.delenv("OCTAVO_CLUSTER_SECRET", raising=False)
     result = octavo("worker", "--connect", "127.0.0.1:1")
     assert result.code == 1 and "OCTAVO_CLUSTER_SECRET" in result.err
+    monkeypatch.setenv("OCTAVO_CLUSTER_SECRET", "0123456789abcdef")
+    for name in ("", "a b", "../a", "..", "x" * 129):
+        result = octavo("worker", "--connect", "127.0.0.1:1", "--name", name)
+        assert result.code == 2 and "'--name'" in result.err and "1 to 128 printable ASCII characters" in result.err, name
+    result = octavo("worker", "--connect", "127.0.0.1:1", "--give-up-s", "0.2")
+    assert result.code == 1 and "octavo worker: no front end at 127.0.0.1:1 yet: " in result.err
     result = octavo("worker", "--connect", "nowhere")
     assert result.code == 2 and "HOST:PORT" in result.err

@@ -42,7 +42,7 @@ def test_the_smallest_file() -> None:
     ("change", "message"),
     [
         ({"model": ""}, "model: '' is not allowed; a text that is not empty is needed"),
-        ({"model": None}, "model: nothing is not allowed; a text"),
+        ({"model": None}, "model: it is missing; a text"),
         ({"modell": "x"}, "modell: there is no such field; there are: model, secret_file, serve, control, engine, ray, workers"),
         ({"secret_file": 3}, "secret_file: 3 is not allowed; a text"),
         ({"serve": 3}, "serve: 3 is not allowed; a [serve] table is needed"),
@@ -54,7 +54,7 @@ def test_the_smallest_file() -> None:
         ({"ray": "auto"}, "ray: 'auto' is not allowed; a [ray] table is needed"),
         ({"ray": {"adress": "auto"}}, "ray.adress: there is no such field; there are: address"),
         ({"ray": {"address": 1}}, "ray.address: 1 is not allowed; a text"),
-        ({"workers": None}, "workers: nothing is not allowed; at least one [[workers]] table is needed"),
+        ({"workers": None}, "workers: it is missing; at least one [[workers]] table is needed"),
         ({"workers": []}, "workers: [] is not allowed; at least one [[workers]] table is needed"),
         ({"workers": {"role": "both"}}, "workers: {'role': 'both'} is not allowed; [[workers]] tables are needed"),
         ({"workers": [{}, 3]}, "workers: [{}, 3] is not allowed; [[workers]] tables are needed"),

@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.core.request import FinishReason, Request, SamplingParams
-from octavo.distributed.accounts import WorkerAccount, merge
+from octavo.distributed.accounts import ToldAdvice, WorkerAccount, merge
+from octavo.distributed.answers import ToldEngine, Window
+from octavo.distributed.cluster_reports import _mean_advice
 from octavo.distributed.journeys import Journeys
 from octavo.distributed.worker_engine import engine_id
 from octavo.engine.causes import NAMES, Cause
@@ -327,3 +329,19 @@ def check(way: Way) -> None:
         assert sum(merged.ttft_seconds) == pytest.approx(journey.first_token_s - journey.received_s, abs=1e-6)
         pairs = [(a, b) for c, a, b in zip(Cause, merged.ttft_seconds, merged.seconds, strict=True) if c is not Cause.NETWORK]
         assert all(up_to <= all_of + 1e-9 for up_to, all_of in pairs)  # a first token may have been longer on its way than the last
+
+
+def test_advice_to_different_numbers_of_one_flag_is_one() -> None:
+    engine = ToldEngine("m", 0, 0, 1, 1, 0, 0, 0, 0)
+
+    def window(num_advised: int, *advice: tuple[str, float]) -> Window:
+        told = [ToldAdvice(change, gain_s, f"why {change}", "time stamps") for change, gain_s in advice]
+        return Window([], [], True, told, num_advised, engine)
+
+    first = window(3, ("--max-itl-ms 32", 0.4), ("more KV blocks (--num-kv-blocks 99)", 0.1))
+    windows = [first, window(1, ("--max-itl-ms 37.5", 4.0)), window(0)]
+    shown = [(one["change"], one["gain_s"], one["why"]) for one in _mean_advice(windows)]
+    assert shown == [
+        ("--max-itl-ms 37.5", pytest.approx(1.3), "why --max-itl-ms 37.5"),
+        ("more KV blocks (--num-kv-blocks 99)", pytest.approx(0.075), "why more KV blocks (--num-kv-blocks 99)"),
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Sequence
 
 import pytest
@@ -215,10 +216,27 @@ def test_requests_wait_for_the_successor_of_the_last_worker_however_long_it_drai
         await until(lambda: engine.cluster.status()["restart"] is None)
         assert launcher.replaced == ["a"]
         launcher.release("a")  # nobody comes after it
+        with pytest.raises(ValueError, match="there is none to replace"):
+            await engine.cluster.restart()
         engine.control.fleet.drain(next(iter(engine.control)).worker)
         assert not any(engine._has_successor(link) for link in engine.control)
         await engine.stop()
         await other
+
+    asyncio.run(run())
+
+
+def test_where_it_cannot_listen_is_told_as_the_flag() -> None:
+    async def run() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            here, nowhere = Address("127.0.0.1", port), Address(path="/nowhere/at/all")
+            for address, words in ((here, "Address already in use"), (nowhere, "No such file")):
+                engine = ClusterEngine(bigram_model(TOKENIZER, context=8192), bigram_config(), address, SECRET)
+                engine.start()
+                with pytest.raises(OSError, match=f"workers_listen: cannot listen at {address}: {words}"):
+                    await engine.ready()
+                await engine.stop()
 
     asyncio.run(run())
 

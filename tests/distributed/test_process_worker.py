@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import sys
+from pathlib import Path
 
 import pytest
 
 from octavo.distributed import process_worker
 from octavo.distributed.channel import Address
+from octavo.distributed.local_cluster import SOCKET, sweep_folders
 from octavo.distributed.process_worker import LocalProcesses
 
 ENDS = (sys.executable, "-c", "raise SystemExit(1)")
@@ -59,3 +62,26 @@ def test_a_process_that_cannot_be_started_is_tried_again() -> None:
         await processes.stop()
 
     asyncio.run(run())
+
+
+def test_what_a_killed_front_end_left_is_swept_and_nothing_else(tmp_path: Path) -> None:
+    def listening(folder: str, name: str = SOCKET) -> socket.socket:
+        (tmp_path / folder).mkdir()
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(tmp_path / folder / name))
+        listener.listen()
+        return listener
+
+    alive = listening("octavo-alive")
+    for folder, name in (("octavo-dead", SOCKET), ("octavo-more", SOCKET), ("octavo-other", "socket"), ("others", SOCKET)):
+        listening(folder, name).close()
+    (tmp_path / "octavo-more" / "notes").write_text("of somebody")
+    (tmp_path / "octavo-file").mkdir()
+    (tmp_path / "octavo-file" / SOCKET).write_text("no socket")
+    before = {path.name for path in tmp_path.iterdir()}
+    sweep_folders(tmp_path, min_age_s=3600.0)
+    assert {path.name for path in tmp_path.iterdir()} == before
+    sweep_folders(tmp_path, min_age_s=0.0)
+    assert before - {path.name for path in tmp_path.iterdir()} == {"octavo-dead"}
+    assert (tmp_path / "octavo-more" / "notes").exists() and (tmp_path / "octavo-alive" / SOCKET).exists()
+    alive.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
@@ -227,6 +228,20 @@ def test_a_worker_without_a_front_end_gives_up_when_it_is_to() -> None:
     async def run() -> None:
         _, task = worker(Address("127.0.0.1", 9), "a", give_up_s=0.2)
         with pytest.raises(FrontEndLost, match=r"0\.2 s"):
+            await asyncio.wait_for(task, WAIT_S)
+
+    asyncio.run(run())
+
+
+def test_a_worker_ends_with_the_front_end_that_has_started_it_whoever_listens_there_now() -> None:
+    async def run() -> None:
+        async with front_end() as engine:
+            _, task = worker(engine.control.address, "a", parent=os.getpid())  # which is not this process's parent
+            with pytest.raises(FrontEndLost, match="that started it has ended"):
+                await asyncio.wait_for(task, WAIT_S)
+            server, task = worker(engine.control.address, "a", parent=os.getppid())
+            await until(lambda: bool(engine.open_links()))
+            server.leave("the test is over")
             await asyncio.wait_for(task, WAIT_S)
 
     asyncio.run(run())

@@ -72,6 +72,7 @@ def test_lists_the_summary_and_metrics_are_of_all_workers(server: RunningCluster
     _, _, data = server.request("GET", "/metrics", headers=KEY)
     samples = dict(line.rsplit(" ", 1) for line in data.decode().splitlines() if not line.startswith("#"))
     taken = [float(samples[f'octavo_requests_total{{role="both",worker="{name}"}}']) for name in ("w0", "w1")]
+    assert float(samples['octavo_num_requests_waiting{role="front_end",worker=""}']) == 0
     assert sum(taken) >= 6 and float(samples['octavo_cluster_hand_offs_total{role="front_end",worker=""}']) == 0
 
 
@@ -136,9 +137,14 @@ def test_a_drained_worker_ends_and_the_other_answers() -> None:
     with RunningCluster({"w0": "both", "w1": "both"}, ServerOptions(api_key="secret")) as server:
         shown = run(server, "cluster", "drain", "w1", "--wait")
         assert shown.exit_code == 0 and "takes no more requests" in shown.output, shown.output
+        assert "no other worker" not in shown.output
         wait_until(lambda: not server.workers["w1"].is_alive)
         assert complete(server, max_tokens=3, explain=True)["explain"]["workers"] == ["w0"]
         assert [worker["name"] for worker in get(server, "/v1/cluster")["workers"]] == ["w0"]
+        shown = run(server, "cluster", "drain", "w0", "--wait")
+        assert shown.exit_code == 0 and "no other worker takes requests now" in shown.output, shown.output
+        shown = run(server, "top", "--once")
+        assert shown.exit_code == 0 and "no worker is there" in shown.output, shown.output
 
 
 @pytest.mark.parametrize(
@@ -146,8 +152,9 @@ def test_a_drained_worker_ends_and_the_other_answers() -> None:
     [
         ("drain", {"worker": "w9"}, 404, "worker_not_found"),
         ("drain", {"worker": 7}, 400, "invalid_type"),
-        ("drain", {}, 400, "invalid_type"),
-        ("drain", b"{", 400, "invalid_type"),
+        ("drain", {}, 400, "missing_field"),
+        ("drain", b"{", 400, "invalid_json"),
+        ("drain", b"[]", 400, "invalid_json"),
         ("drain", {"worker": "w0", "force": True}, 400, "invalid_type"),
         ("restart", {"now": True}, 400, "invalid_type"),
         ("restart", {}, 409, "not_now"),  # these workers were not started by the front end
@@ -156,6 +163,8 @@ def test_a_drained_worker_ends_and_the_other_answers() -> None:
 def test_what_cannot_be_done_is_refused(server: RunningCluster, path: str, body: Any, status: int, code: str) -> None:
     got, error = server.error(f"/v1/cluster/{path}", body, KEY)
     assert (got, error["code"]) == (status, code)
+    if code == "missing_field":
+        assert error["param"] == "worker" and error["message"].startswith("worker: ")
     assert all(worker["draining"] is False for worker in get(server, "/v1/cluster")["workers"])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import socket
 import threading
@@ -83,10 +84,13 @@ def _failed(server: Starting) -> None:
 
 
 @pytest.mark.parametrize(("end", "message"), [(_stopped, None), (_failed, "no worker can be started")])
-def test_it_ends_before_it_is_ready(end: Callable[[Starting], None], message: str | None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_ends_before_it_is_ready(
+    end: Callable[[Starting], None], message: str | None, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
     server = Starting().__enter__()
     end(server)
     server.join()
     assert (None if server.ended_with is None else str(server.ended_with)) == message
     assert "READY" not in capsys.readouterr().out
     assert server.engine.backend.closed  # type: ignore[attr-defined]
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]  # the error is told once, by whoever runs it

@@ -11,6 +11,7 @@ import click
 from octavo.cli.api_client import get_json, post_json, server_options
 from octavo.cli.cluster_up import up
 from octavo.cli.options import Finite
+from octavo.core.words import counted
 
 _COLUMNS = ("worker", "role", "state", "host", "running", "waiting", "KV blocks", "since")
 
@@ -38,6 +39,8 @@ def drain(worker: str, wait: bool, timeout: float, url: str, api_key: str | None
     """Have WORKER take no more requests, and end when those it has are done."""
     found = post_json(url, "/v1/cluster/drain", api_key, {"worker": worker})
     click.echo(f"{found['name']} takes no more requests; it has {found['attempts']}")
+    if not found["left"]:
+        click.echo("no other worker takes requests now: what comes waits for one, --worker-wait-s at most", err=True)
     if wait:
         _wait(url, api_key, timeout, lambda cluster: worker not in _names(cluster) or _boot(cluster, worker) != found["boot_id"], worker)
 
@@ -49,7 +52,8 @@ def drain(worker: str, wait: bool, timeout: float, url: str, api_key: str | None
 def restart(wait: bool, timeout: float, url: str, api_key: str | None) -> None:
     """Replace the workers one after another: each is drained first, so that no request fails."""
     found = post_json(url, "/v1/cluster/restart", api_key, {})
-    click.echo(f"{len(found['workers'])} workers are being replaced, one after another")
+    number = found["restart"]["of"]
+    click.echo(f"{counted(number, 'worker')} {'is' if number == 1 else 'are'} being replaced, one after another")
     if wait:
         _wait(url, api_key, timeout, lambda cluster: cluster["restart"] is None, "the restart")
 
@@ -80,7 +84,8 @@ def status_lines(cluster: dict[str, Any]) -> list[str]:
     if not rows:
         lines = ["no worker is there"]
     if cluster["waiting"]:
-        lines.append(f"{cluster['waiting']} requests wait at the front end")
+        waiting = cluster["waiting"]
+        lines.append(f"{counted(waiting, 'request')} {'waits' if waiting == 1 else 'wait'} at the front end")
     if cluster["restart"] is not None:
         lines.append(f"a rolling restart is going on: {cluster['restart']['done']} of {cluster['restart']['of']} are new")
     return lines

@@ -11,6 +11,7 @@ import click
 from octavo.cli.cluster_flags import cluster_plan
 from octavo.cli.options import engine_config, engine_options
 from octavo.cli.serve import serve, serve_with
+from octavo.core.words import counted
 
 if TYPE_CHECKING:
     from octavo.distributed.cluster_file import ClusterFile
@@ -27,7 +28,6 @@ def up(file: str, check: bool) -> None:
     FILE is TOML (docs/cluster.md). Workers are placed by Ray where it has a [ray] table, else they are processes of this host.
     """
     from octavo.distributed.cluster_file import read_cluster_file
-    from octavo.distributed.handshake import read_secret
 
     described = read_cluster_file(file)
     arguments = serve_arguments(described, file)
@@ -38,13 +38,30 @@ def up(file: str, check: bool) -> None:
         raise click.ClickException(f"{file}: {error.format_message()}") from None
     with context:
         if check:
-            cluster_plan(context.params)
-            engine_config(context.params)
-            if described.secret_file is not None:
-                read_secret(str(described.secret_file))
-            click.echo(f"{file} is in order: {described.num_workers} workers")
+            try:
+                cluster_plan(context.params)
+                engine_config(context.params)
+            except click.UsageError as error:
+                raise click.ClickException(f"{file}: {error.format_message()}") from None
+            _check_surroundings(described, file)
+            click.echo(f"{file} is in order: {counted(described.num_workers, 'worker')}")
         else:
             serve_with(context.params, described if described.ray is not None else None)
+
+
+def _check_surroundings(described: ClusterFile, file: str) -> None:
+    """What the file names has to be there: the secret, and models as far as that is known without a network. Raises ClickException."""
+    from octavo.distributed.handshake import SecretError, read_secret
+    from octavo.models.catalog import check_spec
+
+    try:
+        if described.secret_file is not None or (described.control_host is not None and described.ray is None):
+            read_secret(None if described.secret_file is None else str(described.secret_file))
+        check_spec(described.model)
+        if isinstance(draft := described.engine.get("draft_model"), str):
+            check_spec(draft)
+    except (SecretError, RuntimeError) as error:
+        raise click.ClickException(f"{file}: {error}") from None
 
 
 def serve_arguments(described: ClusterFile, file: str) -> list[str]:

@@ -77,6 +77,8 @@ def _bar(parts: list[tuple[str, float]], width: int) -> str:
 
 def _pool(engine: dict[str, Any], width: int) -> list[str]:
     blocks, seqs, room = engine["kv_blocks"], engine["max_num_seqs"], max(10, width - 60)
+    if not blocks:
+        return ["  no worker is there"]
     pool = _bar([("#", engine["kv_used"] / blocks), ("-", engine["kv_cached"] / blocks)], room)
     places = _bar([("#", min(1.0, engine["running"] / seqs))], room)
     used = f"{engine['kv_used']} used, {engine['kv_cached']} cached of {blocks}"

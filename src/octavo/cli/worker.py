@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import signal
 import socket
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -27,10 +30,12 @@ _SECRET_HELP = "File with the cluster's secret (default: $OCTAVO_CLUSTER_SECRET)
 @click.option("--model", help="The front end's model as this host has it (default: as the front end names it).")
 @click.option("--kv-limit-gbps", type=POSITIVE, help="Send KV to other workers at so many gigabits a second at most.")
 @click.option("--give-up-s", type=POSITIVE, help="End after so many seconds without a front end (default: look for it for ever).")
+@click.option("--parent", type=click.IntRange(1), metavar="PID", help="The front end's process, which has started this one: end with it.")
 def worker(connect: str, cluster_secret_file: str | None, name: str | None, kv_limit_gbps: float | None, **options: Any) -> None:
     """Work for a front end: `octavo serve --workers-listen`. Model and settings are the front end's."""
     from octavo.distributed.channel import Address
     from octavo.distributed.handshake import read_secret
+    from octavo.distributed.messages import MessageError, check_name
     from octavo.distributed.throttle import Throttle
     from octavo.distributed.worker import WorkerOptions, WorkerServer
     from octavo.distributed.worker_handover import handing_over
@@ -39,9 +44,32 @@ def worker(connect: str, cluster_secret_file: str | None, name: str | None, kv_l
         address = Address.parse(connect)
     except ValueError as error:
         raise click.BadParameter(str(error).partition("; ")[2], param_hint="'--connect'") from None
-    named, secret = WorkerOptions(name or f"{socket.gethostname()}-{os.getpid()}", **options), read_secret(cluster_secret_file)
+    name = f"{socket.gethostname()}-{os.getpid()}" if name is None else name
+    try:
+        check_name(name)
+    except MessageError as error:
+        raise click.BadParameter(str(error).partition(": ")[2], param_hint="'--name'") from None
+    named, secret = WorkerOptions(name, **options), read_secret(cluster_secret_file)
     throttle = None if kv_limit_gbps is None else Throttle(kv_limit_gbps * 1e9 / 8)
-    sys.exit(run(WorkerServer(address, secret, named, make_kv=handing_over(secret, throttle))))
+    with _spoken() if named.parent is None else contextlib.nullcontext():
+        sys.exit(run(WorkerServer(address, secret, named, make_kv=handing_over(secret, throttle))))
+
+
+@contextlib.contextmanager
+def _spoken() -> Iterator[None]:
+    """Say on stderr what becomes of the way to the front end: whoever starts a worker by hand waits for it."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("octavo worker: %(message)s"))
+    logger = logging.getLogger("octavo.worker")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(logging.NOTSET)
+        logger.propagate = True
 
 
 def run(server: WorkerServer) -> int:

@@ -1,7 +1,7 @@
 """The file that describes a cluster, for `octavo cluster up FILE`: TOML, read once, every field checked. Pure: no process, no network.
 
     model = "smollm2"
-    secret_file = "cluster.secret"      # beside this file, unless the path is absolute; without it a secret is made
+    secret_file = "cluster.secret"      # beside this file, unless the path is absolute; needed with [control] host, but for Ray
 
     [serve]                             # where clients come
     host = "0.0.0.0"
@@ -203,5 +203,4 @@ def _integer(name: str, value: Any, low: int, high: int) -> int:
 
 
 def _bad(name: str, value: Any, limit: str) -> ClusterFileError:
-    shown = "nothing" if value is None else repr(value)
-    return ClusterFileError(f"{name}: {shown} is not allowed; {limit}")
+    return ClusterFileError(f"{name}: it is missing; {limit}" if value is None else f"{name}: {value!r} is not allowed; {limit}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
@@ -32,6 +33,7 @@ logger = logging.getLogger("octavo.distributed")
 
 ANSWER_S = 2.0  # how long a worker may take
 MAX_ADVICE = 8
+_NUMBER = re.compile(r"\d+(\.\d+)?")
 MAX_GAP_PLACE = 1000  # of a class of gaps: e^48 s
 
 T = TypeVar("T")
@@ -159,13 +161,13 @@ def _told(answers: Iterable[tuple[str, Iterable[WorkerAccount]]]) -> dict[tuple[
 
 
 def _mean_advice(windows: Iterable[Window]) -> list[dict[str, Any]]:
-    """Means over all requests that the workers looked at, the best first."""
-    asked, best = list(windows), dict[str, Advice]()
+    """Means over all requests that the workers looked at, the best first. The same change to different numbers is one: it has the number,
+    and the reason, of the worker that would gain most."""
+    asked, parts = list(windows), dict[str, list[Advice]]()
     num_advised = max(1, sum(window.num_advised for window in asked))
     for window in asked:
         for told in window.advice:
-            part = told.advice(window.num_advised / num_advised)
-            before = best.get(part.change)
-            best[part.change] = part if before is None else replace(before, gain_s=before.gain_s + part.gain_s)
-    ranked = sorted(best.values(), key=lambda advice: -advice.gain_s)
+            parts.setdefault(_NUMBER.sub("", told.change), []).append(told.advice(window.num_advised / num_advised))
+    gains = [(max(alike, key=lambda part: part.gain_s), sum(part.gain_s for part in alike)) for alike in parts.values()]
+    ranked = sorted((replace(most, gain_s=gain_s) for most, gain_s in gains), key=lambda advice: -advice.gain_s)
     return [advice.shown() for advice in ranked[:MAX_ADVICE]]

@@ -213,8 +213,10 @@ class Journeys:
         seconds.samples += [({"cause": name}, total) for name, total in zip(NAMES, self._ended.totals, strict=True) if total > 0.0]
         lost = "Attempts whose worker was lost; their requests went on with another one, or failed."
         moved = "Requests whose KV was handed over from a worker to another one."
+        waiting = "Sequences in the queue, preempted ones included."
         return [
             seconds,
+            MetricFamily("octavo_num_requests_waiting", "gauge", waiting, [({}, self.num_unplaced)]),
             MetricFamily("octavo_cluster_lost_attempts", "counter", lost, [({}, self.num_lost_legs)]),
             MetricFamily("octavo_cluster_hand_offs", "counter", moved, [({}, self.num_handed_over)]),
         ]

@@ -5,8 +5,13 @@ Owns how this host's memory and cores are shared among them, and the socket that
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
+import socket
+import stat
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,6 +23,9 @@ from octavo.distributed.cluster_options import ClusterOptions, worker_name
 from octavo.distributed.handshake import new_secret, read_secret
 from octavo.distributed.process_worker import LocalProcesses, share_of_cores
 from octavo.engine.engine import default_kv_bytes
+
+FOLDER = "octavo-"  # of a front end's own, in the one for temporary files
+SOCKET = "workers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +53,23 @@ def shared_config(config: EngineConfig, num_workers: int) -> EngineConfig:
     return config
 
 
+def sweep_folders(parent: Path, min_age_s: float = 60.0) -> None:
+    """Remove what front ends that were killed have left in ``parent``: folders of this user with a socket at which nobody listens, and
+    nothing else. Younger ones may be about to listen."""
+    for folder in parent.glob(f"{FOLDER}*"):
+        path = folder / SOCKET
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
+            found = path.lstat()
+            if not stat.S_ISSOCK(found.st_mode) or found.st_uid != os.getuid() or time.time() - found.st_mtime < min_age_s:
+                continue
+            probe.settimeout(1.0)
+            try:
+                probe.connect(str(path))
+            except ConnectionRefusedError:
+                path.unlink()
+                folder.rmdir()
+
+
 def open_cluster(config: EngineConfig, path: str, plan: ClusterPlan, beside: Callable[[], object] | None = None) -> ClusterEngine:
     """An engine whose workers run ``config``; ``path``: where its model is on this host, of which the text alone is read. ``beside`` is
     called meanwhile. Raises ConfigError, ModelFileError, SecretError."""
@@ -59,8 +84,9 @@ def open_cluster(config: EngineConfig, path: str, plan: ClusterPlan, beside: Cal
     model = open_model(path).read_text()
     if beside is not None:
         beside()
-    folder = None if plan.listen is not None else tempfile.mkdtemp(prefix="octavo-")  # that nobody else may enter
-    address = plan.listen or Address(path=str(Path(str(folder)) / "workers"))
+    sweep_folders(Path(tempfile.gettempdir()))
+    folder = None if plan.listen is not None else tempfile.mkdtemp(prefix=FOLDER)  # that nobody else may enter
+    address = plan.listen or Address(path=str(Path(str(folder)) / SOCKET))
     most = max(len(names), plan.options.scale.most if plan.options.scale is not None else 0)
     threads = config.backend.threads or share_of_cores(most) if names else None
     launcher = LocalProcesses(names, secret.decode(), threads) if names else None

@@ -291,9 +291,11 @@ def to_worker(data: bytes | bytearray | memoryview) -> ToWorker:
 
 
 def check_name(name: str) -> None:
-    """MessageError for a name that logs, metrics and terminals could not show as it is."""
-    if not 0 < len(name) <= MAX_NAME_CHARS or not name.isascii() or not name.isprintable() or " " in name:
-        allowed = f"1 to {MAX_NAME_CHARS} printable ASCII characters, none of them a blank"
+    """MessageError for a name that logs, metrics and terminals could not show as it is, or that names no folder of its own: what a worker
+    keeps on disk is below its name."""
+    is_path = "/" in name or name in (".", "..")
+    if not 0 < len(name) <= MAX_NAME_CHARS or not name.isascii() or not name.isprintable() or " " in name or is_path:
+        allowed = f"1 to {MAX_NAME_CHARS} printable ASCII characters, none of them a blank or a slash, and neither . nor .."
         raise MessageError(f"name: {name[:MAX_NAME_CHARS]!r} is not allowed; {allowed}")
 
 

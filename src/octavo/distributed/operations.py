@@ -91,7 +91,7 @@ class Operations:
         if self._restart is not None:
             raise ValueError("a restart is going on; it ends by itself")
         self.let_go(link)
-        return self._entry(link)
+        return self._entry(link) | {"left": sum(one.takes_requests for one in self._control)}
 
     def let_go(self, link: Link, for_good: bool = True) -> None:
         """Give a worker nothing more, and have it end when what it has is done; ``for_good``: without another in its place."""
@@ -123,6 +123,8 @@ class Operations:
         if self._restart is not None:
             raise ValueError("a restart is going on already")
         names = list(self._launcher.names)
+        if not names:
+            raise ValueError("all workers have been drained for good, and there is none to replace")
         self._done, self._of = 0, len(names)
         self._restart = asyncio.create_task(self._replace_all(self._launcher, names))
         return self.status()

@@ -7,7 +7,7 @@
 Owns the processes. What they work at comes by their channels, and so does the word that it is enough; the secret reaches them by their
 environment. Pauses double with each worker that ends before it was ready. A worker that says that it can never work (its exit status is
 ``HOPELESS``) is not tried again, and ``trouble`` has why. Children have sessions of their own, so that a Ctrl-C at the terminal is the
-front end's alone to obey; when that is killed they notice at their channel and end soon after.
+front end's alone to obey; when that is killed they notice at their channel and end, whoever listens at its address then.
 """
 
 from __future__ import annotations
@@ -151,6 +151,7 @@ class LocalProcesses:
 
     async def _spawn(self, child: _Child) -> asyncio.subprocess.Process:
         args = ["--connect", str(self._address), "--name", child.name, "--role", child.role, "--give-up-s", f"{GIVE_UP_S:g}"]
+        args += ["--parent", str(os.getpid())]
         if self._threads is not None:
             args += ["--threads", str(self._threads)]
         environment = {**os.environ, SECRET_VARIABLE: self._secret}

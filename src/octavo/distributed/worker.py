@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 from octavo.config import EngineConfig
 from octavo.distributed.answers import answer
-from octavo.distributed.channel import Address, Channel, connect
+from octavo.distributed.channel import Address, Channel, ChannelClosed, connect
 from octavo.distributed.messages import (
     PROTOCOL,
     Abort,
@@ -70,7 +70,7 @@ class WorkerRefused(RuntimeError):
 
 
 class FrontEndLost(RuntimeError):
-    """There has been no front end for ``give_up_s``."""
+    """There has been no front end for ``give_up_s``, or the one that had started this worker is gone."""
 
 
 class WorkerFailed(RuntimeError):
@@ -80,13 +80,15 @@ class WorkerFailed(RuntimeError):
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
     """``name``: unique among a front end's workers. ``threads`` and ``model``: in place of what the front end says, which knows its own
-    host. ``give_up_s``: ends after so long without a front end (None: never)."""
+    host. ``give_up_s``: ends after so long without a front end (None: never). ``parent``: the process id of a front end that has started
+    it, whose end is its own (None: whoever listens at the address will do)."""
 
     name: str
     role: str = "both"
     threads: int | None = None
     model: str | None = None
     give_up_s: float | None = None
+    parent: int | None = None
     boot_id: str = field(default_factory=lambda: secrets.token_hex(8))
 
 
@@ -149,19 +151,25 @@ class WorkerServer:
     async def run(self) -> None:
         """Serve until told to end. Raises WorkerRefused, FrontEndLost, WorkerFailed, and what keeps the engine from being made."""
         loop = asyncio.get_running_loop()
-        wait_s, served_s = RETRY_S[0], loop.time()
+        wait_s, served_s, told = RETRY_S[0], loop.time(), ""
         try:
             while not self._ended.is_set():
+                if self.options.parent not in (None, os.getppid()):  # another front end at its address has workers of its own
+                    raise FrontEndLost("the front end that started it has ended")
                 try:
                     channel = await connect(self._address, self._secret, to_worker)
                 except OSError as error:
-                    logger.info("no front end at %s: %s", self._address, error)
+                    hint = "; it may have another secret" if isinstance(error, ChannelClosed) else ""
+                    if told != str(error):
+                        told = str(error)
+                        logger.info("no front end at %s yet: %s%s", self._address, error, hint)
                     if self.options.give_up_s is not None and loop.time() - served_s > self.options.give_up_s:
-                        raise FrontEndLost(f"no front end at {self._address} for {self.options.give_up_s:g} s: {error}") from error
+                        raise FrontEndLost(f"no front end at {self._address} for {self.options.give_up_s:g} s: {error}{hint}") from error
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._ended.wait(), wait_s)
                     wait_s = min(2 * wait_s, RETRY_S[1])
                     continue
+                told = ""
                 if await self._serve(channel):
                     wait_s, served_s = RETRY_S[0], loop.time()
                 else:  # it came to nothing
@@ -200,7 +208,8 @@ class WorkerServer:
                 task.cancel()
             was_ready, self._is_ready, self._channel = self._is_ready, False, None
             channel.close("the worker ends")
-            logger.info("the front end is gone: %s", channel.closed_for)
+            if not self._ended.is_set():
+                logger.info("the front end is gone: %s", channel.closed_for)
             if self.engine is not None:
                 self.engine.drop_all()
         return was_ready
@@ -294,6 +303,7 @@ class WorkerServer:
             channel.send(ready_of(self.engine))
             self._is_ready = True
             self.engine.begin_connection()
+            logger.info("worker %s is ready, for the front end at %s", self.options.name, self._address)
 
     async def _make_engine(self, config: bytes) -> None:
         loaded = await asyncio.to_thread(self._load, own_config(config_of(config), self.options))

@@ -100,8 +100,14 @@ def ensure_model(spec: str, progress: Progress | None = None) -> Path:
     entry = CATALOG.get(spec)
     if entry is not None:
         return cached_path(entry) or pull(entry, progress)
-    if os.path.exists(spec):
-        return Path(spec)
+    check_spec(spec)
+    return Path(spec)
+
+
+def check_spec(spec: str) -> None:
+    """Raises PullError when ``spec`` names nothing that could be fetched or read. Asks no network."""
+    if spec.startswith("hf:") or spec in CATALOG or os.path.exists(spec):
+        return
     raise PullError(f"model: {spec!r} is neither a file, a folder, hf:owner/repo[:file], nor one of {', '.join(CATALOG)}")
 
 

@@ -11,6 +11,7 @@ import msgspec
 
 from octavo.engine.serving import Cluster, UnknownWorker
 from octavo.server.errors import APIError, invalid
+from octavo.server.openai_types import decode_object, param_of
 
 
 class DrainRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -69,8 +70,10 @@ class ClusterRoutes:
 
 
 def _read(body: bytes, kind: type[Body]) -> Body:
-    """A JSON body, which may be empty where no field is needed."""
+    """A JSON body, which may be empty where no field is needed. Unknown fields are refused: what is done cannot be undone."""
     try:
-        return msgspec.json.decode(body or b"{}", type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise invalid(f"the body: {error}", None, "invalid_type") from None
+        return msgspec.convert(decode_object(body or b"{}"), kind)
+    except msgspec.ValidationError as error:
+        message = str(error)
+        param, is_missing = param_of(message), "missing required field" in message
+        raise invalid(f"{param or 'the body'}: {message}", param, "missing_field" if is_missing else "invalid_type") from None

@@ -247,7 +247,7 @@ Body = TypeVar("Body", CompletionRequest, ChatRequest, TokenizeRequest, Detokeni
 
 def parse_body(body: bytes, kind: type[Body]) -> Body:
     """Read a JSON body. Raises APIError 400 that names the field to blame."""
-    fields = _decode_object(body)
+    fields = decode_object(body)
     warnings = _drop_unserved(fields, kind, NEUTRAL)
     stream_options = fields.get("stream_options")
     if isinstance(stream_options, dict):
@@ -255,7 +255,7 @@ def parse_body(body: bytes, kind: type[Body]) -> Body:
     try:
         parsed = msgspec.convert(fields, kind, strict=True)
     except (msgspec.ValidationError, OverflowError) as error:
-        param = _param_of(str(error))
+        param = param_of(str(error))
         raise invalid(f"{param or 'the body'}: {str(error).split(' - at ')[0]}", param, "invalid_type") from None
     if len(warnings) > MAX_WARNINGS:
         warnings[MAX_WARNINGS:] = [f"{len(warnings) - MAX_WARNINGS} more fields are not of this API; they were ignored"]
@@ -280,7 +280,8 @@ def _drop_unserved(
     return warnings
 
 
-def _decode_object(body: bytes) -> dict[str, Any]:
+def decode_object(body: bytes) -> dict[str, Any]:
+    """A JSON object. Raises APIError, ``invalid_json`` unless a field is to blame."""
     try:
         fields = msgspec.json.decode(body)
     except RecursionError:
@@ -326,7 +327,7 @@ def _plain(name: str) -> str:
     return _SURROGATE.sub("?", name)
 
 
-def _param_of(message: str) -> str | None:
+def param_of(message: str) -> str | None:
     """The top-level field in msgspec's "... - at `$.field...`" or "... missing required field `field`"."""
     found = re.search(r"`\$\.([A-Za-z_]\w*)", message) or re.search(r"missing required field `(\w+)`", message)
     return found[1] if found else None
@@ -352,4 +353,5 @@ def _shown(value: Any) -> str:
     return shown(value, 80)
 
 
-__all__ = ["APIError", "ChatRequest", "CompletionRequest", "DetokenizeRequest", "SamplingFields", "TokenizeRequest", "parse_body"]
+__all__ = ["APIError", "ChatRequest", "CompletionRequest", "DetokenizeRequest", "SamplingFields", "TokenizeRequest", "decode_object",
+           "param_of", "parse_body"]  # fmt: skip

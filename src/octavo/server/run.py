@@ -39,10 +39,12 @@ class Server(uvicorn.Server):
         self._enforced_s = 0.0
         self._ready_message = ready_message
         self._signal_received = False
+        self._listeners: list[socket.socket] | None = None
         self._drain_task: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        self._listeners = sockets
         for listener in sockets or ():
             listener.listen(LISTEN_BACKLOG)
         if not self.started or not await self._engine_ready():
@@ -59,6 +61,9 @@ class Server(uvicorn.Server):
             if ready.done():
                 ready.result()
             return ready.done()
+        except Exception:
+            await self.shutdown(self._listeners)  # in order: a lifespan that is cut off is told as a traceback
+            raise
         except BaseException:
             await self._engine.stop(0.0)
             raise
