@@ -173,6 +173,12 @@ def test_a_terminal_of_a_few_characters_breaks_nothing() -> None:
         assert sum("█" in line for line in picture(summary, [], width, None)) == 1
 
 
+def test_a_cluster_that_has_lost_its_workers_is_shown() -> None:
+    none = ENGINE | {name: 0 for name in ("kv_blocks", "kv_used", "kv_cached", "max_num_seqs", "running")}
+    summary = {"engine": none, "workers": [], "window_s": 60.0, "num_requests": 0, "num_gaps": 0, "ttft": {}, "itl": {}, "advice": []}
+    assert "  no worker is there" in picture(summary, [], 80, None)
+
+
 def test_small_parts_are_left_out_of_an_account() -> None:
     parts = [("decode", 9.995), ("masks", 0.005), ("remainder", 0.0)]
     account = {

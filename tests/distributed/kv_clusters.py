@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import tempfile
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,8 @@ async def kv_cluster(
     processes = LocalProcesses(worker_names(workers), secret, 1)
     options = ClusterOptions(liveness=PATIENT, handover=handover or HandoverOptions(min_layerwise=64))
     settings = make_config(str(path), **{**SIZES, **config})
-    engine = ClusterEngine(open_model(path).read_text(), settings, Address(path=f"{folder}/workers"), secret.encode(), options, processes)
+    address, clean_up = Address(path=f"{folder}/workers"), partial(shutil.rmtree, folder, ignore_errors=True)
+    engine = ClusterEngine(open_model(path).read_text(), settings, address, secret.encode(), options, processes, clean_up)
     engine.start()
     try:
         async with asyncio.timeout(WAIT_S):

@@ -42,8 +42,9 @@ def load(config: EngineConfig) -> Engine:
 @click.option("--role", default="both")
 @click.option("--threads", type=int)
 @click.option("--give-up-s", type=float)
-def main(connect: str, name: str, role: str, threads: int | None, give_up_s: float | None) -> None:
-    options = WorkerOptions(name, role, threads, give_up_s=give_up_s)
+@click.option("--parent", type=int)
+def main(connect: str, name: str, role: str, threads: int | None, give_up_s: float | None, parent: int | None) -> None:
+    options = WorkerOptions(name, role, threads, give_up_s=give_up_s, parent=parent)
     sys.exit(run(WorkerServer(Address.parse(connect), read_secret(), options, load)))
 
 

@@ -137,14 +137,13 @@ def test_a_drained_worker_ends_and_the_other_answers() -> None:
     with RunningCluster({"w0": "both", "w1": "both"}, ServerOptions(api_key="secret")) as server:
         shown = run(server, "cluster", "drain", "w1", "--wait")
         assert shown.exit_code == 0 and "takes no more requests" in shown.output, shown.output
-        assert "no other worker" not in shown.output
         wait_until(lambda: not server.workers["w1"].is_alive)
         assert complete(server, max_tokens=3, explain=True)["explain"]["workers"] == ["w0"]
         assert [worker["name"] for worker in get(server, "/v1/cluster")["workers"]] == ["w0"]
         shown = run(server, "cluster", "drain", "w0", "--wait")
-        assert shown.exit_code == 0 and "no other worker takes requests now" in shown.output, shown.output
-        shown = run(server, "top", "--once")
-        assert shown.exit_code == 0 and "no worker is there" in shown.output, shown.output
+        assert shown.exit_code == 1 and "w0 is the last worker that takes requests" in shown.output, shown.output
+        assert server.error("/v1/cluster/drain", {"worker": "w0"}, KEY)[1]["code"] == "not_now"
+        assert complete(server, max_tokens=3, explain=True)["explain"]["workers"] == ["w0"]
 
 
 @pytest.mark.parametrize(

@@ -39,8 +39,6 @@ def drain(worker: str, wait: bool, timeout: float, url: str, api_key: str | None
     """Have WORKER take no more requests, and end when those it has are done."""
     found = post_json(url, "/v1/cluster/drain", api_key, {"worker": worker})
     click.echo(f"{found['name']} takes no more requests; it has {found['attempts']}")
-    if not found["left"]:
-        click.echo("no other worker takes requests now: what comes waits for one, --worker-wait-s at most", err=True)
     if wait:
         _wait(url, api_key, timeout, lambda cluster: worker not in _names(cluster) or _boot(cluster, worker) != found["boot_id"], worker)
 

@@ -122,7 +122,7 @@ class ClusterEngine:
         links, handover = self.open_links, self.options.handover
         self.handovers = Handovers(self.flights, router, links, lambda: self.control, handover, self.clock.now)
         self.flights.handovers = self.handovers
-        self.cluster = Operations(self.control, self.flights, launcher, self.clock.now)
+        self.cluster = Operations(self.control, self.flights, launcher, self.clock.now, self.options.scale is not None)
         self._clean_up = clean_up
         self._address = address
         self._sizes = WorkerSizes(model, config)

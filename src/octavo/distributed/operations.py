@@ -1,6 +1,6 @@
 """What is done to a cluster while it serves: taking a worker out, replacing all of them one after another, saying how it stands.
 
-    drain:     no new requests ─▶ those that it has are done ─▶ told to end ─▶ not replaced
+    drain:     no new requests ─▶ those that it has are done ─▶ told to end ─▶ not replaced      (never the last one)
     restart:   for each worker: no new requests ─▶ done ─▶ told to end ─▶ another process ─▶ ready ─▶ the next worker
 
 No request fails of either: while a worker is drained the others take what comes, and a last one that is drained alone leaves requests
@@ -29,10 +29,12 @@ LOOK_S = 0.05
 
 
 class Operations:
-    """A ``serving.Cluster``. ``clock`` as the fleet's."""
+    """A ``serving.Cluster``. ``clock`` as the fleet's. ``grows``: somebody starts workers when there are too few."""
 
-    def __init__(self, control: Control, flights: Flights, launcher: Launcher | None, clock: Callable[[], float]) -> None:
-        self._control, self._flights, self._launcher, self._now = control, flights, launcher, clock
+    def __init__(
+        self, control: Control, flights: Flights, launcher: Launcher | None, clock: Callable[[], float], grows: bool = False
+    ) -> None:
+        self._control, self._flights, self._launcher, self._now, self._grows = control, flights, launcher, clock, grows
         self._leaving: dict[Link, asyncio.Task[None]] = {}
         self._restart: asyncio.Task[None] | None = None
         self._done = self._of = 0
@@ -90,8 +92,10 @@ class Operations:
             raise UnknownWorker(f"{worker!r} is not here; there are: {there}")
         if self._restart is not None:
             raise ValueError("a restart is going on; it ends by itself")
+        if link.takes_requests and not self._grows and sum(one.takes_requests for one in self._control) == 1:
+            raise ValueError(f"{worker} is the last worker that takes requests: those that wait would fail; end the server, or the process")
         self.let_go(link)
-        return self._entry(link) | {"left": sum(one.takes_requests for one in self._control)}
+        return self._entry(link)
 
     def let_go(self, link: Link, for_good: bool = True) -> None:
         """Give a worker nothing more, and have it end when what it has is done; ``for_good``: without another in its place."""
