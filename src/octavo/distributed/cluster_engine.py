@@ -149,17 +149,29 @@ class ClusterEngine:
             await self.launcher.start(self.control.address)
 
     async def ready(self) -> None:
-        """Wait until the launcher's workers are there, or, without one, any. Raises EngineUnavailable when they cannot be started."""
+        """Wait until the launcher's workers are there, or, without one, any. Raises EngineUnavailable when they cannot be started, or are
+        not ready in time; OSError when the address that they are to come to cannot be had."""
         assert self._opening is not None
         await self._opening
-        async with asyncio.timeout(self.options.start_s):
-            while not self._is_complete():
-                self._changed.clear()
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._changed.wait(), WATCH_S)
-                if self.launcher is not None and self.launcher.trouble is not None:
-                    words = "; ".join(f"{name}: {words}" for name, words in self.control.last_words.items())
-                    raise EngineUnavailable(f"the workers cannot be started: {words or self.launcher.trouble}")
+        try:
+            async with asyncio.timeout(self.options.start_s):
+                while not self._is_complete():
+                    self._changed.clear()
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._changed.wait(), WATCH_S)
+                    if self.launcher is not None and self.launcher.trouble is not None:
+                        raise EngineUnavailable(f"the workers cannot be started: {self._last_words() or self.launcher.trouble}")
+        except TimeoutError:
+            there = ", ".join(f"{link.name} is {link.worker.state.value}" for link in self.control) or "none is there"
+            words = f"; {last}" if (last := self._last_words()) else ""
+            raise EngineUnavailable(f"the workers are not ready after {self.options.start_s or 0:g} s: {there}{words}") from None
+
+    def _last_words(self) -> str:
+        """What workers said before they ended, each thing once."""
+        names = dict[str, list[str]]()
+        for name, words in self.control.last_words.items():
+            names.setdefault(words, []).append(name)
+        return "; ".join(f"{', '.join(said_by)}: {words}" for words, said_by in names.items())
 
     def _is_complete(self) -> bool:
         ready = {link.name for link in self.open_links()}

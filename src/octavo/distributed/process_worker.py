@@ -40,6 +40,7 @@ class _Child:
     process: asyncio.subprocess.Process | None = None
     keeper: asyncio.Task[None] | None = None
     released: bool = False
+    is_awaited: bool = False  # whoever has begun waits for it to be ready, and says why it is not
     wanted: asyncio.Event = field(default_factory=asyncio.Event)  # another is to be started at once
     pause_s: float = FIRST_PAUSE_S
 
@@ -81,7 +82,7 @@ class LocalProcesses:
     async def start(self, address: Address) -> None:
         self._address = address
         for child in self._children.values():
-            child.keeper = asyncio.create_task(self._keep(child))
+            child.is_awaited, child.keeper = True, asyncio.create_task(self._keep(child))
 
     def add(self, role: str) -> str:
         """Start one more worker; returns its name, which no other has had."""
@@ -93,7 +94,7 @@ class LocalProcesses:
 
     def ready(self, name: str) -> None:
         if name in self._children:
-            self._children[name].pause_s = FIRST_PAUSE_S
+            self._children[name].pause_s, self._children[name].is_awaited = FIRST_PAUSE_S, False
 
     def release(self, name: str) -> None:
         self._children[name].released = True
@@ -138,7 +139,7 @@ class LocalProcesses:
                 status = await child.process.wait()
                 if status == HOPELESS and not self._stopping:  # also of one that was released because it said so
                     self._trouble = f"worker {child.name} cannot run; its message is above"
-                    logger.error("%s", self._trouble)
+                    logger.log(logging.INFO if child.is_awaited else logging.ERROR, "%s", self._trouble)
                     return
                 how = f"was killed by signal {-status}" if status < 0 else f"has ended with status {status}"
             if child.released or self._stopping:
