@@ -71,7 +71,7 @@ class Launcher(Protocol):
         ...
 
     async def replace(self, name: str) -> None:
-        """See to it that the process of a worker, which was told to end, has ended, and start another."""
+        """See to it that the process of a worker, which was told to end, has ended, and start another; also of one that could not run."""
         ...
 
     async def stop(self) -> None:
@@ -80,7 +80,11 @@ class Launcher(Protocol):
 
     @property
     def trouble(self) -> str | None:
-        """Why no worker can be started, once that is known for certain."""
+        """Why a worker can never run, once that is known for certain of any."""
+        ...
+
+    def trouble_of(self, name: str) -> str | None:
+        """Why this one can never run, until it is replaced."""
         ...
 
 

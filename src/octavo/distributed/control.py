@@ -20,6 +20,7 @@ from typing import Protocol
 from octavo.config import EngineConfig
 from octavo.distributed.attempts import Loss
 from octavo.distributed.channel import HANDSHAKE_S, Address, Channel, Listener
+from octavo.distributed.fingerprints import misfit
 from octavo.distributed.fleet import Change, Fleet, LivenessLimits, Worker, WorkerState
 from octavo.distributed.messages import (
     PROTOCOL,
@@ -247,12 +248,8 @@ class Control:
             del self.last_words[next(iter(self.last_words))]
 
     def _ready(self, link: Link, message: Ready) -> None:
-        if not message.fingerprint.startswith(f"{self._model_fingerprint}/"):
-            self._refuse(link.channel, link.name, f"its model {message.model!r} is another than this front end's")
-            return
-        if self.fingerprint is not None and message.fingerprint != self.fingerprint:
-            reason = f"it computes otherwise ({message.fingerprint}) than the workers that are here ({self.fingerprint})"
-            self._refuse(link.channel, link.name, f"{reason}: answers would depend on who gives them")
+        if (fault := misfit(message.model, message.fingerprint, self._model_fingerprint, self.fingerprint)) is not None:
+            self._refuse(link.channel, link.name, shown_reason(fault))
             return
         message.limits.check(self._vocab_size)
         self.fingerprint = message.fingerprint

@@ -1,0 +1,85 @@
+"""Who may join, and what happens to a rolling restart whose new workers may not: what differs is named, and the old ones serve on."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from click import ClickException
+
+from octavo.bench.stub_worker import StubWorker
+from octavo.cli.cluster import _has_restarted, status_lines
+from octavo.distributed.fingerprints import misfit
+from tests.distributed.test_front_end import Launcher, engine_of
+from tests.distributed.test_stub_worker import SECRET, TOKENIZER, expected, open_stream, read, stub, until
+
+
+def test_equal_fingerprints_fit() -> None:
+    assert misfit("m", "a/a:f32:kv-bf16:avx2", "a", None) is None
+    assert misfit("m", "a/a:f32:kv-bf16:avx2", "a", "a/a:f32:kv-bf16:avx2") is None
+
+
+@pytest.mark.parametrize("fingerprint", ["b/b:f32", "ab/b:f32", "a", ""])
+def test_another_model_is_named_with_both_fingerprints(fingerprint: str) -> None:
+    found = misfit("m.gguf", fingerprint, "a", None)
+    assert found is not None and "its model 'm.gguf' is another" in found
+    assert f"its fingerprint is {fingerprint.partition('/')[0]}; this front end's has a. " in found
+
+
+def test_what_a_backend_does_otherwise_is_named_and_nothing_else() -> None:
+    found = misfit("m", "a/a:f32:kv-int8:layout-3:avx2:pages-1+2", "a", "a/a:f32:kv-bf16:layout-3:avx512")
+    expected = "with kv-int8 where they have kv-bf16, avx2 where they have avx512, pages-1+2 where they have nothing: "
+    assert found is not None and expected in found
+    assert "f32" not in found and "layout" not in found
+
+
+def test_a_restart_whose_new_workers_do_not_fit_stops_and_the_old_ones_serve_on() -> None:
+    """As when the model's file was replaced meanwhile. When it is as it was, the next restart brings all of them."""
+
+    async def run() -> None:
+        launcher = Launcher("a", "b")
+        engine = engine_of(launcher)
+        engine.start()
+        await launcher.opened.wait()
+        (first, first_task), (second, second_task) = stub(engine, "a"), stub(engine, "b")
+        await engine.ready()
+        streams = [open_stream(engine, i, 4) for i in range(6)]
+        await until(lambda: first.num_attempts and first.num_attempts + second.num_attempts == 6)
+        await engine.cluster.restart()
+        for worker in (first, second):
+            worker.give(4)
+        assert [await read(stream) for stream in streams] == [expected(i, 4) for i in range(6)]
+        await asyncio.wait_for(first_task, 60)  # drained, and told to end
+        await until(lambda: launcher.replaced == ["a"])
+        other = StubWorker("a", "another model", TOKENIZER.vocab_size)
+        await asyncio.wait_for(other.run(engine.control.address, SECRET), 60)  # refused
+        launcher.trouble = "worker a cannot run; its message is above"
+        await until(lambda: engine.cluster.status()["restart"] is None)
+        status = engine.cluster.status()
+        why = "the restart has ended early, after 0 of 2 workers: worker a: its model 'stub' is another: its fingerprint is another model; "
+        assert status["restart_error"].startswith(f"{why}this front end's has bigram")
+        assert status_lines(status)[-1] == status["restart_error"]
+        with pytest.raises(ClickException, match="ended early, after 0 of 2"):
+            _has_restarted(status)
+        assert [link.name for link in engine.open_links()] == ["b"] and engine.health().ready
+        stream = open_stream(engine, 7, 4)
+        await until(lambda: second.num_attempts == 1)
+        second.give(4)
+        assert await read(stream) == expected(7, 4)
+
+        await engine.cluster.restart()  # "a" is not waited for: it is tried again
+        await until(lambda: launcher.replaced == ["a", "a"])
+        launcher.trouble = None
+        _, again = stub(engine, "a")
+        await until(lambda: engine.cluster.status()["restart"] == {"done": 1, "of": 2})
+        await asyncio.wait_for(second_task, 60)
+        await until(lambda: launcher.replaced == ["a", "a", "b"])
+        _, last = stub(engine, "b")
+        await until(lambda: engine.cluster.status()["restart"] is None)
+        status = engine.cluster.status()
+        assert status["restart_error"] is None and _has_restarted(status)
+        assert {link.name for link in engine.open_links()} == {"a", "b"}
+        await engine.stop()
+        await asyncio.gather(again, last)
+
+    asyncio.run(run())
