@@ -99,7 +99,7 @@ class Scheduler(SchedulerGauges):
         if output_token_ids:
             check_outputs(request, len(output_token_ids), rule)
             seq.num_preemptions = 1  # its KV was lost with the engine that made it
-        owner = state.requests[request.request_id] = RequestState(request, state.stats.num_requests, rule, [seq])
+        owner = state.requests[request.request_id] = RequestState(request, state.arrival_of(request), rule, [seq])
         if request.params.beam is not None:
             owner.beams = BeamGroup(BeamSearch.of(request, rule))
         state.order.added(request)

@@ -209,12 +209,12 @@ class Flights:
     def _send(self, flight: Flight, link: Link) -> None:
         request, now, key = flight.request, self._now(), next(self._keys)
         made = flight.attempts.begin(key)
-        flight.link, flight.unheld_s = link, None
+        flight.placed(link, now)
         self._by_key[key] = flight
         link.keys.add(key)
         ticket = None if self.handovers is None else self.handovers.ticket(flight, link, key, len(made))
         try:
-            link.channel.send(Submit(key, WireRequest.of(request, now - request.arrival_s), made, ticket))
+            link.channel.send(Submit(key, WireRequest.of(request, flight.age_s(now)), made, ticket))
         except MessageError as error:
             self.fail(flight, str(error), REFUSED)
             return

@@ -223,7 +223,7 @@ class Handovers:
         moving, flight, key = order.moving, order.moving.load.flight, order.moving.key
         match order.kind:
             case OrderKind.RESERVE:
-                request = WireRequest.of(flight.request, self._now() - flight.request.arrival_s)
+                request = WireRequest.of(flight.request, flight.age_s(self._now()))
                 link.channel.send(Reserve(key, request, moving.num_tokens))
             case OrderKind.SEND:
                 receiver = self._link(moving.handoff.receiver)
