@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass, field
 
+import msgspec
 import pytest
 from click import ClickException
 
 from octavo.bench.stub_worker import StubWorker
 from octavo.cli.cluster import _has_restarted, status_lines
 from octavo.distributed.fingerprints import misfit
+from octavo.distributed.messages import Events, Ready, Refuse, ToWorker, Welcome
 from tests.distributed.test_front_end import Launcher, engine_of
-from tests.distributed.test_stub_worker import SECRET, TOKENIZER, expected, open_stream, read, stub, until
+from tests.distributed.test_stub_worker import SECRET, TOKENIZER, expected, front_end, open_stream, read, stub, until
 
 
 def test_equal_fingerprints_fit() -> None:
@@ -81,5 +84,61 @@ def test_a_restart_whose_new_workers_do_not_fit_stops_and_the_old_ones_serve_on(
         assert {link.name for link in engine.open_links()} == {"a", "b"}
         await engine.stop()
         await asyncio.gather(again, last)
+
+    asyncio.run(run())
+
+
+@dataclass
+class Other(StubWorker):
+    """Computes otherwise than stubs do. ``refusals``: final ones, and others."""
+
+    refusals: list[bool] = field(default_factory=list)
+
+    def _ready(self, welcome: Welcome) -> Ready:
+        return msgspec.structs.replace(super()._ready(welcome), fingerprint=f"{self.model_fingerprint}/other")
+
+    def _take(self, messages: list[ToWorker]) -> None:
+        self.refusals += [message.is_final for message in messages if isinstance(message, Refuse)]
+        super()._take(messages)
+
+
+def test_when_all_workers_are_gone_others_may_take_their_place_once_no_answer_is_begun() -> None:
+    """As when every host is upgraded at a time: nobody is kept out for what nobody is there to differ from."""
+
+    async def run() -> None:
+        engine = await front_end()
+        first, task = stub(engine, "a")
+        await until(lambda: len(engine.open_links()) == 1)
+        other = Other("b", "bigram", TOKENIZER.vocab_size)
+
+        async def comes() -> None:
+            await asyncio.wait_for(other.run(engine.control.address, SECRET), 60)
+
+        await comes()
+        assert other.refusals == [True] and "with other where they have stub" in engine.control.last_words["b"]
+        begun, waiting = open_stream(engine, 0, 4), open_stream(engine, 1, 4)
+        await until(lambda: first.num_attempts == 2)
+        events = first._events(first._attempts[min(first._attempts)], 2)  # of one of them
+        first._channel.send(Events(events))  # type: ignore[union-attr]
+        await until(engine.is_amid_answers)
+        task.cancel()
+        await until(lambda: not engine.open_links())
+        await comes()
+        assert other.refusals == [True, False], "it may come again"
+        engine.abort(begun)
+        assert len(engine.flights) == 1 and not engine.is_amid_answers()
+        again = asyncio.create_task(other.run(engine.control.address, SECRET))
+        await until(lambda: other.num_attempts == 1)
+        assert engine.fingerprint == "other" and other.refusals == [True, False]
+        other.give(4)
+        assert await read(waiting) == expected(1, 4)
+        await asyncio.wait_for(first.run(engine.control.address, SECRET), 60)
+        assert "with stub where they have other" in engine.control.last_words["a"]
+        stream = open_stream(engine, 2, 4)
+        await until(lambda: other.num_attempts == 1)
+        other.give(4)
+        assert await read(stream) == expected(2, 4)
+        await engine.stop()
+        await again
 
     asyncio.run(run())

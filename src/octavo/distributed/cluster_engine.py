@@ -295,12 +295,12 @@ class ClusterEngine:
     def submit(self, prepared: Sequence[PreparedRequest]) -> EventStream:
         """See ServingEngine. Raises EngineUnavailable, also when too many wait."""
         self._available()
-        least = self._sizes.least
-        assert least is not None
+        least, fingerprint = self._sizes.least, self.control.fingerprint
+        assert least is not None and fingerprint is not None
         requests = [one.request for one in prepared]
         stream = EventStream(requests, self.options.stream_limit_bytes)
         try:
-            self.flights.submit(requests, stream, least.fingerprint, least.limits.block_size)
+            self.flights.submit(requests, stream, fingerprint, least.limits.block_size)
         except QueueFull as error:
             raise EngineUnavailable(str(error), error.retry_after_s) from error
         return stream
@@ -389,6 +389,9 @@ class ClusterEngine:
         else:
             with self.flights.guarded(self.flights.find_key(getattr(message, "key", 0))):
                 self.handovers.said(link, message)
+
+    def is_amid_answers(self) -> bool:
+        return self.flights.is_amid_answers()
 
     def fault(self, error: Exception) -> None:
         self.flights.fault(error)

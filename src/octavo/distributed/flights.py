@@ -81,6 +81,10 @@ class Flights:
         """Wait until there is none."""
         await self._idle.wait()
 
+    def is_amid_answers(self) -> bool:
+        """Some have been sent in part."""
+        return any(flight.attempts.num_sent_tokens for flight in self._flights.values())
+
     def find(self, request_id: str) -> Flight | None:
         return self._flights.get(request_id)
 
