@@ -105,6 +105,8 @@ def lies(key: int) -> dict[str, list[Message]]:
         "more requests than it was sent": [Load(num_received=1 << 40)],
         "work that is no number": [Load(pending_s=float("nan"))],
         "work below nothing": [Load(pending_s=-1.0)],
+        "prices that are no numbers": [Load(prompt_token_s=float("inf"))],
+        "prices below nothing": [Load(output_token_s=-1e-9)],
         "a step in the future": [Load(step_age_s=-1.0)],
         "hello again": [Hello(PROTOCOL, "liar", "both", "here", 1, "boot")],
         "ready again": [Ready("stub", "bigram/stub", LIMITS)],

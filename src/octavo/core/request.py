@@ -274,6 +274,7 @@ class Request:
     speculative: SpeculativeParams | None = None  # None: as the engine is configured
     received_s: float | None = None
     came_s: float | None = None
+    session: str | None = None  # requests that share one probably share a prefix: a router of several engines keeps them together
 
     @property
     def queued_s(self) -> float:

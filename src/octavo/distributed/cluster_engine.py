@@ -223,6 +223,7 @@ class ClusterEngine:
     def _look(self) -> None:
         now = self.clock.now()
         self.handovers.tick()
+        self.flights.tick()
         if any(link.takes_requests or self._has_successor(link) for link in self.control):
             self._none_since_s = now
         elif now - self._none_since_s > self.options.worker_wait_s:
@@ -352,15 +353,15 @@ class ClusterEngine:
         link.view.lengths = self._sizes.take(link.ready)
         if self.launcher is not None:
             self.launcher.ready(link.name)
-        self.flights.returned(link.worker.boot_id)
+        self.flights.returned(link)
         self._changed.set()
-        with self.flights.guarded():
+        with self.flights.faults.guarded():
             self.handovers.ready(link)
         self.flights.pump()
 
     def worker_lost(self, link: Link, loss: Loss) -> None:
         self.flights.lost(link, loss)
-        with self.flights.guarded():
+        with self.flights.faults.guarded():
             self.handovers.lost(link)
         self._changed.set()
 
@@ -373,7 +374,7 @@ class ClusterEngine:
         self._changed.set()
 
     def told(self, link: Link) -> None:
-        with self.flights.guarded():
+        with self.flights.faults.guarded():
             self.handovers.told(link)
         self.flights.pump()
 
@@ -387,12 +388,12 @@ class ClusterEngine:
         if isinstance(message, Events):
             self.flights.take(link, message.events)
         else:
-            with self.flights.guarded(self.flights.find_key(getattr(message, "key", 0))):
+            with self.flights.faults.guarded(self.flights.find_key(getattr(message, "key", 0))):
                 self.handovers.said(link, message)
 
     def is_amid_answers(self) -> bool:
         return self.flights.is_amid_answers()
 
     def fault(self, error: Exception) -> None:
-        self.flights.fault(error)
+        self.flights.faults.found(error)
 

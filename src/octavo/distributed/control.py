@@ -309,8 +309,9 @@ class Control:
 
     def _load(self, link: Link, load: Load) -> None:
         self.fleet.told_steps(link.worker, load.num_steps, load.step_age_s, self._now())
-        if not (math.isfinite(load.pending_s) and load.pending_s >= 0.0 and load.step_age_s >= 0.0):
-            raise MessageError(f"a worker's Load cannot be: pending_s {load.pending_s!r}, step_age_s {load.step_age_s!r}")
+        for name in ("pending_s", "step_age_s", "prompt_token_s", "output_token_s"):
+            if not 0.0 <= (value := getattr(load, name)) < math.inf:
+                raise MessageError(f"a worker's Load cannot be: {name} {value!r}")
         if link.ready is None:
             return
         link.load = load

@@ -31,6 +31,11 @@ class Flight:
     unheld_s: float | None = None
     placed_s: float = 0.0
 
+    @property
+    def num_tokens(self) -> int:
+        """Known ones: its prompt, and what has been sent."""
+        return len(self.request.prompt_token_ids) + self.attempts.num_sent_tokens
+
     def placed(self, link: Link, now: float) -> None:
         """``link`` gets its attempt, which has begun."""
         self.link, self.unheld_s = link, None
@@ -61,7 +66,10 @@ def route_of(request: Request, fingerprint: str, block_size: int, wants_keys: bo
     if wants_keys:
         keys = prompt_keys(fingerprint, Namespace(request.cache_salt or None), request.prompt_token_ids, block_size)
     num_prompt = len(request.prompt_token_ids)
-    return RouteRequest(request.request_id, num_prompt, None, None, tuple(keys), request.priority, request.user)
+    most_output = request.params.max_tokens
+    return RouteRequest(
+        request.request_id, num_prompt, None, request.session, tuple(keys), request.priority, request.user, most_output
+    )
 
 
 class Watcher(Protocol):

@@ -15,11 +15,10 @@ else: it would go with the request to the next worker, and cost us that as well.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from octavo.core.limits import LengthLimits
@@ -28,8 +27,8 @@ from octavo.distributed.attempts import Attempts, Divergence, Loss, Pacer
 from octavo.distributed.cluster_options import ClusterOptions
 from octavo.distributed.control import Link
 from octavo.distributed.dispatcher import Dispatcher, Unroutable
+from octavo.distributed.faults import Faults
 from octavo.distributed.flight import Flight, Watcher, route_of
-from octavo.distributed.flood_log import FloodLog
 from octavo.distributed.lost_flights import LostFlights
 from octavo.distributed.messages import Abort, Event, MessageError, Submit, WireRequest
 from octavo.distributed.worker_engine import REFUSED, engine_id
@@ -60,7 +59,8 @@ class Flights:
         self.handovers: Handovers | None = None  # where there are workers that hand over
         self.num_lost = 0  # attempts
         self.num_given_up = 0  # requests
-        self.num_tokens_in_all = 0  # of all requests that came: prompts, and the output as it was made
+        self.num_prompt_tokens = self.num_output_tokens = 0  # of all requests that came, the output as it was made
+        self.num_ended = 0  # requests
         self._options = options
         self._links = links
         self._now = clock
@@ -70,7 +70,7 @@ class Flights:
         self._keys = itertools.count(1 + (secrets.randbits(30) << 32))
         self._lost = LostFlights(Pacer(options.resubmit_per_s, options.resubmit_burst), self.pump, Flight.fits)
         dispatcher.holds = lambda route, view: holds(self._flights[route.request_id].request, view)
-        self._faults = FloodLog(logger, "a fault of the front end's own", logging.CRITICAL)
+        self.faults = Faults(self._uproot)
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -89,14 +89,12 @@ class Flights:
         return self._flights.get(request_id)
 
     def find_key(self, key: int) -> Flight | None:
-        """The flight whose attempt has this key."""
         return self._by_key.get(key)
 
     @property
     def num_waiting_tokens(self) -> int:
         """Known tokens of the requests that no worker has."""
-        flights = [flight for flight in self._flights.values() if flight.link is None] if self.num_waiting else []
-        return sum(len(flight.request.prompt_token_ids) + flight.attempts.num_sent_tokens for flight in flights)
+        return sum(flight.num_tokens for flight in self._flights.values() if flight.link is None) if self.num_waiting else 0
 
     @property
     def num_waiting(self) -> int:
@@ -121,10 +119,10 @@ class Flights:
                 del self._flights[request_id]
             raise
         self._idle.clear()
-        self.num_tokens_in_all += sum(len(request.prompt_token_ids) for request in requests)
+        self.num_prompt_tokens += sum(len(request.prompt_token_ids) for request in requests)
         if self.watcher is not None:
             for request in requests:
-                with self.guarded(self._flights[request.request_id]):
+                with self.faults.guarded(self._flights[request.request_id]):
                     self.watcher.opened(request)
         self.pump()
 
@@ -133,7 +131,7 @@ class Flights:
         for request_id in request_ids:
             flight = self._flights.get(request_id)
             if flight is not None:
-                with self.guarded(flight):
+                with self.faults.guarded(flight):
                     self._withdraw(flight)
                     self._end(flight, FinishReason.ABORT)
         self.pump()
@@ -147,7 +145,7 @@ class Flights:
 
     def fail_all(self, message: str, code: str | None = None) -> None:
         for flight in list(self._flights.values()):
-            with self.guarded(flight):
+            with self.faults.guarded(flight):
                 self.fail(flight, message, code)
 
     def fail_waiting(self, message: str, since_s: float) -> None:
@@ -173,6 +171,7 @@ class Flights:
     def _end(self, flight: Flight, reason: FinishReason) -> None:
         request_id = flight.request.request_id
         del self._flights[request_id]
+        self.num_ended += 1
         self.dispatcher.ended(request_id, flight.attempts.num_sent_tokens)
         if self.watcher is not None:
             self.watcher.ended(request_id, reason, self._now())
@@ -183,7 +182,7 @@ class Flights:
 
     def pump(self) -> None:
         """Send on whatever waits and may go. Raises nothing: whoever speaks, or submits, does not answer for what strikes another."""
-        with self.guarded():
+        with self.faults.guarded():
             if len(self._lost):
                 self._go_again()
             if len(self.dispatcher):
@@ -197,13 +196,13 @@ class Flights:
             try:
                 found = self.dispatcher.next(views, self._now(), spare)
             except Unroutable as error:
-                self.fault(error.__cause__ or error, self._flights[error.request_id])
+                self.faults.found(error.__cause__ or error, self._flights[error.request_id])
                 continue
             if found is None:
                 return
             route, place = found
             flight = self._flights[route.request_id]
-            with self.guarded(flight):
+            with self.faults.guarded(flight):
                 self._send(flight, links[place])
 
     def _entries(self) -> Sequence[Link]:
@@ -239,7 +238,7 @@ class Flights:
             try:
                 self._take(flight, link, event)
             except Exception as error:
-                self.fault(error, flight)
+                self.faults.found(error, flight)
 
     def _take(self, flight: Flight, link: Link, event: Event) -> None:
         output = event.output(flight.request.request_id)
@@ -256,7 +255,7 @@ class Flights:
             self._deliver(flight, new)
 
     def _deliver(self, flight: Flight, event: OutputEvent) -> None:
-        self.num_tokens_in_all += len(event.token_ids)
+        self.num_output_tokens += len(event.token_ids)
         if self.watcher is not None and event.token_ids:
             self.watcher.tokens(flight.request.request_id, len(event.token_ids), self._now())
         if not flight.stream.put(event):  # its reader is too far behind, and has been told
@@ -277,18 +276,35 @@ class Flights:
         """Nothing that ``link`` says of its attempts counts any more: others go on with them."""
         struck = [self._by_key[key] for key in sorted(link.keys)]
         for flight in struck:
-            with self.guarded(flight):
+            with self.faults.guarded(flight):
                 self._leave_link(flight)
                 self._lose(flight, loss)
         if loss in (Loss.DIED, Loss.HUNG):
-            self._lost.struck(link.worker.boot_id, [flight.request.request_id for flight in struck])
+            ids = [flight.request.request_id for flight in struck]
+            self._confirm(self._lost.struck(link.name, link.worker.boot_id, ids, self._now()))
         self.pump()
 
-    def returned(self, boot_id: str) -> None:
-        """A worker takes requests, or does again. If it was lost and is the same process, what it had did it no harm."""
-        for request_id in self._lost.returned(boot_id):
+    def returned(self, link: Link) -> None:
+        """A worker takes requests, or does again. If it was lost and is the same process, what it had did it no harm; if another had its
+        name before, that one is gone."""
+        forgiven, gone = self._lost.returned(link.name, link.worker.boot_id)
+        for request_id in forgiven:
             if (flight := self._flights.get(request_id)) is not None:
                 flight.attempts.forgive()
+        self._confirm(gone)
+
+    def tick(self) -> None:
+        """Time has passed: who has been lost for so long does not come back. To be called a few times a second."""
+        self._confirm(self._lost.expired(self._now() - self._options.liveness.gone_s))
+        self.pump()
+
+    def _confirm(self, request_ids: Iterable[str]) -> None:
+        """The workers that these were lost with do not come back."""
+        for request_id in request_ids:
+            flight = self._flights.get(request_id)
+            if flight is not None and (given_up := flight.attempts.confirm()) is not None and flight.link is None:
+                with self.faults.guarded(flight):
+                    self._give_up(flight, given_up)
 
     def _lose(self, flight: Flight, loss: Loss, error: str | None = None) -> None:
         """The request waits for its turn to go on, or has to fail, with ``error`` if there is one."""
@@ -299,9 +315,12 @@ class Flights:
         given_up = flight.attempts.lost(loss)
         self._lost.add(flight)
         if given_up is not None:
-            self.num_given_up += 1
-            logger.error("request %s: %s", request_id, given_up)
-            self.fail(flight, error or given_up)
+            self._give_up(flight, given_up, error)
+
+    def _give_up(self, flight: Flight, given_up: str, error: str | None = None) -> None:
+        self.num_given_up += 1
+        logger.error("request %s: %s", flight.request.request_id, given_up)
+        self.fail(flight, error or given_up)
 
     def failed(self, key: int, error: str) -> None:
         """Its worker cannot go on with it, and has said so otherwise than by an event."""
@@ -331,58 +350,39 @@ class Flights:
             self.handovers.left(key)
 
     def _go_again(self) -> None:
-        """Let those of the lost go on whose turn it is."""
+        """Let those of the lost go on whose turn it is: into the queue, or past it to one of the links, if there are any."""
         while (found := self._lost.next(self._entries(), self._now())) is not None:
             flight, links = found
-            with self.guarded(flight):
-                self._go(flight, links)
-
-    def _go(self, flight: Flight, links: Sequence[Link]) -> None:
-        """Into the queue, or past it to one of ``links``, if there are any."""
-        if not links:
-            self.dispatcher.resubmit(flight.route, flight.request.arrival_s)
-            return
-        link = links[self.dispatcher.send_alone(flight.route, [link.view for link in links])]
-        self._lost.runs_alone(flight, link)
-        self._send(flight, link)
-
-    # --- faults of ours -----------------------------------------------------------------------------------------------------------------
-
-    @contextlib.contextmanager
-    def guarded(self, flight: Flight | None = None) -> Iterator[None]:
-        """A fault of ours in there ends ``flight``, if it is about one, and goes no further."""
-        try:
-            yield
-        except Exception as error:
-            self.fault(error, flight)
-
-    def fault(self, error: BaseException, flight: Flight | None = None) -> None:
-        """Ours, and no worker's: it is told in the log, and ends ``flight`` if it is not over."""
-        what = f"{type(error).__name__}: {error}"
-        self._faults.say(what, "" if flight is None else f"ends request {flight.request.request_id}", error)
-        if flight is not None and self._flights.get(flight.request.request_id) is flight:
-            self._uproot(flight, f"the server could not go on with this request: {what}")
+            with self.faults.guarded(flight):
+                if links:
+                    link = links[self.dispatcher.send_alone(flight.route, [link.view for link in links])]
+                    self._lost.runs_alone(flight, link)
+                    self._send(flight, link)
+                else:
+                    self.dispatcher.resubmit(flight.route, flight.request.arrival_s)
 
     def _uproot(self, flight: Flight, message: str) -> None:
         """End a request of which the books may be half written: wherever it may be, it is afterwards nowhere."""
         request_id, link, key, handovers = flight.request.request_id, flight.link, flight.attempts.key, self.handovers
+        if self._flights.get(request_id) is not flight:
+            return
         del self._flights[request_id]
         self._by_key.pop(key, None)
         self._lost.forget(flight)
         flight.link = None
         if link is not None:
             link.keys.discard(key)
-            with self.guarded():
+            with self.faults.guarded():
                 link.channel.send(Abort([key]))
         if handovers is not None:
-            with self.guarded():
+            with self.faults.guarded():
                 handovers.left(key)
-        with self.guarded():
+        with self.faults.guarded():
             self.dispatcher.drop(request_id)
         for event in flight.attempts.failed(message):
             flight.stream.put(event)
         if self.watcher is not None:
-            with self.guarded():
+            with self.faults.guarded():
                 self.watcher.ended(request_id, FinishReason.ERROR, self._now())
         if not self._flights:
             self._idle.set()

@@ -214,7 +214,7 @@ class Handovers:
         for order in orders:
             link = self._link(order.worker)
             if link is not None:
-                with self._flights.guarded(order.moving.load.flight):
+                with self._flights.faults.guarded(order.moving.load.flight):
                     self._send(order, link)
             elif order.kind is OrderKind.RESERVE:
                 self._follow(self.desk.no_room(order.moving.key, order.worker, self._now()))

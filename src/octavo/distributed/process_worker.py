@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import os
 import sys
@@ -22,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from octavo.distributed.channel import Address
+from octavo.distributed.cluster_options import next_name
 from octavo.distributed.handshake import SECRET_VARIABLE
 
 logger = logging.getLogger("octavo.cluster")
@@ -90,8 +90,7 @@ class LocalProcesses:
 
     def add(self, role: str) -> str:
         """Start one more worker; returns its name, which no other has had."""
-        prefix = "worker" if role == "both" else role
-        name = next(name for i in itertools.count() if (name := f"{prefix}-{i}") not in self._children)
+        name = next_name(role, self._children)
         child = self._children[name] = _Child(name, role)
         child.keeper = asyncio.create_task(self._keep(child))
         return name

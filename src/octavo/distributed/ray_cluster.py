@@ -32,6 +32,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noq
 
 from octavo.distributed.channel import Address  # noqa: E402
 from octavo.distributed.cluster_file import WorkerGroup  # noqa: E402
+from octavo.distributed.cluster_options import next_name  # noqa: E402
 from octavo.distributed.placing import Node, alive, check_fits, demand, equal_share, find_node, named, shown  # noqa: E402
 from octavo.distributed.ray_worker import WorkerActor, WorkerEnd  # noqa: E402
 from octavo.distributed.worker import WorkerOptions, WorkerPost  # noqa: E402
@@ -100,10 +101,14 @@ def own_address() -> str:
 
 
 class RayLauncher:
-    """The ``Launcher`` of workers on Ray, which is connected. ``groups``: as many workers as they say, named as ``placing.named`` does.
-    ``threads``: of each (None: as many as it has cores)."""
+    """The ``GrowingLauncher`` of workers on Ray, which is connected. ``groups``: as many workers as they say, named as ``placing.named``
+    does; those that are added are as the first of their role. ``threads``: of each (None: as many as it has cores). ``most``: so many there
+    may be, and an equal share of the cores is for so many."""
 
-    def __init__(self, groups: Sequence[WorkerGroup], secret: bytes, threads: int | None = None, place_s: float = PLACE_S) -> None:
+    def __init__(
+        self, groups: Sequence[WorkerGroup], secret: bytes, threads: int | None = None, place_s: float = PLACE_S, most: int = 0
+    ) -> None:
+        self._groups, self._most = groups, most
         self._workers = {name: _Worker(name, group) for name, group in named(groups).items()}
         self._secret, self._threads = secret, threads
         self._place_s = place_s
@@ -133,11 +138,19 @@ class RayLauncher:
         """See Launcher. Raises PlacingError for a worker that no node could hold."""
         self._address = address
         nodes = await asyncio.to_thread(_alive_nodes)
-        self._share = equal_share(nodes, len(self._workers))
+        self._share = equal_share(nodes, max(self._most, len(self._workers)))
         for worker in self._workers.values():
             check_fits(worker.group, self._share, nodes)
         for worker in self._workers.values():
             worker.keeper = asyncio.create_task(self._keep(worker), name=worker.name)
+
+    def add(self, role: str) -> str:
+        """See GrowingLauncher. It waits for a place, as all do."""
+        group = next(group for group in self._groups if group.role == role)
+        name = next_name(role, self._workers)
+        worker = self._workers[name] = _Worker(name, group)
+        worker.keeper = asyncio.create_task(self._keep(worker), name=name)
+        return name
 
     def ready(self, name: str) -> None:
         """It works: should it end, another is placed soon."""

@@ -19,6 +19,7 @@ import msgspec
 from octavo.core.cost import StepShape
 from octavo.core.key_changes import KeyChanges
 from octavo.core.request import FinishReason, ParameterError, Request
+from octavo.distributed.full_step import full_step_prices
 from octavo.distributed.messages import (
     SHORT_KEY_BYTES,
     Begin,
@@ -61,7 +62,7 @@ class KVSide(Protocol):
     transports: list[str]
 
     def submitted(self, message: Submit, request: Request) -> None:
-        """An attempt with a ticket has come; it is queued after this call."""
+        """On the engine's thread: an attempt with a ticket has just been queued."""
         ...
 
     def take(self, message: KVMessage) -> None: ...
@@ -152,8 +153,6 @@ class WorkerEngine:
         wire = message.request
         attempt = self._remember(message.key, wire.params.n)
         request = wire.request(attempt.engine_id, self.engine.clock.now())
-        if message.ticket is not None and self.kv is not None:
-            self.kv.submitted(message, request)
 
         def add() -> list[OutputEvent]:
             self._num_received += 1
@@ -162,6 +161,8 @@ class WorkerEngine:
                 check_token_ids("output_token_ids", message.output_token_ids, self.engine.backend.vocab_size)
                 self._check_fits(request)
                 self.engine.add(PreparedRequest(request, []), message.output_token_ids)
+                if message.ticket is not None and self.kv is not None:
+                    self.kv.submitted(message, request)
             except ParameterError as error:
                 self.thread.tell(self._refuse, (attempt, error))
             return []
@@ -343,6 +344,7 @@ def load_of(engine: Engine, num_received: int) -> Load:
         scheduler.num_offered,
         scheduler.num_reserved,
         num_received,
+        *full_step_prices(engine),
     )
 
 
