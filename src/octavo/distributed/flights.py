@@ -281,7 +281,8 @@ class Flights:
                 self._lose(flight, loss)
         if loss in (Loss.DIED, Loss.HUNG):
             ids = [flight.request.request_id for flight in struck]
-            self._confirm(self._lost.struck(link.name, link.worker.boot_id, ids, self._now()))
+            had_to_go = loss is Loss.DIED and link.worker.draining  # it does not come back
+            self._confirm(ids if had_to_go else self._lost.struck(link.name, link.worker.boot_id, ids, self._now()))
         self.pump()
 
     def returned(self, link: Link) -> None:
