@@ -42,6 +42,8 @@ from octavo.models.loading import open_model
 from octavo.workload.requests import TokenRange, WorkloadRequest
 
 ROUTER = "shortest-queue"
+MIN_LAYERWISE = HandoverOptions().min_layerwise
+"""Tokens of a prompt from which on its KV goes over while it is computed."""
 WORKER = (sys.executable, "-m", "octavo.bench.logged_worker")
 _PATIENT = LivenessLimits(suspect_s=60.0, stall_s=120.0, gone_s=600.0)  # nobody dies here, and a busy machine is no reason to suspect it
 _HANDOFF = HandoffLimits(reserve_s=300.0, copy_s=300.0, release_s=300.0, prompt_s=3600.0)
@@ -130,22 +132,30 @@ def probe_of(run: WayRun, num_prompt: int, num_bytes: int) -> Probe | None:
     return Probe(num_prompt, first.begin_s - record.sent_s, record.event_times[0] - first.end_s, handoff_s, num_bytes)
 
 
-def overlaps(steps: Mapping[str, Seq[LoggedStep]]) -> list[tuple[LoggedStep, float]]:
-    """Every step with the share of its time in which other workers were in steps of theirs; of several others the sum."""
+class Overlap(NamedTuple):
+    """Shares of a step's time in which other workers were in steps that only decode, and in steps with prompts; of several others the
+    sum."""
+
+    decode: float = 0.0
+    prompt: float = 0.0
+
+
+def overlaps(steps: Mapping[str, Seq[LoggedStep]]) -> list[tuple[LoggedStep, Overlap]]:
+    """Every step with what others did meanwhile."""
     out = []
     for name, own in steps.items():
         others = [sorted(found, key=lambda step: step.begin_s) for other, found in steps.items() if other != name]
         places = [0] * len(others)
         for step in sorted(own, key=lambda step: step.begin_s):
-            shared_s = 0.0
+            shared_s = [0.0, 0.0]
             for i, other in enumerate(others):
                 while places[i] < len(other) and other[places[i]].end_s <= step.begin_s:
                     places[i] += 1
                 for one in itertools.islice(other, places[i], None):
                     if one.begin_s >= step.end_s:
                         break
-                    shared_s += min(one.end_s, step.end_s) - max(one.begin_s, step.begin_s)
-            out.append((step, shared_s / step.total_s if step.total_s > 0.0 else 0.0))
+                    shared_s[not one.shape.only_decodes] += min(one.end_s, step.end_s) - max(one.begin_s, step.begin_s)
+            out.append((step, Overlap(*(seconds / step.total_s for seconds in shared_s)) if step.total_s > 0.0 else Overlap()))
     return out
 
 
@@ -158,7 +168,7 @@ class SceneRounds:
 
     def __init__(self, ways: Seq[RunningWay], seed: int = 0) -> None:
         self._rounds = itertools.cycle([_rounds(way, seed) for way in ways])
-        self.steps: list[tuple[LoggedStep, float]] = []  # so far, each with its overlap
+        self.steps: list[tuple[LoggedStep, Overlap]] = []  # so far
         self.num_rounds = 0
 
     async def run(self, budget_s: float, min_steps: int = 0) -> None:
@@ -172,7 +182,7 @@ class SceneRounds:
                 return
 
 
-async def _rounds(running: RunningWay, seed: int) -> AsyncIterator[list[tuple[LoggedStep, float]]]:
+async def _rounds(running: RunningWay, seed: int) -> AsyncIterator[list[tuple[LoggedStep, Overlap]]]:
     """The steps of each round."""
     config, limits = running.way.config, running.engine.limits
     rows = min(_MAX_SCENE_ROWS, config.scheduler.max_num_batched_tokens)

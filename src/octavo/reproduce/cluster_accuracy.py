@@ -4,7 +4,8 @@
 
 Prefill and decode apart, two replicas that compute prompts in chunks, and two whose prompts are whole and go first, each worker on threads
 of its own. Loads have lengths of recorded traces, scaled down to what a small machine serves; their rates are shares of what the weakest
-way serves as simulated, so that all ways answer the same requests. They are held out from what the predictor is learned from.
+way serves as simulated, so that all ways answer the same requests. They are held out from what the predictor is learned from. Percentiles
+at the end of a distribution are taken over all runs of a load together: over one they would hang on a request or two.
 
 Owns the loads, the order of a measurement and what counts as agreement. Requests do not go through HTTP.
 """
@@ -21,13 +22,14 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from octavo.bench.cluster_ways import WORKER, RunningWay, SceneRounds, Way, WayRun, overlaps, probes, running_ways
+from octavo.bench.cluster_ways import WORKER, Overlap, RunningWay, SceneRounds, Way, WayRun, overlaps, probes, running_ways
 from octavo.bench.latency import percentile
 from octavo.bench.logged_worker import LoggedStep
 from octavo.bench.stream_record import StreamRecord
 from octavo.bench.tables import table
 from octavo.config import EngineConfig
 from octavo.costs.fitting import MIN_STEPS
+from octavo.distributed.wire import WorkerLimits
 from octavo.reproduce.cluster_prediction import Answer, Predictor, learned
 from octavo.reproduce.simulator_accuracy import Compared, Limits, Progress, with_other_tokens
 from octavo.workload.arrivals import OpenLoop
@@ -40,15 +42,16 @@ TOLERANCE = 0.15
 _FIRST_SHARE = 0.5  # of the calibration's time, before the rates of the loads are set
 _CAPACITY_REQUESTS = 6  # for each sequence that runs at once
 _PROBE_REPEATS = 3
+_NUM_DRAWS = 5  # of a simulated run, in which steps differ as those that were measured
 
 
 @dataclass(frozen=True, slots=True)
 class WaysCase:
-    """``loads``: lengths by name. ``load_s``: seconds in which the requests of a run come; ``calibrate_s``: of all scenes together."""
+    """``loads``: lengths by name. ``num_requests``: of a run; ``calibrate_s``: seconds of all scenes together."""
 
     loads: Mapping[str, LengthPairs]
     repeat: int = 2
-    load_s: float = 6.0
+    num_requests: int = 40
     calibrate_s: float = 60.0
     shares: tuple[float, ...] = SHARES
     seed: int = 0
@@ -113,18 +116,34 @@ class WayFigures(NamedTuple):
             good / wall_s,
         )  # fmt: skip
 
+    @classmethod
+    def of_runs(cls, runs: Seq[Seq[Answer]], limits: Limits) -> WayFigures:
+        """Of several runs of a load, each with an answer: the middle ones, and the 99th percentiles over all of them together."""
+        middle = cls(*(statistics.median(values) for values in zip(*(cls.of(run, limits) for run in runs), strict=True)))
+        whole = cls.of([answer for run in runs for answer in run], limits)
+        return middle._replace(ttft_p99_s=whole.ttft_p99_s, itl_p99_s=whole.itl_p99_s)
+
 
 @dataclass(frozen=True, slots=True)
 class WayComparison(Compared):
-    """One figure of one way under one load. ``simulated``: told nothing of the runs; ``at_pace``: with all steps at the mean pace of those
-    of the real runs, which tells what is left when the cost of steps is right, and is no part of a verdict."""
+    """One figure of one way under one load. ``real``: of each run; ``measured``: of all (``WayFigures.of_runs``). ``simulated``: told
+    nothing of the runs; ``at_pace``: with all steps at the mean pace of those of the real runs, which tells what is left when the cost of
+    steps is right, and is no part of a verdict. ``num_values``: that ``measured`` is taken over, of a 99th percentile (0: another
+    figure)."""
 
     load: str
     way: str
     figure: str
     real: tuple[float, ...]
+    measured: float
     simulated: float
     at_pace: float
+    num_values: int = 0
+
+    @property
+    def median(self) -> float:
+        """What the others are compared with."""
+        return self.measured
 
     @property
     def is_close(self) -> bool:
@@ -136,17 +155,24 @@ class WayComparison(Compared):
         return self.is_close or (self.in_spread and not self.figure.endswith("per_s"))
 
     def record(self) -> dict[str, Any]:
-        numbers = {"simulated": self.simulated, "difference": self.difference, "at_pace": self.at_pace}
+        numbers = {"measured": self.measured, "simulated": self.simulated, "difference": self.difference, "at_pace": self.at_pace}
         rounded = {name: _digits(value) for name, value in numbers.items()} | {"difference_at_pace": _digits(self.difference_at_pace)}
         verdicts = {"in_spread": self.in_spread, "is_close": self.is_close, "agrees": self.agrees}
         real = [_digits(value) for value in self.real]
-        return {"load": self.load, "way": self.way, "figure": self.figure, "real": real, **rounded, **verdicts}
+        values = {"num_values": self.num_values} if self.num_values else {}
+        return {"load": self.load, "way": self.way, "figure": self.figure, **values, "real": real, **rounded, **verdicts}
 
 
-def compared(load: str, way: str, real: Seq[WayFigures], simulated: WayFigures, at_pace: WayFigures) -> list[WayComparison]:
-    """Figure by figure, in their order."""
-    columns = zip(WayFigures._fields, zip(*real, strict=True), simulated, at_pace, strict=True)
-    return [WayComparison(load, way, name, values, guess, paced) for name, values, guess, paced in columns]
+def compared(
+    load: str, way: str, runs: Seq[Seq[Answer]], limits: Limits, simulated: WayFigures, at_pace: WayFigures
+) -> list[WayComparison]:
+    """Figure by figure, in their order. ``runs``: the real ones."""
+    numbers = {"ttft_p99_s": sum(map(len, runs)), "itl_p99_s": sum(len(one.gaps_s) for run in runs for one in run)}
+    real, measured = [WayFigures.of(run, limits) for run in runs], WayFigures.of_runs(runs, limits)
+    columns = zip(WayFigures._fields, zip(*real, strict=True), measured, simulated, at_pace, strict=True)
+    return [
+        WayComparison(load, way, name, each, value, guess, paced, numbers.get(name, 0)) for name, each, value, guess, paced in columns
+    ]
 
 
 def answers_of(run: WayRun, requests: Seq[WorkloadRequest]) -> list[Answer]:
@@ -168,15 +194,15 @@ def _answer(record: StreamRecord, started_s: float) -> Answer:
 
 @dataclass(slots=True)
 class WayLoad:
-    """A load for all ways. ``kind``: whose lengths it has. ``runs``, ``steps``: of each repetition, by way; each step with the share of it
-    in which others were busy."""
+    """A load for all ways. ``kind``: whose lengths it has. ``runs``, ``steps``: of each repetition, by way; each step with what others did
+    meanwhile."""
 
     name: str
     kind: str
     rate: float
     requests: list[WorkloadRequest]
     runs: dict[str, list[list[Answer]]] = field(default_factory=dict)
-    steps: dict[str, list[list[tuple[LoggedStep, float]]]] = field(default_factory=dict)
+    steps: dict[str, list[list[tuple[LoggedStep, Overlap]]]] = field(default_factory=dict)
     num_failed: int = 0
 
 
@@ -199,7 +225,7 @@ class WaysAccuracy:
     def record(self) -> dict[str, Any]:
         predictor, link = self.predictor, self.predictor.link
         told = {
-            "crowding_decode": predictor.crowding.decode, "crowding_prompt": predictor.crowding.prompt, "in_s": predictor.in_s,
+            **{f"crowding_{name}": more for name, more in predictor.crowding._asdict().items()}, "in_s": predictor.in_s,
             "out_s": predictor.out_s, "link_bytes_per_s": link.bytes_per_s, "link_latency_s": link.latency_s,
             "wake_s": predictor.cost.wake_s,
         }  # fmt: skip
@@ -215,30 +241,32 @@ class WaysAccuracy:
 
     def text(self) -> str:
         """Every figure, and what may explain it."""
-        rows = [["load", "way", "figure", "real (median)", "spread", "simulated", "difference", "at their pace", ""]]
+        rows = [["load", "way", "figure", "over", "real", "of each run", "simulated", "difference", "at their pace", ""]]
         for one in self.comparisons:
             scale, digits = (1.0, 2) if one.figure.endswith("per_s") else (1e3, 1)
             spread = f"{scale * min(one.real):.{digits}f} to {scale * max(one.real):.{digits}f}"
             differences = [f"{100 * off:+.1f} %" for off in (one.difference, one.difference_at_pace)]
             verdict = "agrees" if one.agrees else "is off"
             verdict += ", within the spread" if one.in_spread and not one.is_close else ""
-            numbers = [f"{scale * one.median:.{digits}f}", spread, f"{scale * one.simulated:.{digits}f}"]
-            rows.append([one.load, one.way, _NAMES[one.figure], *numbers, *differences, verdict])
+            numbers = [f"{scale * one.measured:.{digits}f}", spread, f"{scale * one.simulated:.{digits}f}"]
+            over = str(one.num_values) if one.num_values else ""
+            rows.append([one.load, one.way, _NAMES[one.figure], over, *numbers, *differences, verdict])
         loads = [["load", "requests/s", "requests", "seconds of steps, predicted over taken, by run"]]
         for name, rate, number in self.loads:
             ways = [(way, biases) for (load, way), biases in self.biases.items() if load == name]
             shown = "; ".join(f"{way} {', '.join(f'{100 * one:+.1f} %' for one in biases)}" for way, biases in ways)
             loads.append([name, f"{rate:.3g}", str(number), shown])
-        return f"{table(rows, '   >>>>>')}\n\n{table(loads, ' >>')}\n\n{self._told()}\n\n{self._end()}"
+        return f"{table(rows, '   >>>>>>')}\n\n{table(loads, ' >>')}\n\n{self._told()}\n\n{self._end()}"
 
     def _told(self) -> str:
         predictor, link = self.predictor, self.predictor.link
-        decode, prompt = (100 * more for more in predictor.crowding)
-        crowding = f"steps that decode take {decode:.1f} % more, those with prompts {prompt:.1f} %"
+        decode_decode, decode_prompt, prompt_decode, prompt_prompt = (f"{100 * more:.1f} %" for more in predictor.crowding)
+        crowding = f"steps that decode take {decode_decode} more, those with prompts {prompt_decode}"
+        prompts = f"beside one that computes prompts {decode_prompt} and {prompt_prompt}"
         return (
             f"to a worker {1e3 * predictor.in_s:.2f} ms, back {1e3 * predictor.out_s:.2f} ms; a hand-off {1e3 * link.latency_s:.2f} ms and "
-            f"{link.bytes_per_s / 1e9:.2f} GB/s; beside a busy neighbour {crowding}; after idleness {1e3 * predictor.cost.wake_s:.2f} ms "
-            "more"
+            f"{link.bytes_per_s / 1e9:.2f} GB/s; beside a neighbour that decodes {crowding}, {prompts}; after idleness "
+            f"{1e3 * predictor.cost.wake_s:.2f} ms more"
         )
 
     def _end(self) -> str:
@@ -305,10 +333,8 @@ class _Measurement:
         for name, lengths in case.loads.items():
             rate = min(self._capacity(predictor, running, name, lengths) for running in self._running)
             for share in case.shares:
-                work = Workload(OpenLoop(share * rate), lengths, seed=f"{case.seed}:{name}")
-                requests = list(itertools.takewhile(lambda request: request.arrival_s < case.load_s, work.requests()))
-                requests = requests or list(itertools.islice(work.requests(), 1))
-                found.append(WayLoad(f"{name} {100 * share:.0f} %", name, share * rate, requests))
+                work = Workload(OpenLoop(share * rate), lengths, case.num_requests, seed=f"{case.seed}:{name}")
+                found.append(WayLoad(f"{name} {100 * share:.0f} %", name, share * rate, list(work.requests())))
         return found
 
     def _capacity(self, predictor: Predictor, running: RunningWay, name: str, lengths: LengthPairs) -> float:
@@ -338,13 +364,16 @@ class _Measurement:
             way, worker = running.way, running.engine.limits
             limit = limits[load.kind]
             found = biases[load.name, way.name] = tuple(predictor.bias(steps) for steps in load.steps[way.name])
-            real = [WayFigures.of(answers, limit) for answers in load.runs[way.name]]
             paced = predictor.at_pace(statistics.fmean(found))
-            guesses = [WayFigures.of(one.answers(way, worker, load.requests), limit) for one in (predictor, paced)]
-            comparisons += compared(load.name, way.name, real, *guesses)
+            guesses = [self._simulated(one, way, worker, load, limit) for one in (predictor, paced)]
+            comparisons += compared(load.name, way.name, load.runs[way.name], limit, *guesses)
         about = tuple((load.name, load.rate, len(load.requests)) for load in loads)
         model, num_failed = self._running[0].engine.model.name, sum(load.num_failed for load in loads)
         return WaysAccuracy(model, tuple(comparisons), about, biases, limits, predictor, num_failed)
+
+    def _simulated(self, predictor: Predictor, way: Way, worker: WorkerLimits, load: WayLoad, limits: Limits) -> WayFigures:
+        draws = range(_NUM_DRAWS if predictor.spread else 1)
+        return WayFigures.of_runs([predictor.answers(way, worker, load.requests, seed=self._case.seed + i) for i in draws], limits)
 
     def _limits(self, predictor: Predictor, lengths: LengthPairs) -> Limits:
         """By what the first way takes for one request at a time."""
