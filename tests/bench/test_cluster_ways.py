@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.bench.cluster_ways import Probe, SceneRounds, Way, WayRun, overlaps, probe_of, probes, running_ways
+from octavo.bench.cluster_ways import Overlap, Probe, SceneRounds, Way, WayRun, overlaps, probe_of, probes, running_ways
 from octavo.bench.logged_worker import LoggedEngine, LoggedStep, StepFile, WrittenLog, step_file
 from octavo.bench.stream_record import StreamRecord
 from octavo.core.cost import StepShape
@@ -106,12 +106,14 @@ def test_a_log_without_steps_writes_nothing() -> None:
 
 
 def test_overlaps_by_hand() -> None:
-    steps = {"a": [step(0.0, 2.0), step(2.0, 2.0), step(10.0, 1.0)], "b": [step(1.0, 2.0), step(3.5, 0.25), step(3.75, 4.0)]}
-    found = dict((one.begin_s, share) for one, share in overlaps(steps))
-    assert found == pytest.approx({0.0: 0.5, 2.0: 0.5 + 0.125 + 0.125, 10.0: 0.0, 1.0: 1.0, 3.5: 1.0, 3.75: 0.0625})
-    assert [share for _, share in overlaps({"a": steps["a"]})] == [0.0] * 3
-    three = overlaps({"a": [step(0.0, 1.0)], "b": [step(0.0, 1.0)], "c": [step(0.5, 1.0)]})
-    assert [share for _, share in three] == [1.5, 1.5, 1.0]
+    steps = {"a": [step(0.0, 2.0), step(2.0, 2.0), step(10.0, 1.0)], "b": [step(1.0, 2.0), step(3.5, 0.25, 9), step(3.75, 4.0)]}
+    found = {one.begin_s: overlap for one, overlap in overlaps(steps)}
+    assert list(found) == [0.0, 2.0, 10.0, 1.0, 3.5, 3.75]
+    assert [one.decode for one in found.values()] == pytest.approx([0.5, 0.5 + 0.125, 0.0, 1.0, 1.0, 0.0625])
+    assert [one.prompt for one in found.values()] == pytest.approx([0.0, 0.125, 0.0, 0.0, 0.0, 0.0])
+    assert [share for _, share in overlaps({"a": steps["a"]})] == [Overlap()] * 3
+    three = overlaps({"a": [step(0.0, 1.0)], "b": [step(0.0, 1.0, 5)], "c": [step(0.5, 1.0)]})
+    assert [share for _, share in three] == [Overlap(0.5, 1.0), Overlap(1.5, 0.0), Overlap(0.5, 0.5)]
 
 
 def run_of(steps: dict[str, list[LoggedStep]], times: list[float]) -> WayRun:
@@ -156,6 +158,6 @@ def test_real_workers_and_their_steps(tmp_path: Path) -> None:
             assert all(probe.handoff_s is None for probe in await probes(replicas, 1, (16,)))
             rounds = SceneRounds(running)
             await rounds.run(0.0, min_steps=1)
-            assert rounds.num_rounds >= 1 and all(0.0 <= overlap <= 1.0 + 1e-9 for _, overlap in rounds.steps)
+            assert rounds.num_rounds >= 1 and all(0.0 <= sum(overlap) <= 1.0 + 1e-9 for _, overlap in rounds.steps)
 
     asyncio.run(measure())

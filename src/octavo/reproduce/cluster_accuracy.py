@@ -17,7 +17,7 @@ import itertools
 import math
 import random
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -42,7 +42,7 @@ TOLERANCE = 0.15
 _FIRST_SHARE = 0.5  # of the calibration's time, before the rates of the loads are set
 _CAPACITY_REQUESTS = 6  # for each sequence that runs at once
 _PROBE_REPEATS = 3
-_NUM_DRAWS = 5  # of a simulated run, in which steps differ as those that were measured
+_NUM_DRAWS = 3  # of all simulated runs of a load, in which steps differ as those that were measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +119,13 @@ class WayFigures(NamedTuple):
     @classmethod
     def of_runs(cls, runs: Seq[Seq[Answer]], limits: Limits) -> WayFigures:
         """Of several runs of a load, each with an answer: the middle ones, and the 99th percentiles over all of them together."""
-        middle = cls(*(statistics.median(values) for values in zip(*(cls.of(run, limits) for run in runs), strict=True)))
         whole = cls.of([answer for run in runs for answer in run], limits)
-        return middle._replace(ttft_p99_s=whole.ttft_p99_s, itl_p99_s=whole.itl_p99_s)
+        return cls.middle([cls.of(run, limits) for run in runs])._replace(ttft_p99_s=whole.ttft_p99_s, itl_p99_s=whole.itl_p99_s)
+
+    @classmethod
+    def middle(cls, figures: Iterable[WayFigures]) -> WayFigures:
+        """The median of each."""
+        return cls(*(statistics.median(values) for values in zip(*figures, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,8 +376,13 @@ class _Measurement:
         return WaysAccuracy(model, tuple(comparisons), about, biases, limits, predictor, num_failed)
 
     def _simulated(self, predictor: Predictor, way: Way, worker: WorkerLimits, load: WayLoad, limits: Limits) -> WayFigures:
-        draws = range(_NUM_DRAWS if predictor.spread else 1)
-        return WayFigures.of_runs([predictor.answers(way, worker, load.requests, seed=self._case.seed + i) for i in draws], limits)
+        """As many runs as real ones, so that percentiles are over as many values; the middle of several times that."""
+        repeat, draws = self._case.repeat, list[WayFigures]()
+        for first in range(0, repeat * (_NUM_DRAWS if predictor.spread else 1), repeat):
+            seeds = (self._case.seed + first + i for i in range(repeat))
+            runs = [predictor.answers(way, worker, load.requests, seed=seed) for seed in seeds]
+            draws.append(WayFigures.of_runs(runs, limits))
+        return WayFigures.middle(draws)
 
     def _limits(self, predictor: Predictor, lengths: LengthPairs) -> Limits:
         """By what the first way takes for one request at a time."""

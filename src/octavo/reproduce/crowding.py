@@ -15,7 +15,7 @@ from typing import NamedTuple
 from octavo.bench.cluster_ways import Overlap
 from octavo.bench.logged_worker import LoggedStep
 from octavo.core.cost import StepShape
-from octavo.simulator.shared_host import Crowding, Place, Spread, StepKind, Taken
+from octavo.simulator.shared_host import Crowding, Spread, StepKind, Taken
 
 HELD_UP = 3.0  # times its prediction: more of a step is not looked at where means are told
 _MIN_SPREAD = 0.1  # of overlaps, in standard deviations: below, nothing can be told of neighbours
@@ -97,15 +97,14 @@ def _steepness(rows: Seq[tuple[float, float, tuple[float, float]]]) -> tuple[flo
 
 
 def spread_of(crowding: Crowding, steps: Iterable[Predicted]) -> Spread:
-    """By what they were mostly beside: what steps took alone over what they were predicted to. It says nothing of the mean, which the
-    prediction has: of each place it is 1, those that were held up for long cut."""
-    by_place = dict[Place, list[Taken]]()
+    """Of steps that only decode, by what they were mostly beside: what they took alone over what they were predicted to. It says nothing of
+    the mean, which the prediction has: that is 1 beside anything, those that were held up for long cut."""
+    found = dict[StepKind | None, list[Taken]]()
     for one in steps:
-        if one.seconds > 0.0:
+        if one.seconds > 0.0 and one.step.shape.only_decodes:
             times = one.step.total_s * pace_of(crowding, one.step.shape, one.overlap) / one.seconds
-            place = StepKind.of(one.step.shape), _mostly_beside(one.overlap)
-            by_place.setdefault(place, []).append(Taken(one.seconds, times))
-    return Spread({place: _about_one(some) for place, some in by_place.items()})
+            found.setdefault(_mostly_beside(one.overlap), []).append(Taken(one.seconds, times))
+    return Spread({beside: _about_one(some) for beside, some in found.items()})
 
 
 def _mostly_beside(overlap: Overlap) -> StepKind | None:

@@ -4,8 +4,8 @@
 
 Beside neighbours a step makes progress at 1 / (1 + s) of its own pace, as jobs that share a processor do; s goes by what it is and by what
 they are in, and changes when a neighbour's step begins or ends. What else the system does to steps (it lends their core to somebody else,
-for a moment) cannot be told beforehand: where a ``Spread`` says how much steps of a host differ, each step is longer or shorter by a
-factor that is drawn when it begins.
+for a moment) cannot be told beforehand: where a ``Spread`` says how much steps that decode differ, each is longer or shorter by a factor
+that is drawn when it begins.
 
 Owns paces; what a step takes alone is its engine's to say.
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import random
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
@@ -60,35 +60,33 @@ class Taken(NamedTuple):
     times: float
 
 
-Place = tuple[StepKind, StepKind | None]
-"""Of a step: what it is, and what it begins beside (None: nobody is in a step; prompts before others)."""
-
-
 class Spread:
-    """Of steps about what they are predicted to take: measured ones of the same place that should have taken about as long, drawn again
-    (a bootstrap, Efron, 1979, among the nearest). By ``seconds``, since a moment without a core is little to a long step.
+    """How much steps that only decode differ from what they are predicted to take: measured ones that began beside the same and should have
+    taken about as long, drawn again (a bootstrap, Efron, 1979, among the nearest). By ``seconds``, since a moment without a core is less to
+    a longer step. To one with prompts, tens of times as long, such moments come many times, and are in its mean.
 
-    ``taken``: by place. A place of which fewer than ``MIN_TAKEN`` are known has no spread.
+    ``taken``: by what they were beside (None: nobody was in a step; prompts before others). Where fewer than ``MIN_TAKEN`` are known there
+    is no spread.
     """
 
     MIN_TAKEN = 20
     NUM_NEAREST = 48
 
-    def __init__(self, taken: Mapping[Place, Iterable[Taken]]) -> None:
-        found = {place: sorted(some) for place, some in taken.items()}
-        self._taken = {place: some for place, some in found.items() if len(some) >= self.MIN_TAKEN}
+    def __init__(self, taken: Mapping[StepKind | None, Iterable[Taken]]) -> None:
+        found = {beside: sorted(some) for beside, some in taken.items()}
+        self._taken = {beside: some for beside, some in found.items() if len(some) >= self.MIN_TAKEN}
 
     def __bool__(self) -> bool:
         return bool(self._taken)
 
-    def draw(self, place: Place, seconds: float, rng: random.Random) -> float:
-        """By what to multiply ``seconds``, what a step of ``place`` is predicted to take."""
-        some = self._taken.get(place)
+    def draw(self, beside: StepKind | None, seconds: float, rng: random.Random) -> float:
+        """By what to multiply ``seconds``, which a step that only decodes is predicted to take."""
+        some = self._taken.get(beside)
         if some is None:
             return 1.0
-        num = min(self.NUM_NEAREST, len(some))
-        first = bisect_left(some, seconds, key=lambda one: one.seconds) - num // 2
-        return some[min(max(0, first), len(some) - num) + rng.randrange(num)].times
+        num, place = min(self.NUM_NEAREST, len(some)), bisect_left(some, (seconds,))
+        middle = (place + bisect_right(some, (seconds, math.inf))) // 2  # of those that should have taken just as long
+        return some[min(max(0, middle - num // 2), len(some) - num) + rng.randrange(num)].times
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +129,8 @@ class SharedHost:
             present[pace.kind] -= 1
             slowing = math.fsum(self._crowding.of(pace.kind, kind) * number for kind, number in present.items())
             is_fresh = i in fresh
-            if is_fresh and self._spread is not None:
-                pace.left_s *= self._spread.draw((pace.kind, _strongest(present)), pace.left_s, self._rngs[i])
+            if is_fresh and self._spread is not None and pace.kind is StepKind.DECODE:
+                pace.left_s *= self._spread.draw(_strongest(present), pace.left_s, self._rngs[i])
             if is_fresh or slowing != pace.slowing:
                 pace.left_s -= (now - pace.since_s) / (1.0 + pace.slowing)
                 pace.since_s, pace.slowing = now, slowing
