@@ -37,6 +37,7 @@ from octavo.simulator.shared_host import Crowding
 from octavo.workload.lengths import LogNormal
 from octavo.workload.requests import Independent, WorkloadRequest
 from octavo.workload.traces import Trace, TraceRow
+from tests.bench.sleeping_worker import CROWDING
 from tests.models.tiny import write_tiny_gguf
 
 THREE = [Answer(0.0, 0.5, (0.1, 0.3)), Answer(1.0, 1.1, ()), Answer(2.0, 4.0, (0.1, 0.1, 0.4))]
@@ -157,11 +158,13 @@ def test_real_workers_and_their_simulation(tmp_path: Path) -> None:
 
 @pytest.mark.soak
 def test_workers_that_sleep_are_predicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps that take what a law says however busy this machine is: of what the simulator says of real processes most is right."""
+    """Steps that take what a law says however busy this machine is, and are held up by neighbours as it says: that is found again, and of
+    what the simulator says of real processes most is right."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "src"), str(ROOT)]))
     model = str(write_tiny_gguf(tmp_path / "m.gguf", context=2048))
     config = make_config(model, num_kv_blocks=1200, max_num_seqs=16, max_num_batched_tokens=512, threads=1)
     lengths = Independent(LogNormal(140.0, 0.8, 4, 600), LogNormal(26.0, 0.7, 2, 80))
     accuracy = measure_ways(two_workers(config, 128), model, WaysCase({"some": lengths}, 1, 25, 12.0), command=SLEEPING)
     assert accuracy.num_failed == 0, accuracy.text()
+    assert accuracy.predictor.crowding == pytest.approx(CROWDING, abs=0.15), accuracy.text()
     assert sum(one.agrees for one in accuracy.comparisons) >= 0.7 * len(accuracy.comparisons), accuracy.text()
