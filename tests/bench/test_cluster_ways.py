@@ -9,7 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from octavo.bench.cluster_ways import Overlap, Probe, SceneRounds, Way, WayRun, overlaps, probe_of, probes, running_ways
+from octavo.bench.cluster_ways import (
+    Delivered,
+    Overlap,
+    Probe,
+    SceneRounds,
+    Way,
+    WayRun,
+    deliveries,
+    deliveries_of,
+    overlaps,
+    probe_of,
+    probes,
+    running_ways,
+)
 from octavo.bench.logged_worker import LoggedEngine, LoggedStep, StepFile, WrittenLog, step_file
 from octavo.bench.stream_record import StreamRecord
 from octavo.core.cost import StepShape
@@ -133,6 +146,32 @@ def test_probes_by_hand() -> None:
     assert probe_of(run_of({"worker-0": []}, [9.55, 9.65, 9.75]), 40, 4000) is None  # its steps were not written in time
 
 
+def shapes_of(found: list[Delivered]) -> list[str]:
+    return ["" if one.beside is None else "decodes" if one.beside.only_decodes else "prompt" for one in found]
+
+
+def test_deliveries_by_hand() -> None:
+    """Two streams on two workers, each with its own number of tokens: every token but the first is some step's."""
+    one = [step(1.0, 0.5, 24), step(1.5, 0.1), step(1.6, 0.1)]
+    two = [step(1.1, 0.45, 40), step(1.55, 0.1)]
+    records = [StreamRecord(24, 3, event_times=array("d", [1.52, 1.63, 1.69])), StreamRecord(40, 2, event_times=array("d", [1.6, 1.7]))]
+    found = deliveries_of(WayRun(records, {"a": one, "b": two}))
+    assert [one.delay_s for one in found] == pytest.approx([0.03, -0.01, 0.05])
+    assert shapes_of(found) == ["decodes", "", "decodes"]
+    beside_a_prompt = deliveries_of(WayRun(records[:1], {"decode-0": one[1:], "prefill-0": [step(1.0, 0.5, 24), step(1.55, 9.0, 300)]}))
+    assert shapes_of(beside_a_prompt) == ["prompt"] * 2
+
+
+def test_streams_that_cannot_be_told_apart_say_nothing() -> None:
+    one = [step(1.0, 0.5, 24), step(1.5, 0.1), step(1.6, 0.1)]
+    records = [StreamRecord(24, 3, event_times=array("d", [1.52, 1.63, 1.69]))] * 2
+    assert deliveries_of(WayRun(records, {"a": one, "b": one})) == []
+    assert deliveries_of(WayRun(records[:1], {"a": [*one, step(1.7, 0.1)]})) == []  # a step more than it has tokens
+    together = StepShape(2, 2, 2, 50, 50)
+    assert deliveries_of(WayRun(records[:1], {"a": [one[0], one[1], one[2]._replace(shape=together)]})) == []
+    assert deliveries_of(WayRun([StreamRecord(24, 3)], {"a": []})) == []
+
+
 # --- real workers -----------------------------------------------------------------------------------------------------------------------
 
 
@@ -156,6 +195,9 @@ def test_real_workers_and_their_steps(tmp_path: Path) -> None:
             assert some and {probe.num_prompt for probe in some} <= {16, 48}
             assert all(probe.handoff_s is not None and probe.num_bytes > 0 for probe in some)
             assert all(probe.handoff_s is None for probe in await probes(replicas, 1, (16,)))
+            for one in running:
+                delivered = await deliveries(one, 1)
+                assert len(delivered) <= 31 + 31 + 27 + 39 and all(abs(some.delay_s) < 60.0 for some in delivered)
             rounds = SceneRounds(running)
             await rounds.run(0.0, min_steps=1)
             assert rounds.num_rounds >= 1 and all(0.0 <= sum(overlap) <= 1.0 + 1e-9 for _, overlap in rounds.steps)

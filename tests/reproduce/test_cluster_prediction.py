@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Mapping
 
 import pytest
 
-from octavo.bench.cluster_ways import Overlap, Probe, Way
+from octavo.bench.cluster_ways import Delivered, Overlap, Probe, Way
 from octavo.bench.logged_worker import LoggedStep
 from octavo.core.cost import StepShape
 from octavo.costs.coefficients import Coefficients
 from octavo.distributed.handoff import Link
 from octavo.distributed.wire import WorkerLimits
-from octavo.reproduce.cluster_prediction import KindCost, Predictor, learned, link_of, measured, specs_of, to_both_means
+from octavo.reproduce.cluster_prediction import KindCost, Predictor, delivery_of, learned, link_of, measured, specs_of, to_both_means
 from octavo.reproduce.crowding import pace_of
 from octavo.simulator.shared_host import Crowding
 from octavo.workload.arrivals import OpenLoop
@@ -86,6 +87,19 @@ def test_busy_neighbours_are_in_the_answers() -> None:
     assert single[0].last_s == pytest.approx(alone[0].last_s, rel=1e-6)
 
 
+def test_tokens_are_read_when_they_were_before() -> None:
+    """All are 2 ms late beside nobody, and 50 ms beside a prompt: who is alone has them 2 ms after their steps, whatever else is known."""
+    delivered = [Delivered(0.002, None)] * 30 + [Delivered(0.05, StepShape(9, 1, 1, 9, 45))] * 30
+    run = timed(SETTINGS)
+    way, limits, requests = Way("some", BOTH, run.engine.config), limits_of(run), [WorkloadRequest(0.0, [5] * 8, 20)]
+    at_once = Predictor(COST, Crowding(), Link(1e9), 0.001, 0.0)
+    late = dataclasses.replace(at_once, out_s=0.7, delivery=delivery_of(delivered))
+    (guess,), (exact,) = late.answers(way, limits, requests), at_once.answers(way, limits, requests)
+    assert guess.first_s == pytest.approx(exact.first_s + 0.002) and guess.gaps_s == pytest.approx(exact.gaps_s)
+    assert late.back_s == pytest.approx((0.026, 0.05)) and at_once.back_s == (0.0, 0.0)
+    assert delivery_of([]) is None and late.draws and not at_once.draws
+
+
 def test_a_slower_pace_slows_all() -> None:
     predictor = Predictor(COST, Crowding(0.1, 0.2, 0.3, 0.4), Link(1e9), 0.0, 0.0)
     decodes = step(StepShape(4, 4, 4, 80, 80), "decode", 0.02)
@@ -138,9 +152,9 @@ def steps_of(law: Law, crowding: Crowding, number: int = 400, prompt_by: float =
 @pytest.mark.parametrize("crowding", [Crowding(), Crowding(0.4, 0.2, 0.0, 0.1)])
 def test_a_law_is_found_again(crowding: Crowding) -> None:
     probes = {"apart": [Probe(n, 0.001, 0.002, 0.003 + n * KV_BYTES / 1e8, n * KV_BYTES) for n in (16, 128, 480)]}
-    predictor = learned(steps_of(LAW, crowding), probes, "some")
+    predictor = learned(steps_of(LAW, crowding), probes, [Delivered(0.003, None)] * 5, "some")
     assert predictor.crowding == pytest.approx(crowding, abs=0.03)
-    assert (predictor.in_s, predictor.out_s) == (0.001, 0.002)
+    assert (predictor.in_s, predictor.out_s) == (0.001, 0.002) and predictor.back_s == (0.003, 0.003)
     assert predictor.link.bytes_per_s == pytest.approx(1e8) and predictor.link.latency_s == pytest.approx(0.003)
     for one, overlap in steps_of(LAW, crowding, 40):
         assert predictor.step_s(one, overlap) == pytest.approx(one.total_s, rel=0.05)

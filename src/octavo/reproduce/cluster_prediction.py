@@ -4,7 +4,7 @@
 
 Steps of two workers hold each other up: they share memory and caches, and the cores with all else that runs. So ``cost`` is of a step
 beside idle neighbours, and the simulation's workers share a host (``simulator.shared_host``): ``crowding`` and ``spread`` are what it is
-told of that (``crowding``). Pure arithmetic; measures nothing.
+told of that (``reproduce.crowding``). Pure arithmetic; measures nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from octavo.bench.cluster_ways import MIN_LAYERWISE, ROUTER, Overlap, Probe, Way
+from octavo.bench.cluster_ways import MIN_LAYERWISE, ROUTER, Delivered, Overlap, Probe, Way
+from octavo.bench.latency import percentile
 from octavo.bench.logged_worker import LoggedStep
 from octavo.core.cost import StepShape
 from octavo.core.recording import layout_of
@@ -26,10 +27,11 @@ from octavo.distributed.handoff import Link
 from octavo.distributed.router import create_router
 from octavo.distributed.wire import WorkerLimits
 from octavo.reproduce.crowding import HELD_UP, Predicted, crowding_of, pace_of, spread_of
+from octavo.simulator.delivery import Delivery
 from octavo.simulator.engine_spec import EngineSpec
 from octavo.simulator.handing_over import HandoffOptions
 from octavo.simulator.records import RequestRecord
-from octavo.simulator.shared_host import Crowding, HostSharing, Spread
+from octavo.simulator.shared_host import Crowding, HostSharing, Spread, StepKind
 from octavo.simulator.simulation import Simulation, SimulationOptions
 from octavo.workload.requests import WorkloadRequest
 
@@ -88,7 +90,7 @@ class KindCost:
 class Predictor:
     """``cost``: of a step beside idle neighbours. ``crowding``: what busy ones add to it; ``spread``: how much steps differ beside that.
     ``link``: of hand-offs. ``in_s``: from when a request is sent until a worker has it, ``out_s``: from the end of a step until its tokens
-    are read."""
+    are read, where no ``delivery`` says so of each."""
 
     cost: KindCost
     crowding: Crowding
@@ -96,6 +98,18 @@ class Predictor:
     in_s: float
     out_s: float
     spread: Spread | None = None
+    delivery: Delivery[StepKind | None] | None = None
+
+    @property
+    def draws(self) -> bool:
+        """Whether what the simulator says goes by the seed."""
+        return bool(self.spread or self.delivery)
+
+    @property
+    def back_s(self) -> tuple[float, float]:
+        """The middle, and the 99th percentile, of what tokens take from the end of their step until they are read."""
+        delays = sorted(self.delivery.all_s) if self.delivery else [self.out_s]
+        return percentile(delays, 50), percentile(delays, 99)
 
     def step_s(self, step: LoggedStep, overlap: Overlap) -> float:
         """What a step beside these neighbours should take."""
@@ -118,11 +132,11 @@ class Predictor:
     def answers(
         self, way: Way, limits: WorkerLimits, requests: Seq[WorkloadRequest], concurrency: int | None = None, seed: int = 0
     ) -> list[Answer]:
-        """What the simulator says of ``requests``; with ``concurrency`` in a closed loop. ``seed``: of how steps differ."""
+        """What the simulator says of ``requests``; with ``concurrency`` in a closed loop. ``seed``: of what is drawn."""
         specs = specs_of(way, limits, self.cost)
         due = [replace(request, arrival_s=request.arrival_s + self.in_s) for request in requests]
-        holds_up = any(self.crowding) or self.spread
-        host = HostSharing(tuple(range(len(specs))), self.crowding, self.spread)
+        holds_up = any(self.crowding) or self.draws
+        host = HostSharing(tuple(range(len(specs))), self.crowding, self.spread, self.delivery)
         layers = layout_of(limits.kv_layout)
         link = replace(self.link, num_layers=len(layers.layers) if layers else 0)
         options = SimulationOptions(
@@ -135,7 +149,7 @@ class Predictor:
 
     def _answer(self, record: RequestRecord, simulation: Simulation) -> Answer:
         assert record.ttft_s is not None, "every request of a load has output"
-        first_s = record.arrival_s + record.ttft_s + self.out_s
+        first_s = record.arrival_s + record.ttft_s + (0.0 if self.delivery else self.out_s)
         return Answer(record.arrival_s - self.in_s, first_s, tuple(simulation.log.gaps[record.request_id]))
 
     def capacity(self, way: Way, limits: WorkerLimits, requests: Seq[WorkloadRequest]) -> float:
@@ -165,8 +179,11 @@ def measured(step: LoggedStep, factor: float = 1.0) -> MeasuredStep:
 # --- learning ---------------------------------------------------------------------------------------------------------------------------
 
 
-def learned(steps: Seq[tuple[LoggedStep, Overlap]], found: Mapping[str, Seq[Probe]], about: str = "") -> Predictor:
-    """``steps``: each with what its neighbours did; ``found``: probes of each way. Raises FitError for too few steps."""
+def learned(
+    steps: Seq[tuple[LoggedStep, Overlap]], found: Mapping[str, Seq[Probe]], delivered: Iterable[Delivered] = (), about: str = ""
+) -> Predictor:
+    """``steps``: each with what its neighbours did; ``found``: probes of each way; ``delivered``: tokens in their order. Raises FitError
+    for too few steps."""
     first = fit((measured(step) for step, _ in steps), about)
     crowding = crowding_of(Predicted(step, predicted_s(first, measured(step)), overlap) for step, overlap in steps)
     alone = [measured(step, pace_of(crowding, step.shape, overlap)) for step, overlap in steps]
@@ -175,7 +192,15 @@ def learned(steps: Seq[tuple[LoggedStep, Overlap]], found: Mapping[str, Seq[Prob
     in_s, out_s = (max(0.0, _median([getattr(probe, name) for probe in probes])) for name in ("in_s", "out_s"))
     predictor = Predictor(cost, crowding, link_of(probes), in_s, out_s)
     spread = spread_of(crowding, [Predicted(step, predictor.alone_s(step), overlap) for step, overlap in steps])
-    return replace(predictor, spread=spread)
+    return replace(predictor, spread=spread, delivery=delivery_of(delivered))
+
+
+def delivery_of(delivered: Iterable[Delivered]) -> Delivery[StepKind | None] | None:
+    """None: nothing is known."""
+    delays = dict[StepKind | None, list[float]]()
+    for one in delivered:
+        delays.setdefault(None if one.beside is None else StepKind.of(one.beside), []).append(one.delay_s)
+    return Delivery(delays) if delays else None
 
 
 def to_both_means(cost: Coefficients, steps: Iterable[MeasuredStep]) -> KindCost:

@@ -66,6 +66,7 @@ class Simulation:
         shared = (self.clock, self.log, self._events, self.options.seed)
         self.engines = [SimEngine(i, spec, *shared, self.options.jump and i not in held_up) for i, spec in enumerate(specs)]
         self._hosts = [SharedHost(self.engines, host, self.options.seed) for host in self.options.hosts]
+        self._host_of = {index: host for host, sharing in zip(self._hosts, self.options.hosts, strict=True) for index in sharing.engines}
         self._entries = [engine for engine in self.engines if engine.spec.role != "decode"]
         if not self._entries:
             raise ValueError("engines: all are of role decode; nobody computes prompts")
@@ -264,8 +265,11 @@ class Simulation:
     def _take_event(self, engine: SimEngine, event: OutputEvent, now: float) -> int:
         """Write down what a step gave a request; 1 when it has ended."""
         is_first = False
+        host, read_s = self._host_of.get(engine.index), now
         if event.token_ids:
-            live = self.log.got_tokens(event.request_id, len(event.token_ids), now)
+            if host is not None:
+                read_s = host.read_s(engine, event.request_id, now, event.finish_reason is not None)
+            live = self.log.got_tokens(event.request_id, len(event.token_ids), read_s)
             is_first = live.num_output == len(event.token_ids)
             if is_first:
                 live.num_cached = event.num_cached_tokens
@@ -282,5 +286,5 @@ class Simulation:
         if event.error is not None:
             self.log.failed(event.request_id)
         else:
-            self.log.completed(event.request_id, engine.index, now)
+            self.log.completed(event.request_id, engine.index, read_s)
         return 1
