@@ -43,8 +43,12 @@ def test_no_token_is_read_before_the_one_before_it() -> None:
     assert some.read_s("b", "idle", 2.0) == 2.0
     some.ended("a")
     assert some.read_s("a", "idle", 3.0) == 3.0
-    early = reader(idle=[-0.5] * 20)
-    assert early.read_s("a", "idle", 1.0) == 0.5
+
+
+@pytest.mark.parametrize("delay", [-1e-9, float("inf"), float("nan")])
+def test_delays_that_are_none_are_refused(delay: float) -> None:
+    with pytest.raises(ValueError, match=f"delays_s: {delay!r} is not allowed"):
+        Delivery({"idle": [0.0, delay]})
 
 
 def test_steps_go_on_as_they_did() -> None:

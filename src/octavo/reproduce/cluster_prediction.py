@@ -196,10 +196,10 @@ def learned(
 
 
 def delivery_of(delivered: Iterable[Delivered]) -> Delivery[StepKind | None] | None:
-    """None: nothing is known."""
+    """None: nothing is known. What was read before the next step could begin, which is where a measured one ends, was read at once."""
     delays = dict[StepKind | None, list[float]]()
     for one in delivered:
-        delays.setdefault(None if one.beside is None else StepKind.of(one.beside), []).append(one.delay_s)
+        delays.setdefault(None if one.beside is None else StepKind.of(one.beside), []).append(max(0.0, one.delay_s))
     return Delivery(delays) if delays else None
 
 

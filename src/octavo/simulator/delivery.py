@@ -20,8 +20,7 @@ BesideT = TypeVar("BesideT")
 @dataclass(frozen=True, slots=True)
 class Delivery(Generic[BesideT]):
     """``delays_s``: seconds from the end of a step until its token was read, by what the neighbours were in, of tokens that followed one
-    another. Where fewer than ``MIN_DELAYS`` are known, those of all count. Below 0 where it was read before the next step could begin,
-    which is where a measured one ends."""
+    another. Where fewer than ``MIN_DELAYS`` are known, those of all count. Raises ValueError for one below 0."""
 
     delays_s: Mapping[BesideT, Seq[float]]
     all_s: list[float] = field(init=False)
@@ -30,6 +29,9 @@ class Delivery(Generic[BesideT]):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "all_s", [delay for some in self.delays_s.values() for delay in some])
+        for delay in self.all_s:
+            if not 0.0 <= delay < math.inf:
+                raise ValueError(f"delays_s: {delay!r} is not allowed; finite numbers from 0")
 
     def beside(self, what: BesideT) -> Seq[float]:
         """The delays that count beside ``what``, at least one where any are known."""
@@ -61,7 +63,7 @@ class TokenReader(Generic[BesideT]):
             return now
         stream = self._streams.get(name)
         if stream is None:
-            stream = self._streams[name] = _Stream(beside, self._rng.randrange(len(delays)), -math.inf)
+            stream = self._streams[name] = _Stream(beside, self._rng.randrange(len(delays)), now)
         elif stream.beside != beside:
             stream.beside, stream.place = beside, self._rng.randrange(len(delays))
         else:
