@@ -14,17 +14,18 @@ from octavo.config import EngineConfig
 from octavo.core.cost import StepShape
 from octavo.core.step import StepPlan, StepResult
 from octavo.engine.engine import Engine
+from octavo.engine.outputs import OutputEvent
 from octavo.simulator.shared_host import Crowding, StepKind
 from tests.engine.timed import Law
 
 LAW = Law(step=8e-3, row=1e-3, pair=0.0, position=1e-6, logit_row=1e-3)
 CROWDING = Crowding(decode_decode=0.2, decode_prompt=0.8, prompt_decode=0.1, prompt_prompt=0.3)
-_LOOK_S = 5e-4  # between looks at neighbours
+_LOOK_S = 1e-3  # between looks at neighbours
 _BYTES = {b"d": StepKind.DECODE, b"p": StepKind.PROMPT}
 
 
 class Host:
-    """What the workers of a folder are in, each told by itself."""
+    """What the workers of a folder are in, each told by itself: until it has nothing to do, since steps are logged without a gap."""
 
     def __init__(self, path: Path) -> None:
         self._own = path.with_suffix(".doing")
@@ -40,7 +41,7 @@ class Host:
 
 def load(config: EngineConfig, path: Path) -> Engine:
     engine, host = logged_worker.load(config, path), Host(path)
-    execute = engine.backend.execute
+    execute, make_step = engine.backend.execute, engine.step
 
     def slowly(plan: StepPlan) -> StepResult:
         began_s = last_s = time.perf_counter()
@@ -55,11 +56,16 @@ def load(config: EngineConfig, path: Path) -> Engine:
             now_s = time.perf_counter()
             left_s -= (now_s - last_s) / slow
             last_s = now_s
-        host.tell(None)
         result.seconds = time.perf_counter() - began_s
         return result
 
-    engine.backend.execute = slowly  # type: ignore[method-assign]
+    def step() -> list[OutputEvent]:
+        events = make_step()
+        if not engine.has_work:
+            host.tell(None)
+        return events
+
+    engine.backend.execute, engine.step = slowly, step  # type: ignore[method-assign]
     return engine
 
 

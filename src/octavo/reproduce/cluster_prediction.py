@@ -35,6 +35,7 @@ from octavo.simulator.shared_host import Crowding, HostSharing, Spread, StepKind
 from octavo.simulator.simulation import Simulation, SimulationOptions
 from octavo.workload.requests import WorkloadRequest
 
+_NUM_ROUNDS = 6  # of fits, until what steps take alone and what neighbours add go together
 _FASTEST_LINK = 1e12  # bytes per second: beyond, time does not go by bytes
 
 
@@ -184,9 +185,11 @@ def learned(
 ) -> Predictor:
     """``steps``: each with what its neighbours did; ``found``: probes of each way; ``delivered``: tokens in their order. Raises FitError
     for too few steps."""
-    first = fit((measured(step) for step, _ in steps), about)
-    crowding = crowding_of(Predicted(step, predicted_s(first, measured(step)), overlap) for step, overlap in steps)
-    alone = [measured(step, pace_of(crowding, step.shape, overlap)) for step, overlap in steps]
+    crowding, alone = Crowding(), [measured(step) for step, _ in steps]
+    for _ in range(_NUM_ROUNDS):
+        base = fit(alone, about)
+        crowding = crowding_of(Predicted(step, predicted_s(base, measured(step)), overlap) for step, overlap in steps)
+        alone = [measured(step, pace_of(crowding, step.shape, overlap)) for step, overlap in steps]
     cost = to_both_means(fit(alone, about), alone)
     probes = [probe for some in found.values() for probe in some]
     in_s, out_s = (max(0.0, _median([getattr(probe, name) for probe in probes])) for name in ("in_s", "out_s"))
