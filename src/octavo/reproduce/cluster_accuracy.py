@@ -233,7 +233,7 @@ class _Measurement:
     async def run(self) -> WaysAccuracy:
         case = self._case
         await self._calibrate()
-        loads = self._loads(self._learned())
+        loads = await asyncio.to_thread(lambda: self._loads(self._learned()))  # workers that hear nothing for long take themselves for lost
         num_runs = case.repeat * len(loads)
         ways = itertools.cycle(self._running)
         for number, load in itertools.product(range(case.repeat), loads):
@@ -242,7 +242,8 @@ class _Measurement:
             for running in self._running if number % 2 == 0 else reversed(self._running):
                 self._progress(f"run {number + 1} of {case.repeat}, {load.name}, {running.way.name}: {len(load.requests)} requests")
                 await self._answer(load, running, number)
-        return self._compared(loads)
+        self._progress("simulated runs")
+        return await asyncio.to_thread(self._compared, loads)
 
     async def _calibrate(self) -> None:
         self._progress("scenes and probes")
