@@ -94,10 +94,10 @@ def test_what_a_lost_worker_had_is_given_to_others_little_by_little() -> None:
         await until(lambda: second.num_attempts == 3)  # the burst
         engine.flights.check_invariants()
         assert engine.flights.num_waiting == 5 and engine.flights.num_lost == 8
-        assert engine.flights._timer is not None and engine.flights._timer.when() > asyncio.get_running_loop().time() + 900
-        engine.flights._timer.cancel()
-        engine.flights._pacer._per_s = 1e6  # as if time had passed
-        engine.flights._timed_out()
+        assert engine.flights._lost._timer is not None and engine.flights._lost._timer.when() > asyncio.get_running_loop().time() + 900
+        engine.flights._lost._timer.cancel()
+        engine.flights._lost._pacer._per_s = 1e6  # as if time had passed
+        engine.flights._lost._timed_out()
         await until(lambda: second.num_attempts == 8)
         second.give(5)
         assert await asyncio.gather(*readers) == [expected(i, 9) for i in range(8)]

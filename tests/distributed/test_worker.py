@@ -12,9 +12,12 @@ import pytest
 from octavo.config import ConfigError, EngineConfig
 from octavo.core.request import SamplingParams
 from octavo.core.step import StepPlan
+from octavo.distributed import worker_engine
 from octavo.distributed.channel import Address
 from octavo.distributed.cluster_engine import ClusterEngine
 from octavo.distributed.cluster_options import ClusterOptions
+from octavo.distributed.role_router import RoleRouter
+from octavo.distributed.soonest import SoonestDone
 from octavo.distributed.worker import FrontEndLost, WorkerFailed, WorkerOptions, WorkerRefused, WorkerServer, own_config
 from octavo.engine.engine import Engine
 from octavo.engine.outputs import RequestOutput
@@ -111,6 +114,34 @@ def test_a_worker_outlives_its_front_end_with_its_model_and_without_its_requests
             assert (await answer(second, "r2")).outputs[0].token_ids == expected
         await asyncio.wait_for(task, WAIT_S)  # told to end
         assert server.engine is None
+
+    asyncio.run(run())
+
+
+def test_a_worker_that_joins_tells_its_whole_cache_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_engine, "MAX_KEYS", 2)
+
+    def num_keys(engine: ClusterEngine) -> int:
+        router = engine.flights.dispatcher.router
+        assert isinstance(router, RoleRouter) and isinstance(router._prompts, SoonestDone)
+        return router._prompts.keys.num_keys(0)
+
+    def num_cached(server: WorkerServer) -> int:
+        index = None if server.engine is None else server.engine.engine.scheduler.kv.index
+        return 0 if index is None else sum(index.is_full(node) for node in index.blocks().values())
+
+    async def run() -> None:
+        async with front_end() as engine:
+            server, task = worker(engine.control.address, "a")
+            await until(lambda: len(engine.open_links()) == 1)
+            for i in range(3):
+                await answer(engine, f"r{i}", [50 + i] * 40)
+            await until(lambda: num_keys(engine) == num_cached(server) > 4)
+            (link,) = engine.open_links()
+            link.channel.abort("as if the network had failed")
+            await until(lambda: bool(engine.open_links()) and engine.open_links() != [link])
+            await until(lambda: num_keys(engine) == num_cached(server) > 4)
+        await asyncio.wait_for(task, WAIT_S)
 
     asyncio.run(run())
 

@@ -59,6 +59,9 @@ class Transfers:
 
     def release(self, request_id: str) -> None:
         """Somebody else goes on with it: give its blocks back; those that are offered stay in the prefix cache. KeyError if not offered."""
+        self._give_back_offered(request_id)
+
+    def _give_back_offered(self, request_id: str) -> None:
         seq = self._take_offered(request_id).sequences[0]
         seq.status = SequenceStatus.FINISHED
         self._state.release(seq)
@@ -150,6 +153,9 @@ class Transfers:
 
     def cancel(self, request_id: str) -> None:
         """It does not come: give the reserved blocks back. KeyError if it is not reserved."""
+        self._give_back_reserved(request_id)
+
+    def _give_back_reserved(self, request_id: str) -> None:
         seq = self._take_reserved(request_id).sequences[0]
         seq.num_scheduled = 0
         seq.status = SequenceStatus.FINISHED
@@ -166,9 +172,9 @@ class Transfers:
         """What the blocks hold is not to be trusted any more: give back all that are offered or reserved."""
         for request_id in [*self._offered]:
             self._state.kv.withhold(self._offered[request_id].sequences[0])
-            self.release(request_id)
+            self._give_back_offered(request_id)
         for request_id in [*self._reserved]:
-            self.cancel(request_id)
+            self._give_back_reserved(request_id)
 
     # --- reading ------------------------------------------------------------------------------------------------------------------------
 

@@ -14,14 +14,11 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, Unpack
 
 from octavo.config import ConfigError, EngineConfig
 from octavo.core.clock import WallClock
-from octavo.core.recording import layout_of
 from octavo.core.request import Request, SamplingParams
-from octavo.core.scheduler import Scheduler
 from octavo.distributed.attempts import Loss
 from octavo.distributed.channel import Address
 from octavo.distributed.cluster_options import ClusterOptions
@@ -32,12 +29,13 @@ from octavo.distributed.fleet import WorkerState
 from octavo.distributed.flights import Flights
 from octavo.distributed.handovers import Handovers
 from octavo.distributed.journeys import Journeys
-from octavo.distributed.messages import Events, FromWorker, Keys, Ready, WorkerLimits
+from octavo.distributed.messages import Events, FromWorker, Keys, WorkerLimits
 from octavo.distributed.operations import Operations
 from octavo.distributed.role_router import RoleRouter
 from octavo.distributed.roles import RolePools
 from octavo.distributed.router import create_router
 from octavo.distributed.scaling import GrowingLauncher, Scaling
+from octavo.distributed.worker_sizes import WorkerSizes
 from octavo.engine.engine import resolve_max_model_len
 from octavo.engine.event_stream import EngineUnavailable, EventStream
 from octavo.engine.params import PreparedRequest, RequestOptions, RequestPreparer, check_priority
@@ -126,9 +124,7 @@ class ClusterEngine:
         self.cluster = Operations(self.control, self.flights, launcher, self.clock.now)
         self._clean_up = clean_up
         self._address = address
-        self._preparer: RequestPreparer | None = None  # once a worker has told its limits
-        self._limits: Ready | None = None  # the tightest so far
-        self._methods: set[str] = set()
+        self._sizes = WorkerSizes(model, config)
         self._changed = asyncio.Event()  # something of the fleet
         self._none_since_s = 0.0  # no worker takes requests
         self._tasks: list[asyncio.Task[None]] = []
@@ -211,11 +207,14 @@ class ClusterEngine:
     def _look(self) -> None:
         now = self.clock.now()
         self.handovers.tick()
+        self.flights.tick()
         if any(link.takes_requests or self._has_successor(link) for link in self.control):
             self._none_since_s = now
         elif now - self._none_since_s > self.options.worker_wait_s:
             message = f"no worker has been there for {self.options.worker_wait_s:g} s"
             self.flights.fail_waiting(message, now - self.options.worker_wait_s)
+        there = [link.view.lengths for link in self.control if link.takes_requests or self._has_successor(link)]
+        self.flights.fail_unheld([lengths for lengths in there if lengths is not None], self.options.worker_wait_s)
 
     def _has_successor(self, link: Link) -> bool:
         """It is done with what it has before another takes its place: however long that takes, what waits does not wait in vain."""
@@ -237,9 +236,9 @@ class ClusterEngine:
     @property
     def limits(self) -> WorkerLimits:
         """Of the worker that holds least. Raises EngineUnavailable before any has been ready."""
-        if self._limits is None:
+        if self._sizes.least is None:
             raise EngineUnavailable("no worker has been ready yet")
-        return self._limits.limits
+        return self._sizes.least.limits
 
     def open_links(self) -> list[Link]:
         """Workers that take requests, by index."""
@@ -268,10 +267,11 @@ class ClusterEngine:
         assert request_id is not None
         speculative = options.get("speculative")
         if speculative is not None:
-            speculative.validate(self._methods)
+            speculative.validate(self._sizes.methods)
         check_priority(options.get("priority", 0), self.config.scheduler.scheduling_policy)
         request = Request(request_id, prompt_token_ids, params, seed=0, arrival_s=self.clock.now(), **options)
-        return self._available().prepare(request)
+        self._available()
+        return self._sizes.prepare(request, [link.view.lengths for link in self.open_links() if link.view.lengths is not None])
 
     def room(self, num_prompt_tokens: int) -> int:
         """See ServingEngine."""
@@ -280,11 +280,12 @@ class ClusterEngine:
     def submit(self, prepared: Sequence[PreparedRequest]) -> EventStream:
         """See ServingEngine. Raises EngineUnavailable, also when too many wait."""
         self._available()
-        assert self._limits is not None
+        least = self._sizes.least
+        assert least is not None
         requests = [one.request for one in prepared]
         stream = EventStream(requests, self.options.stream_limit_bytes)
         try:
-            self.flights.submit(requests, stream, self._limits.fingerprint, self._limits.limits.block_size)
+            self.flights.submit(requests, stream, least.fingerprint, least.limits.block_size)
         except QueueFull as error:
             raise EngineUnavailable(str(error), error.retry_after_s) from error
         return stream
@@ -296,9 +297,9 @@ class ClusterEngine:
     def _available(self) -> RequestPreparer:
         if self.draining:
             raise EngineUnavailable("the server is shutting down")
-        if self._preparer is None:
+        if self._sizes.preparer is None:
             raise EngineUnavailable("no worker has been ready yet")
-        return self._preparer
+        return self._sizes.preparer
 
     # --- accounts -----------------------------------------------------------------------------------------------------------------------
 
@@ -333,32 +334,19 @@ class ClusterEngine:
 
     def worker_ready(self, link: Link) -> None:
         assert link.ready is not None
-        self._take_limits(link.ready)
+        link.view.lengths = self._sizes.take(link.ready)
         if self.launcher is not None:
             self.launcher.ready(link.name)
-        self.flights.returned(link.worker.boot_id)
+        self.flights.returned(link)
         self._changed.set()
-        self.handovers.ready(link)
+        with self.flights.guarded():
+            self.handovers.ready(link)
         self.flights.pump()
-
-    def _take_limits(self, ready: Ready) -> None:
-        """What may be asked for is what every worker that has been there can do: a request may have to move to any of them."""
-        known = self._limits
-        if known is not None and known.limits.num_kv_blocks <= ready.limits.num_kv_blocks:
-            return
-        limits, config = ready.limits, self.config
-        enough = 2 << (limits.max_model_len // limits.block_size).bit_length()  # for one sequence, however it reserves: no more is laid out
-        scheduler = Scheduler(
-            replace(config.scheduler, max_itl_ms=None), config.cache, min(limits.num_kv_blocks, enough), limits.max_model_len,
-            layout=layout_of(limits.kv_layout),
-        )  # fmt: skip
-        max_n, eos = config.scheduler.max_num_seqs, self.model.eos_token_ids
-        self._preparer = RequestPreparer(limits.vocab_size, scheduler.limits, max_n, eos, self.model.tokenizer)
-        self._limits, self._methods = ready, set(limits.draft_methods)
 
     def worker_lost(self, link: Link, loss: Loss) -> None:
         self.flights.lost(link, loss)
-        self.handovers.lost(link)
+        with self.flights.guarded():
+            self.handovers.lost(link)
         self._changed.set()
 
     def worker_gone(self, link: Link) -> None:
@@ -370,7 +358,8 @@ class ClusterEngine:
         self._changed.set()
 
     def told(self, link: Link) -> None:
-        self.handovers.told(link)
+        with self.flights.guarded():
+            self.handovers.told(link)
         self.flights.pump()
 
     def told_keys(self, link: Link, message: Keys) -> None:
@@ -383,5 +372,9 @@ class ClusterEngine:
         if isinstance(message, Events):
             self.flights.take(link, message.events)
         else:
-            self.handovers.said(link, message)
+            with self.flights.guarded(self.flights.find_key(getattr(message, "key", 0))):
+                self.handovers.said(link, message)
+
+    def fault(self, error: Exception) -> None:
+        self.flights.fault(error)
 

@@ -19,7 +19,7 @@ from typing import Protocol
 
 from octavo.config import EngineConfig
 from octavo.distributed.attempts import Loss
-from octavo.distributed.channel import Address, Channel, Listener
+from octavo.distributed.channel import HANDSHAKE_S, Address, Channel, Listener
 from octavo.distributed.fleet import Change, Fleet, LivenessLimits, Worker, WorkerState
 from octavo.distributed.messages import (
     PROTOCOL,
@@ -48,6 +48,7 @@ from octavo.distributed.told_load import Told, ToldLoad
 
 logger = logging.getLogger("octavo.cluster")
 
+HELLO_S = HANDSHAKE_S  # from the handshake to Hello
 LOOK_S = 0.1  # between two looks at the fleet
 BEAT_S = 1.0
 WORKER_GONE_S = 10.0  # a front end silent for so long is gone, for its workers
@@ -116,6 +117,10 @@ class ControlHandler(Protocol):
 
     def said(self, link: Link, message: FromWorker) -> None:
         """Anything else, from a worker that is trusted."""
+        ...
+
+    def fault(self, error: Exception) -> None:
+        """A fault of ours has come up in dealing with a message: the worker is not to blame."""
         ...
 
 
@@ -192,14 +197,16 @@ class Control:
                     if link is None:
                         return
                 elif channel.closed_for is None:
-                    self._take(link, message)
+                    self._heed(link, message)
 
         def closed(reason: str) -> None:
-            self._strangers.discard(channel)
             if link is not None:
                 self._closed(link, reason)
+            elif channel in self._strangers:
+                self._strangers.discard(channel)
+                logger.info("a connection from %s has ended before Hello: %s", channel.peer, reason)
 
-        channel.start(take, closed)
+        channel.start(take, closed, HELLO_S)
 
     def _hello(self, channel: Channel[FromWorker], message: FromWorker) -> Link | None:
         """The first message: the link of a worker that may join; None: it was refused."""
@@ -258,6 +265,18 @@ class Control:
 
     # --- what workers say ---------------------------------------------------------------------------------------------------------------
 
+    def _heed(self, link: Link, message: FromWorker) -> None:
+        """Deal with a message. MessageError, which costs the worker its channel, when it cannot be; a fault of ours does so only while it
+        joins, since it can neither stay nor be told otherwise."""
+        try:
+            self._take(link, message)
+        except MessageError:
+            raise
+        except Exception as error:
+            if link.ready is None:
+                raise
+            self._handler.fault(error)
+
     def _take(self, link: Link, message: FromWorker) -> None:
         self.fleet.heard(link.worker, self._now())
         match message:
@@ -287,8 +306,9 @@ class Control:
 
     def _load(self, link: Link, load: Load) -> None:
         self.fleet.told_steps(link.worker, load.num_steps, load.step_age_s, self._now())
-        if not (math.isfinite(load.pending_s) and load.pending_s >= 0.0 and load.step_age_s >= 0.0):
-            raise MessageError(f"a worker's Load cannot be: pending_s {load.pending_s!r}, step_age_s {load.step_age_s!r}")
+        for name in ("pending_s", "step_age_s", "prompt_token_s", "output_token_s"):
+            if not 0.0 <= (value := getattr(load, name)) < math.inf:
+                raise MessageError(f"a worker's Load cannot be: {name} {value!r}")
         if link.ready is None:
             return
         link.load = load

@@ -40,7 +40,8 @@ from octavo.distributed.worker_handover import addresses_of
 
 if TYPE_CHECKING:
     from octavo.distributed.control import Link
-    from octavo.distributed.flights import Flight, Flights
+    from octavo.distributed.flight import Flight
+    from octavo.distributed.flights import Flights
 
 logger = logging.getLogger("octavo.cluster")
 
@@ -213,7 +214,8 @@ class Handovers:
         for order in orders:
             link = self._link(order.worker)
             if link is not None:
-                self._send(order, link)
+                with self._flights.guarded(order.moving.load.flight):
+                    self._send(order, link)
             elif order.kind is OrderKind.RESERVE:
                 self._follow(self.desk.no_room(order.moving.key, order.worker, self._now()))
 

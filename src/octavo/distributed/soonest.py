@@ -115,7 +115,7 @@ class SoonestDone(Router):
             self._learned.saw(engine)
         num_cached = min(num_blocks * self._block_size, request.num_prompt - 1)
         num_new = request.num_prompt - num_cached
-        num_output = self._guess_output if request.num_output is None else request.num_output
+        num_output = request.output_or(self._guess_output)
         seconds = engine.pending_s + self._work_weight * self._costs.prompt_s(engine, num_cached, num_new)
         seconds += num_output * self._costs.token_s(engine, engine.num_sequences + 1, request.num_prompt)
         return num_new > engine.num_available_blocks * self._block_size, seconds

@@ -19,6 +19,7 @@ import msgspec
 from octavo.core.cost import StepShape
 from octavo.core.key_changes import KeyChanges
 from octavo.core.request import FinishReason, ParameterError, Request
+from octavo.distributed.full_step import full_step_prices
 from octavo.distributed.messages import (
     SHORT_KEY_BYTES,
     Begin,
@@ -46,6 +47,7 @@ from octavo.engine.params import PreparedRequest
 logger = logging.getLogger("octavo.worker")
 
 TELL_S = 0.02  # between two news of the load, while steps are made
+MAX_KEYS = 4096  # in one message: who has to take in a whole cache does other things between
 MAX_EVENTS_BYTES = 8 << 20  # of log-probabilities and tokens, about, in one message
 MAX_FAILURES_IN_A_ROW = 6  # steps; more than one request is tried for. An engine that makes no others draws all, since it is never busy
 REFUSED = "refused"  # an error code: the request cannot be queued, here or elsewhere
@@ -138,7 +140,8 @@ class WorkerEngine:
             if index is not None and index.changes is not None:
                 index.changes.take()
                 keys = [node.key[:SHORT_KEY_BYTES] for node in index.blocks().values() if index.is_full(node)]
-                self._tell(Keys(keys, anew=True))
+                for start in range(0, max(1, len(keys)), MAX_KEYS):
+                    self._tell(Keys(keys[start : start + MAX_KEYS], anew=start == 0))
             return []
 
         self.thread.post(begin)
@@ -179,6 +182,8 @@ class WorkerEngine:
             return
         num_choices = attempt.num_open
         self._forget(attempt)
+        if self.kv is not None:
+            self.kv.dropped([attempt.key])
         ends = [Event(attempt.key, c, finish_reason=FinishReason.ERROR, error=str(error), error_code=REFUSED) for c in range(num_choices)]
         self._send(Events(ends))
 
@@ -339,6 +344,7 @@ def load_of(engine: Engine, num_received: int) -> Load:
         scheduler.num_offered,
         scheduler.num_reserved,
         num_received,
+        *full_step_prices(engine),
     )
 
 
