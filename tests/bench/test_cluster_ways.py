@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from octavo.backends.base import KVCapacity
 from octavo.bench.cluster_ways import (
     Delivered,
     Overlap,
@@ -23,9 +24,10 @@ from octavo.bench.cluster_ways import (
     probes,
     running_ways,
 )
-from octavo.bench.logged_worker import LoggedEngine, LoggedStep, StepFile, WrittenLog, step_file
+from octavo.bench.logged_worker import LoggedEngine, LoggedStep, StepFile, WrittenLog, step_file, touch_kv
 from octavo.bench.stream_record import StreamRecord
 from octavo.core.cost import StepShape
+from octavo.core.kv_pages import PageLayout
 from octavo.core.request import SamplingParams
 from octavo.engine.llm import make_config
 from octavo.workload.requests import WorkloadRequest
@@ -113,6 +115,41 @@ def test_a_log_without_steps_writes_nothing() -> None:
     text = io.StringIO()
     WrittenLog(text, 0.0).rest()
     assert not text.getvalue()
+
+
+class Pool(Bigram):
+    """Remembers which layers of which pages were written. Two columns: layer 1 is the second one's."""
+
+    num_kv_layers = 3
+    layout = PageLayout(64, 1, 1, 8, ((0, 0), (1, 0), (0, 32)))
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__(vocab_size)
+        self.written: list[tuple[int, int]] = []
+
+    def kv_capacity(self, memory_bytes: int) -> KVCapacity:
+        return KVCapacity(128, 0, "f32", self.layout)
+
+    def wire_layer_bytes(self, layer: int, packed: bool = False) -> int:
+        return 32 + layer
+
+    def export_kv(self, layers: range, pages: array[int], to: bytearray, packed: bool = False) -> None:
+        raise AssertionError("nothing is read")
+
+    def import_kv(self, layers: range, pages: array[int], data: bytearray, packed: bool = False) -> None:
+        (layer,) = layers
+        assert len(pages) == 2 and len(data) == 32 + layer
+        self.written.append((layer, pages[self.layout.layers[layer][0]]))
+
+
+def test_the_pool_has_been_written_once() -> None:
+    tokenizer = byte_tokenizer()
+    pool = Pool(tokenizer.vocab_size)
+    engine = LoggedEngine(bigram_model(tokenizer), bigram_config(), Bigram(tokenizer.vocab_size))
+    touch_kv(engine)  # a backend that keeps its KV to itself
+    engine.backend = pool
+    touch_kv(engine)
+    assert sorted(pool.written) == [(layer, page) for layer in range(3) for page in range(2 * engine.num_kv_blocks)]
 
 
 # --- what is told of steps --------------------------------------------------------------------------------------------------------------

@@ -120,11 +120,11 @@ def load(config: EngineConfig, path: Path) -> Engine:
     engine = LoggedEngine.load(config)
     file = open(path, "a", encoding="ascii")  # noqa: SIM115  # for the life of the engine
     engine.step_log = WrittenLog(file, time.perf_counter() - engine.clock.now())
-    _touch_kv(engine)
+    touch_kv(engine)
     return engine
 
 
-def _touch_kv(engine: Engine) -> None:
+def touch_kv(engine: Engine) -> None:
     """Write all of the KV pool once: of a worker that has served for a while the system has given out all that memory, and what that takes
     is in no step, and in no hand-off."""
     backend = moves_kv(engine.backend)

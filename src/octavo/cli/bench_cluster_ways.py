@@ -27,7 +27,7 @@ _CALIBRATE_HELP = "Time to measure steps and hand-offs, in all."
 @click.option("--load", "loads", type=click.Choice(list(_TRACES)), multiple=True, help=f"{_LOAD_HELP} Both, if not given.")
 @click.option("--chunk", type=click.IntRange(16), default=128, show_default=True, help="Tokens of a step of the replicas in chunks.")
 @click.option("--repeat", type=click.IntRange(1), default=2, show_default=True, help="Real runs of each load by each way.")
-@click.option("--requests", "num_requests", type=click.IntRange(1), default=40, show_default=True, help="Requests of a run.")
+@click.option("--requests", "num_requests", type=click.IntRange(1), default=35, show_default=True, help="Requests of a run.")
 @click.option("--calibrate-seconds", "calibrate_s", type=POSITIVE, default=60.0, show_default=True, help=_CALIBRATE_HELP)
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="The same seed makes the same requests.")
 @click.option("--json", "as_json", is_flag=True, help="Print only the JSON record.")

@@ -63,7 +63,7 @@ class WaysCase:
 
     loads: Mapping[str, LengthPairs]
     repeat: int = 2
-    num_requests: int = 40
+    num_requests: int = 35
     calibrate_s: float = 60.0
     shares: tuple[float, ...] = SHARES
     seed: int = 0
