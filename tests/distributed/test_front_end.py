@@ -38,6 +38,9 @@ class Launcher:
             await asyncio.Event().wait()
         self.opened.set()
 
+    def trouble_of(self, name: str) -> str | None:
+        return self.trouble
+
     def ready(self, name: str) -> None:
         pass
 
@@ -45,6 +48,7 @@ class Launcher:
         self.kept.remove(name)
 
     async def replace(self, name: str) -> None:
+        self.trouble = None
         self.replaced.append(name)
 
     async def stop(self) -> None:

@@ -209,10 +209,10 @@ def test_a_request_that_breaks_steps_ends_and_those_beside_it_do_not(expected: l
 
 
 def test_an_engine_that_makes_no_step_any_more_ends_its_worker() -> None:
-    """Else it would draw all requests, since it is never busy."""
+    """Else it would draw all requests, since it is never busy. The last of them fails, or is lost with it and waits for another in vain."""
 
     async def run() -> None:
-        async with front_end() as engine:
+        async with front_end(worker_wait_s=0.5) as engine:
             server, task = worker(engine.control.address, "a")
             await until(lambda: len(engine.open_links()) == 1)
             for name in ("one", "two"):

@@ -123,7 +123,7 @@ class Transfers:
         check_outputs(request, num_tokens + 1 - num_prompt, rule)
         token_ids = [*request.prompt_token_ids, *[UNKNOWN_TOKEN] * (num_tokens + 1 - num_prompt)]
         seq = Sequence(state.next_seq_id(), request, token_ids=token_ids, num_prompt_tokens=num_prompt)
-        return RequestState(request, state.stats.num_requests, rule, [seq], started=True)
+        return RequestState(request, state.arrival_of(request), rule, [seq], started=True)
 
     def begin(self, request_id: str, output_token_ids: Seq[int], exact: bool = True) -> None:
         """The reserved blocks hold the KV of the prompt and of the first ``output_token_ids``: the request runs.
@@ -140,7 +140,7 @@ class Transfers:
         seq.token_ids[seq.num_prompt_tokens :] = output_token_ids
         seq.num_computed, seq.num_scheduled = seq.num_scheduled, 0
         state.kv.arrived(seq)
-        owner.arrival_index = state.stats.num_requests
+        owner.arrival = state.arrival_of(owner.request)
         state.requests[request_id] = owner
         state.stats.num_requests += 1
         state.order.added(owner.request)

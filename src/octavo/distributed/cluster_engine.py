@@ -72,7 +72,7 @@ class Launcher(Protocol):
         ...
 
     async def replace(self, name: str) -> None:
-        """See to it that the process of a worker, which was told to end, has ended, and start another."""
+        """See to it that the process of a worker, which was told to end, has ended, and start another; also of one that could not run."""
         ...
 
     async def stop(self) -> None:
@@ -81,7 +81,11 @@ class Launcher(Protocol):
 
     @property
     def trouble(self) -> str | None:
-        """Why no worker can be started, once that is known for certain."""
+        """Why a worker can never run, once that is known for certain of any."""
+        ...
+
+    def trouble_of(self, name: str) -> str | None:
+        """Why this one can never run, until it is replaced."""
         ...
 
 
@@ -154,17 +158,29 @@ class ClusterEngine:
             await self.launcher.start(self.control.address)
 
     async def ready(self) -> None:
-        """Wait until the launcher's workers are there, or, without one, any. Raises EngineUnavailable when they cannot be started."""
+        """Wait until the launcher's workers are there, or, without one, any. Raises EngineUnavailable when they cannot be started, or are
+        not ready in time; OSError when the address that they are to come to cannot be had."""
         assert self._opening is not None
         await self._opening
-        async with asyncio.timeout(self.options.start_s):
-            while not self._is_complete():
-                self._changed.clear()
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._changed.wait(), WATCH_S)
-                if self.launcher is not None and self.launcher.trouble is not None:
-                    words = "; ".join(f"{name}: {words}" for name, words in self.control.last_words.items())
-                    raise EngineUnavailable(f"the workers cannot be started: {words or self.launcher.trouble}")
+        try:
+            async with asyncio.timeout(self.options.start_s):
+                while not self._is_complete():
+                    self._changed.clear()
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._changed.wait(), WATCH_S)
+                    if self.launcher is not None and self.launcher.trouble is not None:
+                        raise EngineUnavailable(f"the workers cannot be started: {self._last_words() or self.launcher.trouble}")
+        except TimeoutError:
+            there = ", ".join(f"{link.name} is {link.worker.state.value}" for link in self.control) or "none is there"
+            words = f"; {last}" if (last := self._last_words()) else ""
+            raise EngineUnavailable(f"the workers are not ready after {self.options.start_s or 0:g} s: {there}{words}") from None
+
+    def _last_words(self) -> str:
+        """What workers said before they ended, each thing once."""
+        names = dict[str, list[str]]()
+        for name, words in self.control.last_words.items():
+            names.setdefault(words, []).append(name)
+        return "; ".join(f"{', '.join(said_by)}: {words}" for words, said_by in names.items())
 
     def _is_complete(self) -> bool:
         ready = {link.name for link in self.open_links()}
@@ -285,12 +301,12 @@ class ClusterEngine:
     def submit(self, prepared: Sequence[PreparedRequest]) -> EventStream:
         """See ServingEngine. Raises EngineUnavailable, also when too many wait."""
         self._available()
-        least = self._sizes.least
-        assert least is not None
+        least, fingerprint = self._sizes.least, self.control.fingerprint
+        assert least is not None and fingerprint is not None
         requests = [one.request for one in prepared]
         stream = EventStream(requests, self.options.stream_limit_bytes)
         try:
-            self.flights.submit(requests, stream, least.fingerprint, least.limits.block_size)
+            self.flights.submit(requests, stream, fingerprint, least.limits.block_size)
         except QueueFull as error:
             raise EngineUnavailable(str(error), error.retry_after_s) from error
         return stream
@@ -344,13 +360,13 @@ class ClusterEngine:
             self.launcher.ready(link.name)
         self.flights.returned(link)
         self._changed.set()
-        with self.flights.guarded():
+        with self.flights.faults.guarded():
             self.handovers.ready(link)
         self.flights.pump()
 
     def worker_lost(self, link: Link, loss: Loss) -> None:
         self.flights.lost(link, loss)
-        with self.flights.guarded():
+        with self.flights.faults.guarded():
             self.handovers.lost(link)
         self._changed.set()
 
@@ -363,7 +379,7 @@ class ClusterEngine:
         self._changed.set()
 
     def told(self, link: Link) -> None:
-        with self.flights.guarded():
+        with self.flights.faults.guarded():
             self.handovers.told(link)
         self.flights.pump()
 
@@ -377,9 +393,12 @@ class ClusterEngine:
         if isinstance(message, Events):
             self.flights.take(link, message.events)
         else:
-            with self.flights.guarded(self.flights.find_key(getattr(message, "key", 0))):
+            with self.flights.faults.guarded(self.flights.find_key(getattr(message, "key", 0))):
                 self.handovers.said(link, message)
 
+    def is_amid_answers(self) -> bool:
+        return self.flights.is_amid_answers()
+
     def fault(self, error: Exception) -> None:
-        self.flights.fault(error)
+        self.flights.faults.found(error)
 

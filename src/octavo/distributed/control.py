@@ -20,6 +20,7 @@ from typing import Protocol
 from octavo.config import EngineConfig
 from octavo.distributed.attempts import Loss
 from octavo.distributed.channel import HANDSHAKE_S, Address, Channel, Listener
+from octavo.distributed.fingerprints import misfit
 from octavo.distributed.fleet import Change, Fleet, LivenessLimits, Worker, WorkerState
 from octavo.distributed.messages import (
     PROTOCOL,
@@ -119,6 +120,10 @@ class ControlHandler(Protocol):
         """Anything else, from a worker that is trusted."""
         ...
 
+    def is_amid_answers(self) -> bool:
+        """There are answers that have been sent in part, and can only go on as they began."""
+        ...
+
     def fault(self, error: Exception) -> None:
         """A fault of ours has come up in dealing with a message: the worker is not to blame."""
         ...
@@ -139,7 +144,7 @@ class Control:
         clock: Callable[[], float],
     ) -> None:
         self.fleet = Fleet(limits)
-        self.fingerprint: str | None = None  # of the first worker that was ready: all others have the same
+        self.fingerprint: str | None = None  # of the workers that are ready, or were last: all have the same
         self.last_words: dict[str, str] = {}  # of workers that ended before they were ready, or left; the latest
         self._config, self._model_fingerprint, self._vocab_size = config, model_fingerprint, vocab_size
         self._handler = handler
@@ -247,13 +252,11 @@ class Control:
             del self.last_words[next(iter(self.last_words))]
 
     def _ready(self, link: Link, message: Ready) -> None:
-        if not message.fingerprint.startswith(f"{self._model_fingerprint}/"):
-            self._refuse(link.channel, link.name, f"its model {message.model!r} is another than this front end's")
-            return
-        if self.fingerprint is not None and message.fingerprint != self.fingerprint:
-            reason = f"it computes otherwise ({message.fingerprint}) than the workers that are here ({self.fingerprint})"
-            self._refuse(link.channel, link.name, f"{reason}: answers would depend on who gives them")
-            return
+        are_others = any(other.ready is not None for other in self)
+        for others, is_final in ((None, True), (self.fingerprint if are_others or self._handler.is_amid_answers() else None, are_others)):
+            if (fault := misfit(message.model, message.fingerprint, self._model_fingerprint, others)) is not None:
+                self._refuse(link.channel, link.name, shown_reason(fault), is_final)  # else: until the answers are over
+                return
         message.limits.check(self._vocab_size)
         self.fingerprint = message.fingerprint
         link.ready, limits, now = message, message.limits, self._now()

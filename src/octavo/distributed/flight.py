@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @dataclass(slots=True, eq=False)
 class Flight:
     """One request. ``link``: the worker that has its attempt (None: it waits). ``unheld_s``: since when no worker that is there could ever
-    hold it (None: some can, as far as has been looked)."""
+    hold it (None: some can, as far as has been looked). ``placed_s``: when a worker got it first."""
 
     request: Request
     attempts: Attempts
@@ -29,6 +29,22 @@ class Flight:
     route: RouteRequest
     link: Link | None = None
     unheld_s: float | None = None
+    placed_s: float = 0.0
+
+    @property
+    def num_tokens(self) -> int:
+        """Known ones: its prompt, and what has been sent."""
+        return len(self.request.prompt_token_ids) + self.attempts.num_sent_tokens
+
+    def placed(self, link: Link, now: float) -> None:
+        """``link`` gets its attempt, which has begun."""
+        self.link, self.unheld_s = link, None
+        if self.attempts.num_attempts == 1:
+            self.placed_s = now
+
+    def age_s(self, now: float) -> float:
+        """How long ago a worker got it first, if that has lost it; 0: none has."""
+        return now - self.placed_s if self.attempts.num_attempts > 1 else 0.0
 
     def fits(self, link: Link) -> bool:
         """Whether a worker could hold it to its end, whatever else it has now."""

@@ -15,11 +15,10 @@ else: it would go with the request to the next worker, and cost us that as well.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from octavo.core.limits import LengthLimits
@@ -28,8 +27,8 @@ from octavo.distributed.attempts import Attempts, Divergence, Loss, Pacer
 from octavo.distributed.cluster_options import ClusterOptions
 from octavo.distributed.control import Link
 from octavo.distributed.dispatcher import Dispatcher, Unroutable
+from octavo.distributed.faults import Faults
 from octavo.distributed.flight import Flight, Watcher, route_of
-from octavo.distributed.flood_log import FloodLog
 from octavo.distributed.lost_flights import LostFlights
 from octavo.distributed.messages import Abort, Event, MessageError, Submit, WireRequest
 from octavo.distributed.worker_engine import REFUSED, engine_id
@@ -71,7 +70,7 @@ class Flights:
         self._keys = itertools.count(1 + (secrets.randbits(30) << 32))
         self._lost = LostFlights(Pacer(options.resubmit_per_s, options.resubmit_burst), self.pump, Flight.fits)
         dispatcher.holds = lambda route, view: holds(self._flights[route.request_id].request, view)
-        self._faults = FloodLog(logger, "a fault of the front end's own", logging.CRITICAL)
+        self.faults = Faults(self._uproot)
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -82,18 +81,20 @@ class Flights:
         """Wait until there is none."""
         await self._idle.wait()
 
+    def is_amid_answers(self) -> bool:
+        """Some have been sent in part."""
+        return any(flight.attempts.num_sent_tokens for flight in self._flights.values())
+
     def find(self, request_id: str) -> Flight | None:
         return self._flights.get(request_id)
 
     def find_key(self, key: int) -> Flight | None:
-        """The flight whose attempt has this key."""
         return self._by_key.get(key)
 
     @property
     def num_waiting_tokens(self) -> int:
         """Known tokens of the requests that no worker has."""
-        flights = [flight for flight in self._flights.values() if flight.link is None] if self.num_waiting else []
-        return sum(len(flight.request.prompt_token_ids) + flight.attempts.num_sent_tokens for flight in flights)
+        return sum(flight.num_tokens for flight in self._flights.values() if flight.link is None) if self.num_waiting else 0
 
     @property
     def num_waiting(self) -> int:
@@ -121,7 +122,7 @@ class Flights:
         self.num_prompt_tokens += sum(len(request.prompt_token_ids) for request in requests)
         if self.watcher is not None:
             for request in requests:
-                with self.guarded(self._flights[request.request_id]):
+                with self.faults.guarded(self._flights[request.request_id]):
                     self.watcher.opened(request)
         self.pump()
 
@@ -130,7 +131,7 @@ class Flights:
         for request_id in request_ids:
             flight = self._flights.get(request_id)
             if flight is not None:
-                with self.guarded(flight):
+                with self.faults.guarded(flight):
                     self._withdraw(flight)
                     self._end(flight, FinishReason.ABORT)
         self.pump()
@@ -144,7 +145,7 @@ class Flights:
 
     def fail_all(self, message: str, code: str | None = None) -> None:
         for flight in list(self._flights.values()):
-            with self.guarded(flight):
+            with self.faults.guarded(flight):
                 self.fail(flight, message, code)
 
     def fail_waiting(self, message: str, since_s: float) -> None:
@@ -181,7 +182,7 @@ class Flights:
 
     def pump(self) -> None:
         """Send on whatever waits and may go. Raises nothing: whoever speaks, or submits, does not answer for what strikes another."""
-        with self.guarded():
+        with self.faults.guarded():
             if len(self._lost):
                 self._go_again()
             if len(self.dispatcher):
@@ -195,13 +196,13 @@ class Flights:
             try:
                 found = self.dispatcher.next(views, self._now(), spare)
             except Unroutable as error:
-                self.fault(error.__cause__ or error, self._flights[error.request_id])
+                self.faults.found(error.__cause__ or error, self._flights[error.request_id])
                 continue
             if found is None:
                 return
             route, place = found
             flight = self._flights[route.request_id]
-            with self.guarded(flight):
+            with self.faults.guarded(flight):
                 self._send(flight, links[place])
 
     def _entries(self) -> Sequence[Link]:
@@ -211,12 +212,12 @@ class Flights:
     def _send(self, flight: Flight, link: Link) -> None:
         request, now, key = flight.request, self._now(), next(self._keys)
         made = flight.attempts.begin(key)
-        flight.link, flight.unheld_s = link, None
+        flight.placed(link, now)
         self._by_key[key] = flight
         link.keys.add(key)
         ticket = None if self.handovers is None else self.handovers.ticket(flight, link, key, len(made))
         try:
-            link.channel.send(Submit(key, WireRequest.of(request, now - request.arrival_s), made, ticket))
+            link.channel.send(Submit(key, WireRequest.of(request, flight.age_s(now)), made, ticket))
         except MessageError as error:
             self.fail(flight, str(error), REFUSED)
             return
@@ -237,7 +238,7 @@ class Flights:
             try:
                 self._take(flight, link, event)
             except Exception as error:
-                self.fault(error, flight)
+                self.faults.found(error, flight)
 
     def _take(self, flight: Flight, link: Link, event: Event) -> None:
         output = event.output(flight.request.request_id)
@@ -275,12 +276,13 @@ class Flights:
         """Nothing that ``link`` says of its attempts counts any more: others go on with them."""
         struck = [self._by_key[key] for key in sorted(link.keys)]
         for flight in struck:
-            with self.guarded(flight):
+            with self.faults.guarded(flight):
                 self._leave_link(flight)
                 self._lose(flight, loss)
         if loss in (Loss.DIED, Loss.HUNG):
             ids = [flight.request.request_id for flight in struck]
-            self._confirm(self._lost.struck(link.name, link.worker.boot_id, ids, self._now()))
+            had_to_go = loss is Loss.DIED and link.worker.draining  # it does not come back
+            self._confirm(ids if had_to_go else self._lost.struck(link.name, link.worker.boot_id, ids, self._now()))
         self.pump()
 
     def returned(self, link: Link) -> None:
@@ -302,7 +304,8 @@ class Flights:
         for request_id in request_ids:
             flight = self._flights.get(request_id)
             if flight is not None and (given_up := flight.attempts.confirm()) is not None and flight.link is None:
-                self._give_up(flight, given_up)
+                with self.faults.guarded(flight):
+                    self._give_up(flight, given_up)
 
     def _lose(self, flight: Flight, loss: Loss, error: str | None = None) -> None:
         """The request waits for its turn to go on, or has to fail, with ``error`` if there is one."""
@@ -348,58 +351,39 @@ class Flights:
             self.handovers.left(key)
 
     def _go_again(self) -> None:
-        """Let those of the lost go on whose turn it is."""
+        """Let those of the lost go on whose turn it is: into the queue, or past it to one of the links, if there are any."""
         while (found := self._lost.next(self._entries(), self._now())) is not None:
             flight, links = found
-            with self.guarded(flight):
-                self._go(flight, links)
-
-    def _go(self, flight: Flight, links: Sequence[Link]) -> None:
-        """Into the queue, or past it to one of ``links``, if there are any."""
-        if not links:
-            self.dispatcher.resubmit(flight.route, flight.request.arrival_s)
-            return
-        link = links[self.dispatcher.send_alone(flight.route, [link.view for link in links])]
-        self._lost.runs_alone(flight, link)
-        self._send(flight, link)
-
-    # --- faults of ours -----------------------------------------------------------------------------------------------------------------
-
-    @contextlib.contextmanager
-    def guarded(self, flight: Flight | None = None) -> Iterator[None]:
-        """A fault of ours in there ends ``flight``, if it is about one, and goes no further."""
-        try:
-            yield
-        except Exception as error:
-            self.fault(error, flight)
-
-    def fault(self, error: BaseException, flight: Flight | None = None) -> None:
-        """Ours, and no worker's: it is told in the log, and ends ``flight`` if it is not over."""
-        what = f"{type(error).__name__}: {error}"
-        self._faults.say(what, "" if flight is None else f"ends request {flight.request.request_id}", error)
-        if flight is not None and self._flights.get(flight.request.request_id) is flight:
-            self._uproot(flight, f"the server could not go on with this request: {what}")
+            with self.faults.guarded(flight):
+                if links:
+                    link = links[self.dispatcher.send_alone(flight.route, [link.view for link in links])]
+                    self._lost.runs_alone(flight, link)
+                    self._send(flight, link)
+                else:
+                    self.dispatcher.resubmit(flight.route, flight.request.arrival_s)
 
     def _uproot(self, flight: Flight, message: str) -> None:
         """End a request of which the books may be half written: wherever it may be, it is afterwards nowhere."""
         request_id, link, key, handovers = flight.request.request_id, flight.link, flight.attempts.key, self.handovers
+        if self._flights.get(request_id) is not flight:
+            return
         del self._flights[request_id]
         self._by_key.pop(key, None)
         self._lost.forget(flight)
         flight.link = None
         if link is not None:
             link.keys.discard(key)
-            with self.guarded():
+            with self.faults.guarded():
                 link.channel.send(Abort([key]))
         if handovers is not None:
-            with self.guarded():
+            with self.faults.guarded():
                 handovers.left(key)
-        with self.guarded():
+        with self.faults.guarded():
             self.dispatcher.drop(request_id)
         for event in flight.attempts.failed(message):
             flight.stream.put(event)
         if self.watcher is not None:
-            with self.guarded():
+            with self.faults.guarded():
                 self.watcher.ended(request_id, FinishReason.ERROR, self._now())
         if not self._flights:
             self._idle.set()

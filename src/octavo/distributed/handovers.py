@@ -214,7 +214,7 @@ class Handovers:
         for order in orders:
             link = self._link(order.worker)
             if link is not None:
-                with self._flights.guarded(order.moving.load.flight):
+                with self._flights.faults.guarded(order.moving.load.flight):
                     self._send(order, link)
             elif order.kind is OrderKind.RESERVE:
                 self._follow(self.desk.no_room(order.moving.key, order.worker, self._now()))
@@ -223,7 +223,7 @@ class Handovers:
         moving, flight, key = order.moving, order.moving.load.flight, order.moving.key
         match order.kind:
             case OrderKind.RESERVE:
-                request = WireRequest.of(flight.request, self._now() - flight.request.arrival_s)
+                request = WireRequest.of(flight.request, flight.age_s(self._now()))
                 link.channel.send(Reserve(key, request, moving.num_tokens))
             case OrderKind.SEND:
                 receiver = self._link(moving.handoff.receiver)

@@ -62,6 +62,7 @@ class _Worker:
     actor: Any = None
     node: str | None = None
     num_failed: int = 0
+    trouble: str | None = None  # why it can never run, as far as is known
     was_ready: bool = False  # its last process
     released: bool = False
     wanted: bool = False
@@ -113,7 +114,6 @@ class RayLauncher:
         self._place_s = place_s
         self._address = Address()
         self._share = 0  # cores of workers whose group does not say
-        self._trouble: str | None = None
 
     @property
     def names(self) -> Sequence[str]:
@@ -123,7 +123,11 @@ class RayLauncher:
     @property
     def trouble(self) -> str | None:
         """See Launcher."""
-        return self._trouble
+        return next((worker.trouble for worker in self._workers.values() if worker.trouble is not None), None)
+
+    def trouble_of(self, name: str) -> str | None:
+        """See Launcher."""
+        return self._workers[name].trouble
 
     @property
     def nodes(self) -> Mapping[str, str | None]:
@@ -151,7 +155,7 @@ class RayLauncher:
     def ready(self, name: str) -> None:
         """It works: should it end, another is placed soon."""
         if name in self._workers:
-            self._workers[name].was_ready = True
+            self._workers[name].was_ready, self._workers[name].trouble = True, None
 
     def release(self, name: str) -> None:
         """See Launcher."""
@@ -165,7 +169,7 @@ class RayLauncher:
             await asyncio.wait([worker.keeper], timeout=END_S)
             await _cancelled(worker.keeper)
         if not worker.released:
-            worker.wanted = False
+            worker.wanted, worker.trouble = False, None
             worker.keeper = asyncio.create_task(self._keep(worker), name=name)
 
     async def stop(self) -> None:
@@ -193,7 +197,7 @@ class RayLauncher:
             if worker.was_ready or time.monotonic() - started_s >= STEADY_S:
                 worker.num_failed, worker.was_ready, pause_s = 0, False, FIRST_PAUSE_S
             if end.hopeless or worker.num_failed >= MAX_FAILED:
-                self._trouble = f"{worker.name}: {end.reason}"
+                worker.trouble = f"{worker.name}: {end.reason}"
             if end.hopeless:
                 logger.error("%s cannot run and is not tried again: %s", worker.name, end.reason)
                 return

@@ -29,27 +29,34 @@ CLOSE_S = 5  # for responses to be written after the engine has stopped
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server with a drain before its shutdown, limits for slow clients, and exit code 0 for a signal that was obeyed."""
+    """uvicorn's server with a drain before its shutdown, limits for slow clients, and exit code 0 for a signal that was obeyed.
+
+    ``failure``: why the engine could not be made ready. The server has ended as at any other time then, for whoever ran it to raise it.
+    """
 
     def __init__(self, config: uvicorn.Config, engine: ServingEngine, options: ServerOptions, ready_message: str) -> None:
         super().__init__(config)
+        self.failure: Exception | None = None
         self._engine = engine
         self._drain_s = options.drain_s
         self._enforce_s = min(1.0, options.head_s / 4, options.stall_s / 4)
         self._enforced_s = 0.0
         self._ready_message = ready_message
         self._signal_received = False
-        self._listeners: list[socket.socket] | None = None
         self._drain_task: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        self._listeners = sockets
         for listener in sockets or ():
             listener.listen(LISTEN_BACKLOG)
-        if not self.started or not await self._engine_ready():
+        if not self.started:
             return
-        if self._ready_message:
+        try:
+            is_ready = await self._engine_ready()
+        except Exception as error:
+            self.failure, self.should_exit = error, True
+            return
+        if is_ready and self._ready_message:
             print(self._ready_message, flush=True)
 
     async def _engine_ready(self) -> bool:
@@ -61,9 +68,6 @@ class Server(uvicorn.Server):
             if ready.done():
                 ready.result()
             return ready.done()
-        except Exception:
-            await self.shutdown(self._listeners)  # in order: a lifespan that is cut off is told as a traceback
-            raise
         except BaseException:
             await self._engine.stop(0.0)
             raise
