@@ -165,4 +165,4 @@ def test_a_start_that_comes_to_nothing_ends_with_one_sentence(path: Path, flags:
         assert re.match(r"octavo: the workers cannot be started: worker-\d(, worker-\d)?: num_kv_blocks: 100000000 is not allow", own[0])
         assert len(lines) <= 3, "each worker says it once"
     else:
-        assert own[0].startswith("octavo: ") and "address already in use" in own[0]
+        assert own[0].startswith("octavo: workers_listen: cannot listen at 127.0.0.1:") and "already in use" in own[0]

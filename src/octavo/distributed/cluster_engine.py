@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, Unpack
 
@@ -149,11 +148,7 @@ class ClusterEngine:
             self._tasks.append(asyncio.create_task(scaling.run()))
 
     async def _open(self) -> None:
-        try:
-            await self.control.open(self._address)
-        except OSError as error:
-            reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
-            raise OSError(error.errno or 0, f"workers_listen: cannot listen at {self._address}: {reason}") from error
+        await self.control.open(self._address)
         if self.launcher is not None:
             await self.launcher.start(self.control.address)
 

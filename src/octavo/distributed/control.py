@@ -13,6 +13,7 @@ import asyncio
 import itertools
 import logging
 import math
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -167,8 +168,12 @@ class Control:
         return self._links.get(name)
 
     async def open(self, address: Address) -> None:
-        """Listen. OSError when the address cannot be had."""
-        await self._listener.open(address)
+        """Listen. OSError, which names the flag, when the address cannot be had."""
+        try:
+            await self._listener.open(address)
+        except OSError as error:
+            reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+            raise OSError(error.errno or 0, f"workers_listen: cannot listen at {address}: {reason}") from error
         self._watch = asyncio.create_task(self._look())
 
     def close(self) -> None:
