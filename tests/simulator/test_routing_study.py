@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 
 from octavo.core.cost import StepShape
-from octavo.simulator.routing_study import BASELINE, Routed, RoutingCase, computed_over, route_once
+from octavo.simulator.routing_bounds import BOUNDS, bounds, least_computed
+from octavo.simulator.routing_study import ANSWER_TOKEN, BASELINE, Routed, RoutingCase, computed_over, route_once
+from octavo.workload.requests import WorkloadRequest
 from tests.simulator.engines import LinearCost, engine
 
 SPEC = replace(engine(num_blocks=4000, block_size=16, max_num_seqs=64, max_num_batched_tokens=512), max_model_len=16_384)
@@ -30,6 +32,29 @@ def test_following_the_cache_computes_less_than_half() -> None:
     assert soonest.hit_rate > turns.hit_rate > 0.1 and soonest.ttft_p50_s < turns.ttft_p50_s
     assert soonest.share < 0.5  # and yet all engines work
     assert route_once(spec, CASE, "soonest", 0) == soonest
+
+
+def test_it_does_so_with_prices_that_it_has_to_learn_and_with_caches_that_overflow() -> None:
+    spec, case = replace(SPEC, cost=RowCost(), num_blocks=600), replace(CASE, rate=3.0)
+    turns, shown, learned = (route_once(spec, case, *how) for how in ((BASELINE, 2), ("soonest", 2), ("soonest", 2, True)))
+    found = {bound.name: bound.num_computed for bound in bounds(spec, case, 2)}
+    assert tuple(found) == BOUNDS
+    assert found["one cache"] > 1.1 * found["least"]  # all caches together are too small
+    for run in (shown, learned):
+        assert found["least"] <= run.num_computed <= 1.15 * found["one cache"] and run.num_computed < 0.65 * turns.num_computed
+        assert run.share < 0.35  # nobody keeps everything to himself while others have room
+
+
+def test_the_least_is_every_block_once() -> None:
+    def request(prompt: list[int], num_output: int = 0) -> WorkloadRequest:
+        return WorkloadRequest(0.0, prompt, num_output)
+
+    first = request([1] * 20, 13)
+    assert least_computed([first], 16) == 20
+    assert least_computed([first, first], 16) == 24  # a full block is found
+    assert least_computed([first, request([1] * 20 + [ANSWER_TOKEN] * 13 + [5])], 16) == 22  # and the answer, but for its last token
+    assert least_computed([first, request([1] * 20 + [ANSWER_TOKEN] * 12)], 16) == 36  # the last token is computed in any case
+    assert least_computed([first, request([2] * 20)], 16) == 40
 
 
 def test_ratios_need_the_same_seeds() -> None:
