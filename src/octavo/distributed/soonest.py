@@ -5,7 +5,7 @@
 
 Computing weighs more than waiting: a second of it is one that the request waits, and one that the engine has not for others; and what two
 engines compute both keep, in place of something else. *Displaced* is what the engine has to evict for what the request adds to its cache,
-times the odds that it is asked for again (``reuse``): somebody will have to compute it once more. The last term is what keeps a beginning
+as often as that would have been used again (``reuse``): somebody will have to compute it. The last term is what keeps a beginning
 that everybody shares from drawing everybody to one engine: each more sequence there makes every step of all a little longer. Prices come
 from a cost model where there is one (``Costs``), else they are learned from what engines tell (``learned_costs``).
 """
@@ -77,9 +77,9 @@ class SoonestDone(Router):
         num_new = request.num_prompt - num_cached
         num_output = self._num_output(request)
         work_s = self._costs.prompt_s(engine, num_cached, num_new)
-        odds = self._reuse.odds(engine.index)
-        if odds:
-            work_s += odds * self._costs.prompt_s(engine, 0, max(1, round(num_new + num_output)))
+        uses_lost = self._reuse.uses_lost(engine.index)
+        if uses_lost:
+            work_s += uses_lost * self._costs.prompt_s(engine, 0, max(1, round(num_new + num_output)))
         answer_s = num_output * self._costs.token_s(engine, engine.num_sequences + 1, request.num_prompt)
         seconds = engine.pending_s + self._work_weight * work_s + answer_s
         return num_new > engine.num_available_blocks * self._block_size, seconds
