@@ -9,10 +9,25 @@ from pathlib import Path
 
 import pytest
 
-from octavo.bench.cluster_ways import Probe, SceneRounds, Way, WayRun, overlaps, probe_of, probes, running_ways
-from octavo.bench.logged_worker import LoggedEngine, LoggedStep, StepFile, WrittenLog, step_file
+from octavo.backends.base import KVCapacity
+from octavo.bench.cluster_ways import (
+    Delivered,
+    Overlap,
+    Probe,
+    SceneRounds,
+    Way,
+    WayRun,
+    deliveries,
+    deliveries_of,
+    overlaps,
+    probe_of,
+    probes,
+    running_ways,
+)
+from octavo.bench.logged_worker import LoggedEngine, LoggedStep, StepFile, WrittenLog, step_file, touch_kv
 from octavo.bench.stream_record import StreamRecord
 from octavo.core.cost import StepShape
+from octavo.core.kv_pages import PageLayout
 from octavo.core.request import SamplingParams
 from octavo.engine.llm import make_config
 from octavo.workload.requests import WorkloadRequest
@@ -102,16 +117,53 @@ def test_a_log_without_steps_writes_nothing() -> None:
     assert not text.getvalue()
 
 
+class Pool(Bigram):
+    """Remembers which layers of which pages were written. Two columns: layer 1 is the second one's."""
+
+    num_kv_layers = 3
+    layout = PageLayout(64, 1, 1, 8, ((0, 0), (1, 0), (0, 32)))
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__(vocab_size)
+        self.written: list[tuple[int, int]] = []
+
+    def kv_capacity(self, memory_bytes: int) -> KVCapacity:
+        return KVCapacity(128, 0, "f32", self.layout)
+
+    def wire_layer_bytes(self, layer: int, packed: bool = False) -> int:
+        return 32 + layer
+
+    def export_kv(self, layers: range, pages: array[int], to: bytearray, packed: bool = False) -> None:
+        raise AssertionError("nothing is read")
+
+    def import_kv(self, layers: range, pages: array[int], data: bytearray, packed: bool = False) -> None:
+        (layer,) = layers
+        assert len(pages) == 2 and len(data) == 32 + layer
+        self.written.append((layer, pages[self.layout.layers[layer][0]]))
+
+
+def test_the_pool_has_been_written_once() -> None:
+    tokenizer = byte_tokenizer()
+    pool = Pool(tokenizer.vocab_size)
+    engine = LoggedEngine(bigram_model(tokenizer), bigram_config(), Bigram(tokenizer.vocab_size))
+    touch_kv(engine)  # a backend that keeps its KV to itself
+    engine.backend = pool
+    touch_kv(engine)
+    assert sorted(pool.written) == [(layer, page) for layer in range(3) for page in range(2 * engine.num_kv_blocks)]
+
+
 # --- what is told of steps --------------------------------------------------------------------------------------------------------------
 
 
 def test_overlaps_by_hand() -> None:
-    steps = {"a": [step(0.0, 2.0), step(2.0, 2.0), step(10.0, 1.0)], "b": [step(1.0, 2.0), step(3.5, 0.25), step(3.75, 4.0)]}
-    found = dict((one.begin_s, share) for one, share in overlaps(steps))
-    assert found == pytest.approx({0.0: 0.5, 2.0: 0.5 + 0.125 + 0.125, 10.0: 0.0, 1.0: 1.0, 3.5: 1.0, 3.75: 0.0625})
-    assert [share for _, share in overlaps({"a": steps["a"]})] == [0.0] * 3
-    three = overlaps({"a": [step(0.0, 1.0)], "b": [step(0.0, 1.0)], "c": [step(0.5, 1.0)]})
-    assert [share for _, share in three] == [1.5, 1.5, 1.0]
+    steps = {"a": [step(0.0, 2.0), step(2.0, 2.0), step(10.0, 1.0)], "b": [step(1.0, 2.0), step(3.5, 0.25, 9), step(3.75, 4.0)]}
+    found = {one.begin_s: overlap for one, overlap in overlaps(steps)}
+    assert list(found) == [0.0, 2.0, 10.0, 1.0, 3.5, 3.75]
+    assert [one.decode for one in found.values()] == pytest.approx([0.5, 0.5 + 0.125, 0.0, 1.0, 1.0, 0.0625])
+    assert [one.prompt for one in found.values()] == pytest.approx([0.0, 0.125, 0.0, 0.0, 0.0, 0.0])
+    assert [share for _, share in overlaps({"a": steps["a"]})] == [Overlap()] * 3
+    three = overlaps({"a": [step(0.0, 1.0)], "b": [step(0.0, 1.0, 5)], "c": [step(0.5, 1.0)]})
+    assert [share for _, share in three] == [Overlap(0.5, 1.0), Overlap(1.5, 0.0), Overlap(0.5, 0.5)]
 
 
 def run_of(steps: dict[str, list[LoggedStep]], times: list[float]) -> WayRun:
@@ -129,6 +181,32 @@ def test_probes_by_hand() -> None:
     in_chunks = {"worker-0": [step(9.1, 0.2, 20), step(9.3, 0.2, 20), step(9.5, 0.1)]}
     assert probe_of(run_of(in_chunks, [9.55, 9.65, 9.75]), 40, 4000) is None
     assert probe_of(run_of({"worker-0": []}, [9.55, 9.65, 9.75]), 40, 4000) is None  # its steps were not written in time
+
+
+def shapes_of(found: list[Delivered]) -> list[str]:
+    return ["" if one.beside is None else "decodes" if one.beside.only_decodes else "prompt" for one in found]
+
+
+def test_deliveries_by_hand() -> None:
+    """Two streams on two workers, each with its own number of tokens: every token but the first is some step's."""
+    one = [step(1.0, 0.5, 24), step(1.5, 0.1), step(1.6, 0.1)]
+    two = [step(1.1, 0.45, 40), step(1.55, 0.1)]
+    records = [StreamRecord(24, 3, event_times=array("d", [1.52, 1.63, 1.69])), StreamRecord(40, 2, event_times=array("d", [1.6, 1.7]))]
+    found = deliveries_of(WayRun(records, {"a": one, "b": two}))
+    assert [one.delay_s for one in found] == pytest.approx([0.03, -0.01, 0.05])
+    assert shapes_of(found) == ["decodes", "", "decodes"]
+    beside_a_prompt = deliveries_of(WayRun(records[:1], {"decode-0": one[1:], "prefill-0": [step(1.0, 0.5, 24), step(1.55, 9.0, 300)]}))
+    assert shapes_of(beside_a_prompt) == ["prompt"] * 2
+
+
+def test_streams_that_cannot_be_told_apart_say_nothing() -> None:
+    one = [step(1.0, 0.5, 24), step(1.5, 0.1), step(1.6, 0.1)]
+    records = [StreamRecord(24, 3, event_times=array("d", [1.52, 1.63, 1.69]))] * 2
+    assert deliveries_of(WayRun(records, {"a": one, "b": one})) == []
+    assert deliveries_of(WayRun(records[:1], {"a": [*one, step(1.7, 0.1)]})) == []  # a step more than it has tokens
+    together = StepShape(2, 2, 2, 50, 50)
+    assert deliveries_of(WayRun(records[:1], {"a": [one[0], one[1], one[2]._replace(shape=together)]})) == []
+    assert deliveries_of(WayRun([StreamRecord(24, 3)], {"a": []})) == []
 
 
 # --- real workers -----------------------------------------------------------------------------------------------------------------------
@@ -154,8 +232,11 @@ def test_real_workers_and_their_steps(tmp_path: Path) -> None:
             assert some and {probe.num_prompt for probe in some} <= {16, 48}
             assert all(probe.handoff_s is not None and probe.num_bytes > 0 for probe in some)
             assert all(probe.handoff_s is None for probe in await probes(replicas, 1, (16,)))
+            for one in running:
+                delivered = await deliveries(one, 1)
+                assert len(delivered) <= 31 + 31 + 27 + 39 and all(abs(some.delay_s) < 60.0 for some in delivered)
             rounds = SceneRounds(running)
             await rounds.run(0.0, min_steps=1)
-            assert rounds.num_rounds >= 1 and all(0.0 <= overlap <= 1.0 + 1e-9 for _, overlap in rounds.steps)
+            assert rounds.num_rounds >= 1 and all(0.0 <= sum(overlap) <= 1.0 + 1e-9 for _, overlap in rounds.steps)
 
     asyncio.run(measure())

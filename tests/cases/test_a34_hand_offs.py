@@ -54,7 +54,7 @@ class Client:
 
     @property
     def is_over(self) -> bool:
-        """It was answered where its prompt was: now and then nobody takes it. That most are handed over is asserted at the end."""
+        """All of it was read in one go, the end too, on a busy machine. That each was offered is asserted at the end."""
         return self.cluster.engine.flights.find(self.name) is None
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -127,7 +127,7 @@ def test_blocks_are_back_whenever_the_client_leaves(path: Path, num_rounds: int)
             assert sorted(took)[len(took) // 2] < BACK_S, f"blocks come back after {sorted(took)} s"
             if num_rounds >= 100:
                 assert all(last - first < 8 << 20 for first, last in zip(*sizes, strict=True)), f"memory grows: {sizes}"
-            assert cluster.engine.handovers.desk.stats.num_offered >= 2 * num_rounds
+            assert cluster.engine.handovers.desk.stats.num_offered == len(took) + 1, "a request with a ticket was not offered"
 
     asyncio.run(run())
 

@@ -5,6 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
+from octavo.reproduce.goodput_plot import goodput_plot
+from octavo.reproduce.svg import plot_svg
 from tests.cli.conftest import Octavo
 
 SMALL = ("--engines", "2", "--rate", "0.5", "--seconds", "6", "--seed", "0", "--num-kv-blocks", "600")
@@ -54,7 +58,7 @@ def test_goodput_of_a_small_cluster(octavo: Octavo, tmp_path: Path) -> None:
     trace = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:00:00.0,600,8\n2023-11-16 18:00:01.0,900,5\n"
     (tmp_path / "AzureLLMInferenceTrace_code.csv").write_text(trace)
     small = ("--scale", "0.05", "--seconds", "3", "--precision", "0.5", "--workload", "code", "--design", "HA", "--splits", "1")
-    ended = octavo("bench", "goodput", "--data", tmp_path, *small)
+    ended = octavo("bench", "goodput", "--data", tmp_path, "--plot", tmp_path / "curves.svg", *small)
     assert ended.code == 0, ended.err
     record = json.loads(ended.out.splitlines()[-1])
     assert [(arm["design"], arm["way"]) for arm in record["arms"]] == [
@@ -64,3 +68,15 @@ def test_goodput_of_a_small_cluster(octavo: Octavo, tmp_path: Path) -> None:
         (holds_at, fails_at), points = arm["brackets"][0], dict(arm["attained"]["0"])
         assert 0 < holds_at < fails_at and points[holds_at] >= 0.9 > points[fails_at]
     assert record["arms"][-1]["tried"] and "90 % of the requests within 3 times the TTFT and 1.5 times the mean" in ended.out
+    drawn = goodput_plot(record)
+    for line, arm in zip(drawn.lines, record["arms"], strict=True):
+        assert line.label.startswith(arm["design"])
+        assert dict(line.points) == {rate: 100.0 * share for rate, share in arm["attained"]["0"] if share >= 0.5}
+    assert (tmp_path / "curves.svg").read_text() == plot_svg(drawn)
+
+
+def test_curves_over_several_seeds_are_means_where_all_have_points() -> None:
+    attained = {"0": [[1.0, 1.0], [2.0, 0.9]], "1": [[2.0, 0.8], [3.0, 0.1]]}
+    arm = {"design": "AA", "way": "apart", "num_prompt": 2, "num_token": 1, "attained": attained}
+    (line,) = goodput_plot({"workload": "code", "attainment": 0.9, "arms": [arm]}).lines
+    assert line.label == "AA 2P+1T" and [rate for rate, _ in line.points] == [2.0] and line.points[0][1] == pytest.approx(85.0)

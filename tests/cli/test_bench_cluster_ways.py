@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ import pytest
 
 from octavo.costs.coefficients import Coefficients
 from octavo.distributed.handoff import Link
-from octavo.reproduce.cluster_accuracy import WayComparison, WaysAccuracy, WaysCase
-from octavo.reproduce.cluster_prediction import Crowding, KindCost, Predictor
+from octavo.reproduce.cluster_accuracy import WaysAccuracy, WaysCase
+from octavo.reproduce.cluster_prediction import KindCost, Predictor
 from octavo.reproduce.simulator_accuracy import Limits
+from octavo.reproduce.way_figures import WayComparison
+from octavo.simulator.shared_host import Crowding
 from tests.cli.conftest import Octavo
 
 HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
@@ -34,8 +37,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     def measure(ways: list[Any], path: str, case: WaysCase, progress: Any) -> WaysAccuracy:
         found.update(ways=ways, path=path, case=case)
-        some = WayComparison("code 30 %", "apart", "itl_s", (0.01, 0.012), 0.011, 0.011)
-        predictor = Predictor(KindCost(Coefficients((1e-3,) * 6)), Crowding(0.1, 0.1), Link(1e9, 0.005), 0.001, 0.002)
+        some = WayComparison("code 30 %", "apart", "itl_p99_s", (0.01, 0.012), 0.0115, 0.011, 0.011, 417)
+        predictor = Predictor(KindCost(Coefficients((1e-3,) * 6)), Crowding(0.1, 0.1, 0.1, 0.1), Link(1e9, 0.005), 0.001, 0.002)
         biases = {("code 30 %", "apart"): (0.01, 0.02)}
         return WaysAccuracy("tiny", (some,), (("code 30 %", 1.5, 9),), biases, {"code": Limits(0.5, 0.02)}, predictor, 0)
 
@@ -44,13 +47,13 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_what_is_asked_for_is_measured(octavo: Octavo, tiny: Path, data: Path, asked: dict[str, Any]) -> None:
-    ended = octavo("bench", "cluster-ways", "-m", tiny, "--data", data, "--repeat", "3", "--seconds", "2", "--chunk", "64")
+    ended = octavo("bench", "cluster-ways", "-m", tiny, "--data", data, "--repeat", "3", "--requests", "25", "--chunk", "64")
     assert ended.code == 0, ended.err
     record = json.loads(ended.out.splitlines()[-1])
     assert record["bench"] == "cluster-ways" and record["num_agree"] == 1 and record["agrees"]
-    assert "1 of 1 figures agree" in ended.out and "ITL mean, ms" in ended.out
+    assert "1 of 1 figures agree" in ended.out and re.search(r"ITL p99, ms +417 +11.5 ", ended.out)
     ways, case = asked["ways"], asked["case"]
-    assert asked["path"] == str(tiny) and (case.repeat, case.load_s, case.calibrate_s, case.seed) == (3, 2.0, 60.0, 0)
+    assert asked["path"] == str(tiny) and (case.repeat, case.num_requests, case.calibrate_s, case.seed) == (3, 25, 60.0, 0)
     assert [way.name for way in ways] == ["apart", "chunks", "prompts first"]
     assert ways[1].config.scheduler.max_num_batched_tokens == 64
     configs = [way.config for way in ways]
@@ -74,7 +77,7 @@ def test_what_is_said_of_workers_counts(octavo: Octavo, tiny: Path, data: Path, 
         (("--spec", "auto"), "'--spec'"),
         (("--swap-space", "1GiB"), "'--kv-host-memory'"),
         (("--chunk", "17", "--max-num-seqs", "18"), "'--chunk': 17 is not allowed; at least --max-num-seqs (18)"),
-        (("--seconds", "0"), "'--seconds'"),
+        (("--requests", "0"), "'--requests'"),
     ],
 )
 def test_what_is_refused(octavo: Octavo, tiny: Path, data: Path, flags: tuple[str, ...], named: str) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -141,3 +142,21 @@ def test_a_worker_without_a_secret_or_an_address_says_so(octavo: Octavo, monkeyp
     assert result.code == 1 and "OCTAVO_CLUSTER_SECRET" in result.err
     result = octavo("worker", "--connect", "nowhere")
     assert result.code == 2 and "HOST:PORT" in result.err
+
+
+@pytest.mark.parametrize("flags", [("--num-kv-blocks", "100000000"), ("--num-kv-blocks", "64", "--workers-listen", "127.0.0.1:PORT")])
+def test_a_start_that_comes_to_nothing_ends_with_one_sentence(path: Path, flags: tuple[str, ...]) -> None:
+    """Workers for which there is no memory, and an address that somebody has. What they say themselves is a sentence, too."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        argv = [flag.replace("PORT", str(taken.getsockname()[1])) for flag in flags]
+        command = [sys.executable, "-m", "octavo.cli.main", "serve", "--model", str(path), "--port", "0", "--workers", "2", *argv]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OCTAVO_CLUSTER_SECRET": "a secret of the tests"}
+        ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=TIMEOUT_S, check=False)
+    lines = ended.stderr.splitlines()
+    own = [line for line in lines if not line.startswith("octavo worker: ")]
+    assert ended.returncode == 1 and ended.stdout == "" and len(own) == 1, ended.stderr
+    if "100000000" in flags:
+        assert re.match(r"octavo: the workers cannot be started: worker-\d(, worker-\d)?: num_kv_blocks: 100000000 is not allow", own[0])
+        assert len(lines) <= 3, "each worker says it once"
+    else:
+        assert own[0].startswith("octavo: ") and "address already in use" in own[0]

@@ -187,10 +187,10 @@ def test_a_recording_is_told_again_and_gives_costs_and_load(octavo: Octavo, tiny
     adds = [line for line in lines if line.startswith('["add"')]
     recording.write_text("".join([lines[0], *adds]))
     ended = octavo("simulate", "--replay", recording, "--machine", "l4")
-    assert ended.code == 2 and "no request is in it: 1 have made no token, or had not ended when it did" in ended.err
+    assert ended.code == 2 and "no request is in it: 1 made no token, or had not ended when it did" in ended.err
     recording.write_text("".join([*lines, *(line.replace('"request_id":"', '"request_id":"another-') for line in adds)]))
     ended = octavo("simulate", "--replay", recording)
-    assert "1 more request of the recording made no token, or had not ended when it did: left out" in ended.out
+    assert "left out of the recording's requests: 1 made no token, or had not ended when it did" in ended.out
     assert last_record(ended)["num_left_out"] == 1
     recording.write_text("".join(line.replace('"max_tokens":12', '"max_tokens":3') for line in lines))
     ended = octavo("simulate", "--replay", recording, "--json")

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from octavo.cli.cluster_up import serve_arguments, up
 from octavo.distributed.cluster_file import ClusterFileError, read_cluster_file
+from octavo.distributed.handshake import SecretError
 from tests.docs.pages import page
 
 WORKERS = "[[workers]]\nrole = 'prefill'\nnumber = 2\n[[workers]]\nrole = 'decode'\n"
@@ -66,6 +67,13 @@ def run(tmp_path: Path, text: str) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
+def invoke(tmp_path: Path, text: str) -> None:
+    """What the command raises, which `octavo` shows as one line."""
+    path = tmp_path / "cluster.toml"
+    path.write_text(text)
+    CliRunner().invoke(up, [str(path), "--check"], catch_exceptions=False)
+
+
 def test_check(tmp_path: Path) -> None:
     assert run(tmp_path, f"model = 'm'\n{WORKERS}") == (0, f"{tmp_path / 'cluster.toml'} is in order: 3 workers\n")
     code, text = run(tmp_path, f"model = 'm'\n[serve]\nport = 70000\n{WORKERS}")
@@ -74,9 +82,24 @@ def test_check(tmp_path: Path) -> None:
     assert code == 2 and "'--block-size': 7 is not allowed; a multiple of 16" in text
 
 
+def test_check_reads_the_secret(tmp_path: Path) -> None:
+    secret = tmp_path / "cluster.secret"
+    text = f"model = 'm'\nsecret_file = 'cluster.secret'\n{WORKERS}"
+    with pytest.raises(SecretError, match="cannot be read"):
+        invoke(tmp_path, text)
+    secret.write_text("s" * 16)
+    secret.chmod(0o644)
+    with pytest.raises(SecretError, match=re.escape(f"{str(secret)!r} is not allowed") + ".*mode 0644"):
+        invoke(tmp_path, text)
+    secret.chmod(0o600)
+    assert run(tmp_path, text)[0] == 0
+
+
 def test_the_documented_file_is_in_order(tmp_path: Path) -> None:
     found = re.search(r"```toml\n(.*?)```", page("docs/cluster.md"), re.DOTALL)
     assert found is not None
+    (tmp_path / "cluster.secret").touch(0o600)
+    (tmp_path / "cluster.secret").write_text("s" * 16)
     assert run(tmp_path, found[1])[0] == 0
     assert arguments(tmp_path, found[1])[-1] == "--ray"
 

@@ -13,6 +13,8 @@ import pytest
 
 from octavo.config import CacheConfig, EngineConfig, ModelConfig
 from octavo.core.request import SamplingParams
+from octavo.distributed import scaling
+from octavo.distributed.autoscale import ScaleLimits
 from octavo.distributed.cluster_engine import ClusterEngine
 from octavo.distributed.cluster_file import ClusterFile, Ray, WorkerGroup
 from octavo.distributed.cluster_options import ClusterOptions
@@ -25,6 +27,8 @@ from tests.cluster.processes import Server
 from tests.models.tiny import write_tiny_gguf
 
 ray = pytest.importorskip("ray", reason="the extra ray is not installed")
+from octavo.distributed.ray_cluster import RayLauncher  # noqa: E402 - it imports Ray
+
 pytestmark = pytest.mark.soak
 WAIT_S = 240.0  # Ray takes its time
 
@@ -90,12 +94,14 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.05)
 
 
-def with_cluster(path: Path, groups: tuple[WorkerGroup, ...], work: Callable[[ClusterEngine], Any]) -> None:
+def with_cluster(
+    path: Path, groups: tuple[WorkerGroup, ...], work: Callable[[ClusterEngine], Any], options: ClusterOptions | None = None
+) -> None:
     """``work`` with a front end in this process whose workers are ready, on the Ray of ``own_ray``."""
 
     async def run() -> None:
         described = ClusterFile(str(path), groups, control_port=0, ray=Ray())
-        engine = open_on_ray(config_of(path), str(path), described, ClusterOptions())
+        engine = open_on_ray(config_of(path), str(path), described, options or ClusterOptions())
         engine.start()
         try:
             async with asyncio.timeout(WAIT_S):
@@ -145,6 +151,23 @@ def test_a_rolling_restart_replaces_all_and_fails_nothing(path: Path) -> None:
         assert {worker.pid for worker in engine.control.fleet}.isdisjoint(before) and len(engine.open_links()) == 2
 
     with_cluster(path, (WorkerGroup(number=2),), work)
+
+
+def test_a_second_worker_comes_with_the_load_and_goes_when_it_is_over(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scaling, "ASK_S", 0.05)
+    right = answers_alone(path, 40)
+    limits = ScaleLimits(least=1, most=2, up_wait_s=1e-6, down_after_s=0.5, start_s=5.0, rate_s=0.5)  # any load is too much
+
+    async def work(engine: ClusterEngine) -> None:
+        assert isinstance(engine.launcher, RayLauncher)
+        while len(engine.open_links()) < 2:
+            assert await asyncio.gather(*(answer(engine, number) for number in range(40))) == right
+        assert {link.name for link in engine.open_links()} == {"worker-0", "worker-1"}
+        await until(lambda: len(list(engine.control)) == 1 and len(engine.launcher.names) == 1)
+        await until(lambda: sum(node is not None for node in engine.launcher.nodes.values()) == 1)
+        assert await answer(engine, 3) == right[3] and engine.flights.num_lost == 0
+
+    with_cluster(path, (WorkerGroup(number=1),), work, ClusterOptions(scale=limits))
 
 
 def test_resources_and_roles(path: Path) -> None:

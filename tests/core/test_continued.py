@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.core.request import BeamParams, ParameterError
+from octavo.config import CacheConfig, SchedulerConfig
+from octavo.core.policies.order import PRIORITY_AGEING_S
+from octavo.core.request import BeamParams, ParameterError, Request
+from octavo.core.scheduler import Scheduler
 from tests.core.harness import Harness, Oracle, make_request
 from tests.core.kv_memory import plain_run
 
@@ -85,3 +89,45 @@ def test_what_cannot_go_on_is_refused_and_leaves_nothing() -> None:
             harness.scheduler.add(request, made)
         assert error.value.param == param
     harness.check_idle()
+
+
+# --- its place in the queue --------------------------------------------------------------------------------------------------------------
+
+
+def moved(name: str, arrival_s: float, came_s: float | None, priority: int = 0) -> Request:
+    return replace(make_request(name, PROMPT, priority=priority, max_tokens=2), arrival_s=arrival_s, came_s=came_s)
+
+
+def queue_of(scheduler: Scheduler) -> list[str]:
+    return [seq.request.request_id for seq in scheduler.waiting_sequences]
+
+
+COMERS = st.lists(st.tuples(st.booleans(), st.integers(0, 60), st.booleans(), st.integers(0, 2)), max_size=25)
+
+
+@given(COMERS, st.sampled_from(["fcfs", "priority"]))
+def test_one_that_another_engine_lost_is_before_all_that_came_after_it_first_did(
+    comers: list[tuple[bool, int, bool, int]], policy: str
+) -> None:
+    """Whoever leaves meanwhile. Among equals who came here first is first."""
+    scheduler = Scheduler(SchedulerConfig(scheduling_policy=policy), CacheConfig(), 64, 64)
+    there: list[Request] = []
+    for number, (was_elsewhere, before, leaves, priority) in enumerate(comers):
+        came_s = float(2 * number - before) if was_elsewhere else None
+        request = moved(f"{number}", 2.0 * number, came_s, priority if policy == "priority" else 0)
+        scheduler.add(request, [5] if was_elsewhere else [])
+        there.append(request)
+        if leaves:
+            scheduler.abort(there.pop(before % len(there)).request_id)
+        waited = sorted(there, key=lambda one: one.queued_s)
+        if policy == "priority":
+            waited.sort(key=lambda one: one.priority + one.queued_s / PRIORITY_AGEING_S)
+        assert queue_of(scheduler) == [one.request_id for one in waited]
+
+
+def test_its_waiting_time_here_begins_here() -> None:
+    """What is told of queues is this engine's own: whoever lost it has told of its own."""
+    scheduler = Scheduler(SchedulerConfig(), CacheConfig(), 64, 64)
+    scheduler.add(moved("a", 10.0, 3.0))
+    scheduler.plan(12.0)
+    assert scheduler.stats.queue_s == 2.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import dataclass, field, replace
 
@@ -157,9 +158,42 @@ def test_a_request_that_gets_no_further_is_given_up() -> None:
     for key in (1, 2):
         attempts.begin(key)
         assert attempts.lost(Loss.DIED) is None
+        assert attempts.confirm() is None
     attempts.begin(3)
-    why = attempts.lost(Loss.HUNG)
+    assert attempts.lost(Loss.HUNG) is None and attempts.is_held
+    why = attempts.confirm()
     assert why is not None and "3 workers in a row hung" in why
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations([True, True, True, False])))
+def test_a_request_ends_of_workers_that_are_gone_and_not_of_those_that_come_back(order: tuple[bool, ...]) -> None:
+    """Of four losses in a row one was a worker that had only been stopped; in whatever order that is known."""
+    attempts, num_gone = Attempts(request(), RetryLimits(in_place=3)), 0
+    for key, is_gone in enumerate(order, 1):
+        attempts.begin(key)
+        assert attempts.lost(Loss.DIED if is_gone else Loss.HUNG) is None
+        assert attempts.is_held == (num_gone == 2)
+        if is_gone:
+            num_gone += 1
+            assert (attempts.confirm() is not None) == (num_gone == 3)
+        else:
+            attempts.forgive()
+        if num_gone == 3:
+            break
+        assert not attempts.is_held
+
+
+def test_it_is_held_while_the_losses_are_open() -> None:
+    attempts = Attempts(request(), RetryLimits(in_place=3))
+    for key in (1, 2, 3):
+        assert not attempts.is_held
+        attempts.begin(key)
+        assert attempts.lost(Loss.HUNG) is None
+    assert attempts.is_held and attempts.confirm() is None and attempts.confirm() is None and attempts.is_held
+    attempts.forgive()
+    assert not attempts.is_held
+    attempts.begin(4)
+    assert attempts.lost(Loss.FAILED) is not None  # that one is certain
 
 
 def test_progress_between_losses_counts_for_a_request_but_not_without_end() -> None:
@@ -168,6 +202,7 @@ def test_progress_between_losses_counts_for_a_request_but_not_without_end() -> N
         attempts.begin(key)
         attempts.take(OutputEvent("r", 0, "a", [key]))
         assert attempts.lost(Loss.DIED) is None
+        assert attempts.confirm() is None
     attempts.begin(5)
     attempts.take(OutputEvent("r", 0, "a", [5]))
     why = attempts.lost(Loss.FAILED)
@@ -185,7 +220,7 @@ def test_making_again_what_was_sent_is_no_progress() -> None:
     attempts.begin(3)
     attempts.take(OutputEvent("r", 0, "ab", [5, 6]))
     assert attempts.is_suspect
-    assert attempts.lost(Loss.DIED) is not None
+    assert attempts.lost(Loss.DIED) is None and attempts.is_held
 
 
 def test_losses_that_are_forgiven_do_not_count() -> None:
@@ -215,7 +250,7 @@ def test_workers_that_were_told_to_go_do_not_count() -> None:
         attempts.begin(key)
         assert attempts.lost(Loss.LEFT) is None
     attempts.begin(30)
-    assert attempts.lost(Loss.DIED) is not None
+    assert attempts.lost(Loss.FAILED) is not None
 
 
 def test_failing_ends_the_choices_that_go_on() -> None:

@@ -37,6 +37,9 @@ class Launcher:
             await asyncio.Event().wait()
         self.opened.set()
 
+    def trouble_of(self, name: str) -> str | None:
+        return self.trouble
+
     def ready(self, name: str) -> None:
         pass
 
@@ -44,6 +47,7 @@ class Launcher:
         self.kept.remove(name)
 
     async def replace(self, name: str) -> None:
+        self.trouble = None
         self.replaced.append(name)
 
     async def stop(self) -> None:
@@ -86,11 +90,41 @@ def test_of_a_lost_workers_requests_only_those_that_run_are_kept() -> None:
         await until(lambda: second.num_attempts == 4)
         second.give(3)
         assert [await read(stream) for stream in streams] == [expected(i, 3) for i in range(4)]
-        assert all(isinstance(request_id, str) for request_id in engine.flights._struck[boot_id])
-        engine.flights.returned(boot_id)  # of requests that are over
-        assert boot_id not in engine.flights._struck
+        assert len(engine.flights._lost._struck[boot_id].request_ids) in range(1, 5)
+        assert len(engine.flights._lost.expired(engine.clock.now())) in range(1, 5)  # of requests that are over
+        assert boot_id not in engine.flights._lost._struck
         await engine.stop()
         await other
+
+    asyncio.run(run())
+
+
+def test_a_request_ends_when_the_workers_that_it_was_lost_with_are_known_to_be_gone() -> None:
+    """Three in a row fall silent with it: it waits, until others have come in the place of all three."""
+
+    async def run() -> None:
+        engine = await front_end()
+        worker, task = stub(engine, "a")
+        await until(engine.open_links)
+        stream = open_stream(engine, 0, 3)
+        for name in ("b", "c", None):
+            await until(lambda one=worker: one.num_attempts == 1)
+            task.cancel()
+            await until(lambda: not engine.open_links())
+            if name is not None:
+                worker, task = stub(engine, name)
+        again = [stub(engine, name) for name in ("a", "b")]
+        await until(lambda: len(engine.open_links()) == 2)
+        other = open_stream(engine, 1, 3)
+        await until(lambda: sum(worker.num_attempts for worker, _ in again) == 1)  # the other one's
+        assert len(engine.flights) == 2
+        stub(engine, "c")
+        with pytest.raises(AssertionError, match="3 workers in a row died while they ran this request"):
+            await read(stream)
+        for worker, _ in again:
+            worker.give(3)
+        assert await read(other) == expected(1, 3)
+        await engine.stop()
 
     asyncio.run(run())
 
@@ -111,7 +145,7 @@ def test_a_fault_in_looking_after_hand_offs_does_not_end_the_watch(monkeypatch: 
 
         monkeypatch.setattr(engine.handovers, "tick", faulty)
         worker, task = stub(engine, "stub")
-        await until(lambda: engine._preparer is not None)
+        await until(lambda: engine._sizes.preparer is not None)
         task.cancel()
         await until(lambda: not engine.open_links())
         stream = open_stream(engine, 0, 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,7 @@ def test_what_is_no_handshake_is_refused(data: bytes) -> None:
 
 def test_secrets_come_from_the_file_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "secret"
+    file.touch(0o600)
     file.write_text(f"  {'f' * 16}\n")
     monkeypatch.setenv(SECRET_VARIABLE, "e" * 16)
     assert handshake.read_secret(str(file)) == b"f" * 16
@@ -88,6 +90,32 @@ def test_a_secret_that_is_missing_or_too_short_is_refused(tmp_path: Path, monkey
         handshake.read_secret()
     with pytest.raises(SecretError, match="cluster_secret_file"):
         handshake.read_secret(str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize("mode", [0o400, 0o600, 0o700])
+def test_a_file_of_its_owners_alone_is_taken(tmp_path: Path, mode: int) -> None:
+    file = tmp_path / "secret"
+    file.write_text("f" * 16)
+    file.chmod(mode)
+    assert handshake.read_secret(str(file)) == b"f" * 16
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o620, 0o602, 0o604, 0o610])
+def test_a_file_that_others_have_access_to_is_refused_by_its_name_and_mode(tmp_path: Path, mode: int) -> None:
+    file, link = tmp_path / "secret", tmp_path / "link"
+    file.write_text("f" * 16)
+    file.chmod(mode)
+    link.symlink_to(file)
+    for path in (file, link):
+        message = f"cluster_secret_file: {str(path)!r} is not allowed; others than its owner have access to it (mode {mode:04o})"
+        with pytest.raises(SecretError, match=re.escape(message)):
+            handshake.read_secret(str(path))
+
+
+def test_a_file_that_somebody_else_owns_may_be_given_by_its_group() -> None:
+    handshake.check_private("s", 0o100440, is_own=False)
+    with pytest.raises(SecretError, match="owner and group have access to it .mode 0444.; `chmod 640`"):
+        handshake.check_private("s", 0o100444, is_own=False)
 
 
 def test_new_secrets_are_long_enough_and_differ() -> None:

@@ -105,6 +105,8 @@ def lies(key: int) -> dict[str, list[Message]]:
         "more requests than it was sent": [Load(num_received=1 << 40)],
         "work that is no number": [Load(pending_s=float("nan"))],
         "work below nothing": [Load(pending_s=-1.0)],
+        "prices that are no numbers": [Load(prompt_token_s=float("inf"))],
+        "prices below nothing": [Load(output_token_s=-1e-9)],
         "a step in the future": [Load(step_age_s=-1.0)],
         "hello again": [Hello(PROTOCOL, "liar", "both", "here", 1, "boot")],
         "ready again": [Ready("stub", "bigram/stub", LIMITS)],
@@ -212,7 +214,7 @@ def test_a_pool_of_any_size_costs_the_front_end_nothing() -> None:
 
     async def run() -> None:
         engine = ClusterEngine(bigram_model(TOKENIZER, context=8192), bigram_config(), Address("127.0.0.1", 0), SECRET)
-        engine._take_limits(Ready("stub", "bigram/stub", msgspec.structs.replace(LIMITS, num_kv_blocks=1 << 40)))
+        engine._sizes.take(Ready("stub", "bigram/stub", msgspec.structs.replace(LIMITS, num_kv_blocks=1 << 40)))
         assert engine.room(10) == 8192 - 10
 
     asyncio.run(run())

@@ -86,7 +86,8 @@ def test_a_request_arrives_as_it_was(request: Request, output: list[int], has_ti
     got = messages.to_worker(messages.encode(sent))
     assert got == sent and isinstance(got, messages.Submit)
     assert got.request.age_s == 1.5
-    assert got.request.request("here", 9.0) == replace(request, request_id="here", arrival_s=9.0)
+    assert got.request.request("here", 9.0) == replace(request, request_id="here", arrival_s=9.0, came_s=7.5)
+    assert WireRequest.of(request).request("here", 9.0) == replace(request, request_id="here", arrival_s=9.0)
 
 
 @given(OUTPUTS)
@@ -97,8 +98,8 @@ def test_an_event_arrives_as_it_was(event: OutputEvent) -> None:
 
 
 def test_no_field_of_a_request_or_an_event_is_left_behind() -> None:
-    clocks = {"arrival_s", "received_s"}
-    assert {f.name for f in fields(Request)} == ({*WireRequest.__struct_fields__} - {"age_s"}) | clocks
+    front_ends = {"arrival_s", "received_s", "came_s", "session"}  # clocks, and what routers alone go by
+    assert {f.name for f in fields(Request)} == ({*WireRequest.__struct_fields__} - {"age_s"}) | front_ends
     assert {f.name for f in fields(OutputEvent)} == ({*Event.__struct_fields__} - {"key"}) | {"request_id"}
 
 

@@ -44,6 +44,28 @@ def test_a_worker_that_ended_by_itself_is_replaced_at_once(monkeypatch: pytest.M
     asyncio.run(run())
 
 
+def test_a_worker_that_could_not_run_is_tried_again_when_it_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_worker, "END_S", 0.1)
+
+    async def run() -> None:
+        processes = LocalProcesses({"worker-0": "both", "worker-1": "both"}, "secret", command=STAYS)
+        children = processes._children
+        await processes.start(NOWHERE)
+        await until(lambda: len(processes.pids) == 2)
+        processes._command = [sys.executable, "-c", f"raise SystemExit({process_worker.HOPELESS})"]
+        children["worker-1"].process.kill()  # type: ignore[union-attr]
+        await until(lambda: processes.trouble is not None)
+        assert processes.trouble_of("worker-0") is None and processes.trouble_of("worker-1") == processes.trouble
+        assert children["worker-1"].keeper.done() and set(processes.pids) == {"worker-0"}  # type: ignore[union-attr]
+        processes._command = list(STAYS)
+        await processes.replace("worker-1")
+        await until(lambda: set(processes.pids) == {"worker-0", "worker-1"})
+        assert processes.trouble is None
+        await processes.stop()
+
+    asyncio.run(run())
+
+
 def test_a_process_that_cannot_be_started_is_tried_again() -> None:
     """A host without room for it has room some time."""
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from octavo.distributed import published_keys
 from octavo.distributed.published_keys import SHORT_KEY_BYTES, PublishedKeys
 from tests.distributed.views import keys
 
@@ -18,12 +21,19 @@ MOVES = st.lists(
         st.tuples(st.just("expect"), st.integers(0, 3), TEXTS),
         st.tuples(st.just("end"), st.integers(0, 3), TEXTS),
     ),
-    max_size=30,
+    max_size=40,
 )
 
 
-@given(MOVES, TEXTS)
-def test_the_longest_leading_run_of_each_engine_is_found(moves: list[tuple[str, int, str]], wanted: str) -> None:
+@given(MOVES, TEXTS, st.sampled_from([1, 2, published_keys.SWEEP]))
+def test_the_longest_leading_run_of_each_engine_is_found(moves: list[tuple[str, int, str]], wanted: str, sweep: int) -> None:
+    """However slowly what is left of those who are gone is swept away."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(published_keys, "SWEEP", sweep)
+        follow(moves, wanted)
+
+
+def follow(moves: list[tuple[str, int, str]], wanted: str) -> None:
     known, truth, expected = PublishedKeys(), dict[int, set[bytes]](), dict[str, tuple[int, set[bytes]]]()
     for what, engine, text in moves:
         if what == "publish":
@@ -89,3 +99,58 @@ def test_nothing_is_known_of_nothing() -> None:
     assert known.num_expected == 0
     with pytest.raises(ValueError, match="most_keys: -1 is not allowed"):
         PublishedKeys(most_keys=-1)
+
+
+class CountedDict(dict[bytes, int]):
+    """Counts the entries that are looked at."""
+
+    looks = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        for key in super().__iter__():
+            CountedDict.looks += 1
+            yield key
+
+    def items(self):  # type: ignore[no-untyped-def]
+        for pair in super().items():
+            CountedDict.looks += 1
+            yield pair
+
+    def popitem(self) -> tuple[bytes, int]:
+        CountedDict.looks += 1
+        return super().popitem()
+
+
+def test_an_engine_that_goes_is_never_waited_for() -> None:
+    """Not one of its keys is looked at then; each call afterwards looks at a few, until no memory is left of it."""
+    known, number = PublishedKeys(), 20_000
+    known._holders = CountedDict()
+    known.told(0, [b"a%07d" % i for i in range(number)], ())
+    known.told(1, [b"a%07d" % i for i in range(0, number, 100)], ())
+    CountedDict.looks = 0
+    known.gone(0)
+    assert CountedDict.looks == 0 and known.num_keys(0) == 0
+    assert known.matched([b"a%07d" % 0, b"a%07d" % 1]) == {1: 1}, "nobody is told of it from then on"
+    num_calls = 0
+    while known._gone:
+        before = CountedDict.looks
+        known.told(1, (), ())
+        num_calls += 1
+        assert CountedDict.looks - before <= published_keys.SWEEP
+    known.check_invariants()
+    assert num_calls == pytest.approx(number / published_keys.SWEEP, rel=0.05)
+    assert len(known._holders) + len(known._unswept) == number // 100 == known.num_keys(1)
+
+
+def test_an_engine_that_comes_back_over_and_over_takes_no_more_room() -> None:
+    """A worker that reconnects tells all it has anew; no more bits are used than there are engines and sweeps on their way."""
+    known = PublishedKeys()
+    known.told(1, keys("ab" * 50), ())
+    for _ in range(50):
+        known.told(0, [b"%08d" % i for i in range(1000)], ())
+        known.told(0, (), [b"%08d" % i for i in range(0, 1000, 10)])
+        assert known.matched([b"%08d" % 1, b"%08d" % 2]) == {0: 2} and known.matched(keys("ab")) == {1: 2}
+        known.check_invariants()
+        assert len(known._holders) + len(known._unswept) <= 100 + 3 * 1000
+        assert (known._alive | known._gone).bit_length() <= 4
+        known.gone(0)

@@ -31,6 +31,26 @@ def test_phases_go_to_their_pools() -> None:
     made.check_invariants()
 
 
+def test_answers_of_unknown_length_are_as_long_as_they_may_be_and_were() -> None:
+    """A guess that no pool can hold kept every answer where its prompt was: decode workers idled."""
+    small = RolePools(ShortestQueue(), LIMITS)
+    small.add(0, "prefill", 12)
+    small.add(1, "decode", 12)
+    engines = [View(0, num_available_blocks=12), View(1, num_available_blocks=12)]
+    for i in range(6):  # of 2 blocks each: by their limit, not by the guess of 16
+        assert small.place(route(f"short {i}", 20, most_output=10), engines, 0.0) == Placement(0, 1)
+    assert small.place(route("too many", 20, most_output=10), engines, 0.0) == Placement(0, 0)  # all blocks are promised
+    for name in [f"short {i}" for i in range(6)] + ["too many"]:
+        small.ended(name, 8)
+    assert small.place(route("long", 100, most_output=500), engines, 9.0) == Placement(0, 1)  # in a pool that is all free
+    small.ended("long")
+    for i in range(400):
+        small.place(route(str(i), 20), engines, 20.0 + i)
+        small.ended(str(i), 8)
+    assert [small.place(route(f"learned {i}", 20, most_output=500), engines, 1000.0) for i in range(6)] == [Placement(0, 1)] * 6
+    small.check_invariants()
+
+
 def test_one_role_alone_stays_where_it_is() -> None:
     made, engines = pools("both", "both")
     engines[0].pending_s = 5.0

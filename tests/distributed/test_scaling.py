@@ -13,9 +13,11 @@ from octavo.core.request import SamplingParams
 from octavo.distributed import scaling
 from octavo.distributed.autoscale import ScaleLimits
 from octavo.distributed.cluster_options import ClusterOptions
+from octavo.distributed.full_step import full_step_prices
 from octavo.distributed.messages import Load
 from octavo.distributed.told_load import ToldLoad
-from tests.distributed.clusters import PATIENT, cluster
+from tests.distributed.clusters import PATIENT, alone, cluster
+from tests.engine.scripted import bigram_config
 
 PARAMS = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True, seed=0)
 
@@ -26,7 +28,7 @@ def test_a_second_worker_comes_with_the_load_and_goes_when_it_is_over(monkeypatc
     options = ClusterOptions(liveness=PATIENT, scale=limits)
 
     async def run() -> None:
-        async with cluster(1, delay_s=0.01, options=options) as grown:
+        async with cluster(1, delay_s=0.01, config=bigram_config(max_num_seqs=4), options=options) as grown:
             running = set[asyncio.Task[object]]()
             num_done = 0
 
@@ -84,6 +86,62 @@ class Told:
         return not self.draining
 
 
+@dataclass
+class Came:
+    """Flights, as far as scaling sees them."""
+
+    num_waiting_tokens: int = 0
+    num_waiting: int = 0
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+    num_ended: int = 0
+
+    def __len__(self) -> int:
+        return self.num_waiting
+
+
+def test_a_worker_with_one_stream_has_room_for_others() -> None:
+    """Two workers make a step every 10 ms for a stream each; a step of 50 streams would take 12 ms: one of them drains. 150 streams more
+    would need both, and then it is kept."""
+    drained, kept, now = list[Any](), list[Any](), [0.0]
+    told = Load(pending_tokens=1, pending_s=0.01, output_token_s=0.012 / 50)
+    workers = [Told(f"worker-{i}", i, keys={i}, load=told) for i in range(2)]  # they keep their streams: neither is empty
+
+    def drain(worker: Told) -> None:
+        worker.draining = True
+        drained.append(worker)
+
+    def keep(worker: Told) -> None:
+        worker.draining = False
+        kept.append(worker)
+
+    control = cast(Any, type("Control", (), {"fleet": SimpleNamespace(drain=drain, keep=keep), "__iter__": lambda self: iter(workers)})())
+    came, operations = Came(), cast(Any, SimpleNamespace(is_restarting=False, is_leaving=lambda link: False))
+    limits = ScaleLimits(least=1, most=2, down_after_s=5.0, rate_s=2.0)
+    scaler = scaling.Scaling(limits, control, cast(Any, came), operations, Launcher("worker-0", "worker-1"), lambda: now[0])
+
+    def run(num_seconds: int, tokens_per_s: int) -> None:
+        for _ in range(num_seconds):
+            now[0] += 1.0
+            came.num_output_tokens += tokens_per_s
+            scaler.look()
+
+    run(20, 200)
+    assert drained == [workers[1]] and not kept
+    run(20, 6000)
+    assert kept == [workers[1]]
+
+
+def test_prices_are_those_of_full_steps() -> None:
+    """Of a law for steps: 10 ms, 0.1 ms a row. 16 rows are the most that is trusted before larger steps were seen."""
+    engine = alone(bigram_config(num_kv_blocks=4096, max_num_seqs=64))
+    engine.step_cost = cast(Any, SimpleNamespace(seconds_of=lambda shape: 0.01 + 1e-4 * shape.num_rows, max_trusted_rows=16))
+    assert full_step_prices(engine) == pytest.approx((0.0116 / 16, 0.0116 / 16))
+    engine.step_cost.max_trusted_rows = 1 << 20
+    rows = engine.config.scheduler.max_num_batched_tokens
+    assert full_step_prices(engine) == pytest.approx(((0.01 + 1e-4 * rows) / rows, 0.0164 / 64))
+
+
 @pytest.mark.parametrize(("leaving", "started"), [(False, 0), (True, 1)])
 def test_a_worker_that_somebody_sent_away_is_not_counted_on(leaving: bool, started: int) -> None:
     """One that drains for want of work is kept when there is work again; one that leaves is not, and another has to come."""
@@ -93,9 +151,9 @@ def test_a_worker_that_somebody_sent_away_is_not_counted_on(leaving: bool, start
         launcher.names.append("worker-1")
     fleet = SimpleNamespace(keep=kept.append)
     control = cast(Any, type("Control", (), {"fleet": fleet, "__iter__": lambda self: iter(workers)})())
-    flights = cast(Any, SimpleNamespace(num_tokens_in_all=0, num_waiting_tokens=10**6))
+    flights = cast(Any, Came(num_waiting_tokens=10**6))
     operations = cast(Any, SimpleNamespace(is_restarting=False, is_leaving=lambda link: leaving and link.name == "worker-1"))
-    workers[0].load = Load(num_steps=1)
+    workers[0].load = Load(prompt_token_s=1e-3)
     scaler = scaling.Scaling(ScaleLimits(least=1, most=2), control, flights, operations, launcher, lambda: 1.0)
     scaler.look()
     assert kept == ([] if leaving else [workers[1]])

@@ -1,4 +1,5 @@
-"""Who connects and lets its bytes trickle in is given up when the handshake's time is over, however often it says something."""
+"""Who connects and lets its bytes trickle in is given up when the handshake's time is over, however often it says something; and so is
+who proves the secret and then says nothing."""
 
 from __future__ import annotations
 
@@ -10,11 +11,12 @@ import time
 import pytest
 
 from octavo.distributed import channel as channels
-from octavo.distributed import stream_transport
-from octavo.distributed.channel import Address, Listener
+from octavo.distributed import control, stream_transport
+from octavo.distributed.channel import Address, Channel, Listener, connect
 from octavo.distributed.handshake import ANSWER_BYTES, GREETING, HELLO_BYTES
-from octavo.distributed.messages import from_worker
+from octavo.distributed.messages import PROTOCOL, Hello, ToWorker, from_worker, to_worker
 from octavo.distributed.tcp_transport import TcpTransport
+from tests.distributed.test_stub_worker import front_end, until
 from tests.distributed.test_transports import KeepingSink
 
 SECRET = b"a secret of the tests"
@@ -65,3 +67,26 @@ def test_a_connection_for_kv_that_trickles_ends(monkeypatch: pytest.MonkeyPatch)
         assert not sink.heads
     finally:
         listener.close()
+
+
+def test_who_proves_the_secret_and_never_says_hello_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "HELLO_S", 0.1)
+
+    async def run() -> None:
+        engine = await front_end()
+        loop, channels = asyncio.get_running_loop(), list[Channel[ToWorker]]()
+        for _ in range(2):
+            channels.append(await connect(engine.control.address, SECRET, to_worker))
+            channels[-1].start(lambda messages: None, lambda reason: None)
+        polite, silent = channels
+        polite.send(Hello(PROTOCOL, "polite", "both", "here", 1, "boot"))
+        await until(lambda: engine.control.find("polite") is not None)
+        begun_s = loop.time()
+        await until(lambda: silent.closed_for is not None and not engine.control._strangers)
+        while loop.time() < begun_s + 0.2:  # past the limit
+            await asyncio.sleep(0.01)
+        assert polite.closed_for is None and engine.control.find("polite") is not None, "whoever has said Hello may load its model"
+        polite.abort("the test is over")
+        await engine.stop()
+
+    asyncio.run(run())

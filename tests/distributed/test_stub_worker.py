@@ -11,6 +11,7 @@ from octavo.core.request import ParameterError, SamplingParams
 from octavo.distributed.channel import Address
 from octavo.distributed.cluster_engine import ClusterEngine
 from octavo.distributed.cluster_options import ClusterOptions
+from octavo.distributed.messages import Submit, ToWorker
 from octavo.engine.event_stream import EngineUnavailable, EventStream
 from octavo.engine.params import PreparedRequest
 from tests.distributed.clusters import PATIENT
@@ -94,15 +95,57 @@ def test_what_a_lost_worker_had_is_given_to_others_little_by_little() -> None:
         await until(lambda: second.num_attempts == 3)  # the burst
         engine.flights.check_invariants()
         assert engine.flights.num_waiting == 5 and engine.flights.num_lost == 8
-        assert engine.flights._timer is not None and engine.flights._timer.when() > asyncio.get_running_loop().time() + 900
-        engine.flights._timer.cancel()
-        engine.flights._pacer._per_s = 1e6  # as if time had passed
-        engine.flights._timed_out()
+        assert engine.flights._lost._timer is not None and engine.flights._lost._timer.when() > asyncio.get_running_loop().time() + 900
+        engine.flights._lost._timer.cancel()
+        engine.flights._lost._pacer._per_s = 1e6  # as if time had passed
+        engine.flights._lost._timed_out()
         await until(lambda: second.num_attempts == 8)
         second.give(5)
         assert await asyncio.gather(*readers) == [expected(i, 9) for i in range(8)]
         await engine.stop()
         await other
+
+    asyncio.run(run())
+
+
+class Listening(StubWorker):
+    """Keeps what it was sent."""
+
+    heard: list[Submit]
+
+    def _take(self, messages: list[ToWorker]) -> None:
+        self.heard += [message for message in messages if isinstance(message, Submit)]
+        super()._take(messages)
+
+
+def test_a_request_that_is_moved_says_since_when_workers_have_had_it() -> None:
+    """So it keeps its place at the next one. A first attempt has none to keep: its place is the one that it was given here."""
+
+    async def run() -> None:
+        engine = await front_end()
+        workers = [Listening(name, "bigram", TOKENIZER.vocab_size) for name in ("first", "second")]
+        for worker in workers:
+            worker.heard = []
+        tasks = [asyncio.create_task(workers[0].run(engine.control.address, SECRET))]
+        await until(lambda: len(engine.open_links()) == 1)
+        begun_s = engine.clock.now()
+        readers = [asyncio.create_task(read(open_stream(engine, i, 5))) for i in range(3)]
+        await until(lambda: workers[0].num_attempts == 3)
+        placed_s = engine.clock.now()
+        workers[0].give(2)
+        tasks.append(asyncio.create_task(workers[1].run(engine.control.address, SECRET)))
+        await until(lambda: len(engine.open_links()) == 2)
+        lost_s = engine.clock.now()
+        tasks[0].cancel()
+        await until(lambda: workers[1].num_attempts == 3)
+        for submit in workers[0].heard:
+            assert submit.request.age_s == 0.0
+        for submit in workers[1].heard:
+            assert lost_s - placed_s < submit.request.age_s < engine.clock.now() - begun_s
+        workers[1].give(5)
+        assert await asyncio.gather(*readers) == [expected(i, 5) for i in range(3)]
+        await engine.stop()
+        await tasks[1]
 
     asyncio.run(run())
 

@@ -12,9 +12,12 @@ import pytest
 from octavo.config import ConfigError, EngineConfig
 from octavo.core.request import SamplingParams
 from octavo.core.step import StepPlan
+from octavo.distributed import worker_engine
 from octavo.distributed.channel import Address
 from octavo.distributed.cluster_engine import ClusterEngine
 from octavo.distributed.cluster_options import ClusterOptions
+from octavo.distributed.role_router import RoleRouter
+from octavo.distributed.soonest import SoonestDone
 from octavo.distributed.worker import FrontEndLost, WorkerFailed, WorkerOptions, WorkerRefused, WorkerServer, own_config
 from octavo.engine.engine import Engine
 from octavo.engine.outputs import RequestOutput
@@ -115,6 +118,34 @@ def test_a_worker_outlives_its_front_end_with_its_model_and_without_its_requests
     asyncio.run(run())
 
 
+def test_a_worker_that_joins_tells_its_whole_cache_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_engine, "MAX_KEYS", 2)
+
+    def num_keys(engine: ClusterEngine) -> int:
+        router = engine.flights.dispatcher.router
+        assert isinstance(router, RoleRouter) and isinstance(router._prompts, SoonestDone)
+        return router._prompts.keys.num_keys(0)
+
+    def num_cached(server: WorkerServer) -> int:
+        index = None if server.engine is None else server.engine.engine.scheduler.kv.index
+        return 0 if index is None else sum(index.is_full(node) for node in index.blocks().values())
+
+    async def run() -> None:
+        async with front_end() as engine:
+            server, task = worker(engine.control.address, "a")
+            await until(lambda: len(engine.open_links()) == 1)
+            for i in range(3):
+                await answer(engine, f"r{i}", [50 + i] * 40)
+            await until(lambda: num_keys(engine) == num_cached(server) > 4)
+            (link,) = engine.open_links()
+            link.channel.abort("as if the network had failed")
+            await until(lambda: bool(engine.open_links()) and engine.open_links() != [link])
+            await until(lambda: num_keys(engine) == num_cached(server) > 4)
+        await asyncio.wait_for(task, WAIT_S)
+
+    asyncio.run(run())
+
+
 def test_a_worker_whose_connection_is_cut_joins_again_while_its_request_goes_on_elsewhere(expected: list[int]) -> None:
     async def run() -> None:
         async with front_end() as engine:
@@ -177,10 +208,10 @@ def test_a_request_that_breaks_steps_ends_and_those_beside_it_do_not(expected: l
 
 
 def test_an_engine_that_makes_no_step_any_more_ends_its_worker() -> None:
-    """Else it would draw all requests, since it is never busy."""
+    """Else it would draw all requests, since it is never busy. The last of them fails, or is lost with it and waits for another in vain."""
 
     async def run() -> None:
-        async with front_end() as engine:
+        async with front_end(worker_wait_s=0.5) as engine:
             server, task = worker(engine.control.address, "a")
             await until(lambda: len(engine.open_links()) == 1)
             for name in ("one", "two"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from octavo.distributed.tcp_transport import TcpTransport
 from octavo.distributed.throttle import Throttle
 from octavo.distributed.transport import Transport
 from octavo.engine.engine import Engine
+from octavo.engine.outputs import OutputEvent
 from tests.distributed.pair import RECEIVER, SENDER, Answer, Cluster, running, tiny_engine
 from tests.models.tiny import write_tiny_gguf
 
@@ -68,6 +70,42 @@ def pair(path: Path, **options: Any) -> list[Engine]:
 def check(answer: Answer, expected: Any) -> None:
     assert (answer.token_ids, answer.text, answer.finish_reason) == (expected.token_ids, expected.text, FinishReason.LENGTH)
     assert answer.logprobs == [entry.logprob for entry in expected.logprobs or ()]
+
+
+def post_with_rounds_between(cluster: Cluster, worker: int) -> None:
+    """Whatever is posted to ``worker``'s engine has a whole round of its loop to itself before the poster goes on."""
+    thread, side, rounds = cluster.workers[worker].thread, cluster.sides[worker], [0]
+    real_post, real_after_step = thread.post, side.after_step
+
+    def after_step(events: list[OutputEvent]) -> None:
+        real_after_step(events)
+        rounds[0] += 1
+
+    def post(action: Callable[[], list[OutputEvent]]) -> None:
+        begun = list[int]()
+
+        def act() -> list[OutputEvent]:
+            begun.append(rounds[0])
+            return action()
+
+        real_post(act)
+        while threading.current_thread() is threading.main_thread() and not (begun and rounds[0] > begun[0]):
+            time.sleep(0.0002)
+
+    side.after_step, thread.post = after_step, post  # type: ignore[method-assign]
+
+
+def test_a_round_between_any_two_posts_loses_no_hand_off(paths: dict[str, Path]) -> None:
+    """A ticket and its request reach the engine at once: a round that saw the one alone took the request for ended, now and then."""
+
+    async def use(cluster: Cluster) -> None:
+        post_with_rounds_between(cluster, SENDER)
+        answers = [cluster.submit(prompt_of(40, i), SAMPLED) for i in range(3)]
+        await cluster.answered(*answers)
+        assert [answer.by[-1] for answer in answers] == [RECEIVER] * 3
+        assert cluster.desk.stats.num_handed_over == 3
+
+    run(pair(paths["llama"]), use)
 
 
 @pytest.mark.parametrize("model", ["llama", "gemma3"])
@@ -286,7 +324,8 @@ SWAPPING = {"preemption": "swap", "swap_space": 1 << 20}
 def test_a_sender_that_is_preempted_sends_what_is_right(paths: dict[str, Path], how: dict[str, Any]) -> None:
     """Beside others in a pool that is too small: sequences are put out while their KV is on its way, over a slow link."""
     options = {"num_kv_blocks": 14, "admission_lookahead": 1, "max_num_batched_tokens": 48, **how}
-    others, params = [prompt_of(30, salt) for salt in (1, 2, 3)], SamplingParams(temperature=0.8, seed=3, max_tokens=40, ignore_eos=True)
+    # The others alone, which run side by side, need 18 blocks in the end.
+    others, params = [prompt_of(30, salt) for salt in (1, 2, 3)], SamplingParams(temperature=0.8, seed=3, max_tokens=60, ignore_eos=True)
     prompts = [prompt_of(90, salt) for salt in (4, 5, 6)]
     expected = [alone(paths["llama"], prompt, SAMPLED) for prompt in prompts]
     engines = [tiny_engine(paths["llama"], **options), tiny_engine(paths["llama"])]

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import random
+import statistics
 import sys
 from array import array
 from itertools import islice
@@ -19,26 +20,19 @@ from octavo.config import ConfigError
 from octavo.costs.coefficients import Coefficients
 from octavo.distributed.handoff import Link
 from octavo.engine.llm import make_config
-from octavo.reproduce.cluster_accuracy import (
-    Scaled,
-    WayComparison,
-    WayFigures,
-    WaysAccuracy,
-    WaysCase,
-    answers_of,
-    compared,
-    measure_ways,
-    two_workers,
-)
-from octavo.reproduce.cluster_prediction import Answer, Crowding, KindCost, Predictor
+from octavo.reproduce.cluster_accuracy import Scaled, WaysAccuracy, WaysCase, answers_of, measure_ways, two_workers
+from octavo.reproduce.cluster_prediction import Answer, KindCost, Predictor
 from octavo.reproduce.simulator_accuracy import Limits
+from octavo.reproduce.way_figures import WayComparison, WayFigures, compared
+from octavo.simulator.shared_host import Crowding
 from octavo.workload.lengths import LogNormal
 from octavo.workload.requests import Independent, WorkloadRequest
 from octavo.workload.traces import Trace, TraceRow
+from tests.bench.sleeping_worker import CROWDING
 from tests.models.tiny import write_tiny_gguf
 
 THREE = [Answer(0.0, 0.5, (0.1, 0.3)), Answer(1.0, 1.1, ()), Answer(2.0, 4.0, (0.1, 0.1, 0.4))]
-PREDICTOR = Predictor(KindCost(Coefficients((1e-3,) * 6)), Crowding(0.25, 0.1), Link(1e9, 0.005), 0.001, 0.002)
+PREDICTOR = Predictor(KindCost(Coefficients((1e-3,) * 6)), Crowding(0.25, 0.1, 0.05, 0.15), Link(1e9, 0.005), 0.001, 0.002)
 
 
 def test_figures_by_hand() -> None:
@@ -74,14 +68,29 @@ def test_answers_of_a_run() -> None:
     ],
 )
 def test_verdicts(figure: str, real: tuple[float, ...], simulated: float, agrees: bool) -> None:
-    assert WayComparison("a load", "a way", figure, real, simulated, 0.0).agrees is agrees
+    assert WayComparison("a load", "a way", figure, real, statistics.median(real), simulated, 0.0).agrees is agrees
+
+
+def test_ends_of_distributions_are_over_all_runs_together() -> None:
+    """Each run has one late request; a second one that is late as well is in the last percent of all, and so is half of it."""
+    runs = [[Answer(0.0, 0.1, (0.01,) * 60)] * 49 + [Answer(0.0, last, (0.01,) * 59 + (last,))] for last in (1.0, 3.0)]
+    limits = Limits(0.2, 0.02)
+    figures, each = WayFigures.of_runs(runs, limits), [WayFigures.of(run, limits) for run in runs]
+    assert figures.ttft_p99_s == pytest.approx(1.0 + 0.01 * 2.0) and figures.itl_p99_s == 0.01
+    assert figures.output_per_s == pytest.approx((each[0].output_per_s + each[1].output_per_s) / 2)
+    some = {one.figure: one for one in compared("a load", "a way", runs, limits, figures, figures)}
+    assert some["ttft_p99_s"].real == tuple(one.ttft_p99_s for one in each) and some["ttft_p99_s"].measured == figures.ttft_p99_s
+    assert {name: one.num_values for name, one in some.items() if one.num_values} == {"ttft_p99_s": 100, "itl_p99_s": 6000}
+    assert all(one.difference == 0.0 and one.agrees for one in some.values())
+    assert WayFigures.middle([each[1], each[0], figures]).output_per_s == figures.output_per_s
 
 
 def test_the_record_and_the_table() -> None:
     real = [WayFigures(1.0, 2.0, 0.1, 0.2, 50.0, 2.0), WayFigures(1.1, 2.6, 0.1, 0.2, 52.0, 2.0)]
-    guess, at_pace = WayFigures(1.05, 2.6, 0.13, 0.2, 51.0, 1.0), WayFigures(1.05, 2.3, 0.1, 0.2, 51.0, 2.0)
-    some = compared("code 30 %", "apart", real, guess, at_pace)
-    assert [one.figure for one in some] == list(WayFigures._fields)
+    measured = WayFigures(1.05, 2.3, 0.1, 0.2, 51.0, 2.0)
+    guess, at_pace = WayFigures(1.05, 2.6, 0.13, 0.2, 51.0, 1.0), measured
+    columns = zip(WayFigures._fields, zip(*real, strict=True), measured, guess, at_pace, (0, 24, 0, 310, 0, 0), strict=True)
+    some = [WayComparison("code 30 %", "apart", *values) for values in columns]
     assert [one.agrees for one in some] == [True, True, False, True, True, False]
     assert not some[1].is_close or some[1].in_spread
     biases = {("code 30 %", "apart"): (0.01, -0.02)}
@@ -89,9 +98,12 @@ def test_the_record_and_the_table() -> None:
     record = json.loads(json.dumps(accuracy.record()))
     assert (record["num_figures"], record["num_agree"], record["agrees"]) == (6, 4, False)
     assert record["figures"][2]["difference"] == pytest.approx(0.3) and record["figures"][2]["difference_at_pace"] == 0.0
+    assert [one.get("num_values") for one in record["figures"]] == [None, 24, None, 310, None, None]
     assert record["learned"]["link_latency_s"] == 0.005 and record["slo"]["code"] == {"ttft_s": 0.5, "itl_s": 0.02}
+    assert record["learned"]["crowding_decode_prompt"] == 0.1
     text = accuracy.text()
-    assert "4 of 6 figures agree" in text and "apart +1.0 %, -2.0 %" in text and "+30.0 %" in text and "25.0 % more" in text
+    assert "4 of 6 figures agree" in text and "apart +1.0 %, -2.0 %" in text and "+30.0 %" in text
+    assert "steps that decode take 25.0 % more, those with prompts 5.0 %, beside one that computes prompts 10.0 % and 15.0 %" in text
     agreeing = dataclasses.replace(accuracy, comparisons=(some[0],))
     assert agreeing.agrees and not dataclasses.replace(agreeing, num_failed=1).agrees
 
@@ -124,7 +136,7 @@ def test_real_workers_and_their_simulation(tmp_path: Path) -> None:
     """For a moment, on a tiny model: everything that is to be measured is there. Whether it agrees is no test's business."""
     model = str(write_tiny_gguf(tmp_path / "m.gguf", context=256))
     lengths = Independent(LogNormal(20.0, 0.5, 2, 60), LogNormal(6.0, 0.5, 1, 20))
-    case = WaysCase({"some": lengths}, 1, 0.2, 0.1, (0.5,))
+    case = WaysCase({"some": lengths}, 1, 6, 0.1, (0.5,))
     said = list[str]()
     accuracy = measure_ways(two_workers(make_config(model, **SETTINGS), 32)[:2], model, case, said.append)
     assert accuracy.num_failed == 0 and len(accuracy.comparisons) == 2 * len(WayFigures._fields)
@@ -132,16 +144,18 @@ def test_real_workers_and_their_simulation(tmp_path: Path) -> None:
     assert {(one.load, one.way) for one in accuracy.comparisons} == places == set(accuracy.biases)
     assert all(len(one.real) == 1 and one.median > 0.0 for one in accuracy.comparisons if not one.figure.startswith(("itl", "good")))
     assert accuracy.loads[0][1] > 0.0 and accuracy.limits["some"].ttft_s > 0.0 and accuracy.predictor.link.latency_s > 0.0
-    assert said[0] == "scenes and probes" and said[-1].startswith("run 1 of 1, some 50 %, chunks")
+    assert said[0] == "scenes and probes" and said[-2].startswith("run 1 of 1, some 50 %, chunks") and said[-1] == "simulated runs"
 
 
 @pytest.mark.soak
 def test_workers_that_sleep_are_predicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps that take what a law says however busy this machine is: of what the simulator says of real processes most is right."""
+    """Steps that take what a law says however busy this machine is, and are held up by neighbours as it says: that is found again, and of
+    what the simulator says of real processes most is right."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "src"), str(ROOT)]))
     model = str(write_tiny_gguf(tmp_path / "m.gguf", context=2048))
     config = make_config(model, num_kv_blocks=1200, max_num_seqs=16, max_num_batched_tokens=512, threads=1)
     lengths = Independent(LogNormal(140.0, 0.8, 4, 600), LogNormal(26.0, 0.7, 2, 80))
-    accuracy = measure_ways(two_workers(config, 128), model, WaysCase({"some": lengths}, 1, 6.0, 12.0), command=SLEEPING)
+    accuracy = measure_ways(two_workers(config, 128), model, WaysCase({"some": lengths}, 1, 25, 12.0), command=SLEEPING)
     assert accuracy.num_failed == 0, accuracy.text()
+    assert accuracy.predictor.crowding == pytest.approx(tuple(CROWDING), abs=0.2), accuracy.text()
     assert sum(one.agrees for one in accuracy.comparisons) >= 0.7 * len(accuracy.comparisons), accuracy.text()

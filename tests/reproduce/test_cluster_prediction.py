@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Mapping
 
 import pytest
 
-from octavo.bench.cluster_ways import Probe, Way
+from octavo.bench.cluster_ways import Delivered, Overlap, Probe, Way
 from octavo.bench.logged_worker import LoggedStep
 from octavo.core.cost import StepShape
 from octavo.costs.coefficients import Coefficients
 from octavo.distributed.handoff import Link
 from octavo.distributed.wire import WorkerLimits
-from octavo.reproduce.cluster_prediction import (
-    Crowding,
-    KindCost,
-    Predictor,
-    crowding_of,
-    learned,
-    link_of,
-    measured,
-    specs_of,
-    to_both_means,
-)
+from octavo.reproduce.cluster_prediction import KindCost, Predictor, delivery_of, learned, link_of, measured, specs_of, to_both_means
+from octavo.reproduce.crowding import pace_of
+from octavo.simulator.shared_host import Crowding
 from octavo.workload.arrivals import OpenLoop
 from octavo.workload.lengths import LogNormal
 from octavo.workload.requests import Independent, TokenRange, Workload, WorkloadRequest
@@ -84,16 +77,34 @@ def test_busy_neighbours_are_in_the_answers() -> None:
     way, limits = Way("some", BOTH, run.engine.config), limits_of(run)
     requests = [WorkloadRequest(0.0, [5] * 8, 200)] * 2
     alone, crowded = (
-        Predictor(COST, Crowding(more, more), Link(1e9), 0.0, 0.0).answers(way, limits, requests) for more in (0.0, 0.5)
+        Predictor(COST, crowding, Link(1e9), 0.0, 0.0).answers(way, limits, requests)
+        for crowding in (Crowding(), Crowding(0.5, 0.2, 0.3, 0.1))
     )
-    assert crowded[0].last_s == pytest.approx(1.5 * alone[0].last_s, rel=1e-6)
-    single = Predictor(COST, Crowding(0.5, 0.5), Link(1e9), 0.0, 0.0).answers(way, limits, requests[:1])
+    prompt_s = alone[0].first_s
+    assert crowded[0].first_s == pytest.approx(1.1 * prompt_s, rel=1e-6)
+    assert crowded[0].last_s == pytest.approx(1.1 * prompt_s + 1.5 * (alone[0].last_s - prompt_s), rel=1e-6)
+    single = Predictor(COST, Crowding(0.5, 0.5, 0.5, 0.5), Link(1e9), 0.0, 0.0).answers(way, limits, requests[:1])
     assert single[0].last_s == pytest.approx(alone[0].last_s, rel=1e-6)
 
 
+def test_tokens_are_read_when_they_were_before() -> None:
+    """All are 2 ms late beside nobody, and 50 ms beside a prompt: who is alone has them 2 ms after their steps, whatever else is known."""
+    decodes, prompt = StepShape(1, 1, 1, 9, 9), StepShape(9, 1, 1, 9, 45)
+    delivered = [Delivered(0.002, None)] * 30 + [Delivered(-0.1, decodes)] * 3 + [Delivered(0.05, prompt)] * 30
+    run = timed(SETTINGS)
+    way, limits, requests = Way("some", BOTH, run.engine.config), limits_of(run), [WorkloadRequest(0.0, [5] * 8, 20)]
+    at_once = Predictor(COST, Crowding(), Link(1e9), 0.001, 0.0)
+    late = dataclasses.replace(at_once, out_s=0.7, delivery=delivery_of(delivered))
+    (guess,), (exact,) = late.answers(way, limits, requests), at_once.answers(way, limits, requests)
+    assert guess.first_s == pytest.approx(exact.first_s + 0.002) and guess.gaps_s == pytest.approx(exact.gaps_s)
+    assert late.back_s == pytest.approx((0.002, 0.05)) and at_once.back_s == (0.0, 0.0)
+    assert delivery_of([]) is None and late.draws and not at_once.draws
+
+
 def test_a_slower_pace_slows_all() -> None:
-    predictor = Predictor(COST, Crowding(0.1, 0.2), Link(1e9), 0.0, 0.0)
-    steps = [(step(StepShape(4, 4, 4, 80, 80), "decode", 0.02), 0.0), (step(StepShape(64, 1, 1, 64, 2080), "prefill", 0.05), 1.0)]
+    predictor = Predictor(COST, Crowding(0.1, 0.2, 0.3, 0.4), Link(1e9), 0.0, 0.0)
+    decodes = step(StepShape(4, 4, 4, 80, 80), "decode", 0.02)
+    steps = [(decodes, Overlap()), (step(StepShape(64, 1, 1, 64, 2080), "prefill", 0.05), Overlap(0.0, 1.0))]
     bias = predictor.bias(steps)
     assert predictor.at_pace(bias).bias(steps) == pytest.approx(0.0, abs=1e-12) and predictor.bias([]) == 0.0
 
@@ -122,7 +133,7 @@ def step(shape: StepShape, kind: str, total_s: float, idle: bool = False) -> Log
     return LoggedStep(0.0, shape, kind, total_s - HOST_S, total_s, idle)
 
 
-def steps_of(law: Law, crowding: Crowding, number: int = 400, prompt_by: float = 1.0) -> list[tuple[LoggedStep, float]]:
+def steps_of(law: Law, crowding: Crowding, number: int = 400, prompt_by: float = 1.0) -> list[tuple[LoggedStep, Overlap]]:
     """Steps of all kinds by ``law``, half of them beside busy neighbours; those with prompts ``prompt_by`` times as long."""
     rng, out = random.Random(5), []
     for i in range(number):
@@ -132,27 +143,22 @@ def steps_of(law: Law, crowding: Crowding, number: int = 400, prompt_by: float =
         for _ in range(rng.randint(0 if is_prompt else 1, 16)):
             shape.add(rng.randint(10, 400), 1, 1)
         kind = "decode" if not is_prompt else "mixed" if shape.num_sequences > 1 else "prefill"
-        overlap = rng.choice((0.0, 1.0, rng.random()))
-        more = (crowding.prompt if is_prompt else crowding.decode) * overlap
-        total_s = (law.seconds(shape) + HOST_S) * (1.0 + more) * (prompt_by if is_prompt else 1.0)
+        busy, prompts = rng.choice((0.0, 1.0, rng.random())), rng.choice((0.0, 1.0, rng.random()))
+        overlap = Overlap(busy * (1.0 - prompts), busy * prompts)
+        total_s = (law.seconds(shape) + HOST_S) * (prompt_by if is_prompt else 1.0) / pace_of(crowding, shape, overlap)
         out.append((step(shape, kind, total_s), overlap))
     return out
 
 
-@pytest.mark.parametrize("crowding", [Crowding(), Crowding(0.4, 0.1)])
+@pytest.mark.parametrize("crowding", [Crowding(), Crowding(0.4, 0.2, 0.0, 0.1)])
 def test_a_law_is_found_again(crowding: Crowding) -> None:
     probes = {"apart": [Probe(n, 0.001, 0.002, 0.003 + n * KV_BYTES / 1e8, n * KV_BYTES) for n in (16, 128, 480)]}
-    predictor = learned(steps_of(LAW, crowding), probes, "some")
+    predictor = learned(steps_of(LAW, crowding), probes, [Delivered(0.003, None)] * 5, "some")
     assert predictor.crowding == pytest.approx(crowding, abs=0.03)
-    assert (predictor.in_s, predictor.out_s) == (0.001, 0.002)
+    assert (predictor.in_s, predictor.out_s) == (0.001, 0.002) and predictor.back_s == (0.003, 0.003)
     assert predictor.link.bytes_per_s == pytest.approx(1e8) and predictor.link.latency_s == pytest.approx(0.003)
     for one, overlap in steps_of(LAW, crowding, 40):
         assert predictor.step_s(one, overlap) == pytest.approx(one.total_s, rel=0.05)
-
-
-def test_nothing_is_said_of_neighbours_that_are_always_alike() -> None:
-    steps = [(one, 1.0) for one, _ in steps_of(LAW, Crowding())]
-    assert crowding_of(BASE, steps) == 0.0 and crowding_of(BASE, []) == 0.0
 
 
 def test_both_kinds_of_steps_have_their_mean() -> None:

@@ -105,6 +105,23 @@ def test_a_stream_goes_on_when_its_worker_is_lost() -> None:
 # --- operations ---------------------------------------------------------------------------------------------------------------------------
 
 
+def test_requests_of_one_session_keep_together() -> None:
+    """The one that was idle when its first request came has a session from then on; others go to the first of two that are idle."""
+    with RunningCluster({"w0": "both", "w1": "both"}, delay_s=0.02) as server:
+
+        def worker_of(**fields: Any) -> str:
+            (worker,) = complete(server, max_tokens=4, explain=True, **fields)["explain"]["workers"]
+            return str(worker)
+
+        with server.open_stream("/v1/completions", {"prompt": "abc", "max_tokens": 150, "ignore_eos": True}):
+            wait_until(lambda: any(link.load.num_running for link in server.cluster.control))
+            first, (busy,) = worker_of(prompt_cache_key="mine"), get(server, "/v1/requests?state=running")["data"][0]["workers"]
+            assert first != busy
+        wait_until(lambda: all(link.load.num_running == 0 for link in server.cluster.control))
+        assert [worker_of(prompt_cache_key="mine", prompt=prompt) for prompt in ("abc", "bcd", "c")] == [first] * 3
+        assert worker_of(prompt_cache_key="theirs") == worker_of() == busy
+
+
 def test_the_workers_are_told_over_http_and_by_the_command(server: RunningCluster) -> None:
     found = get(server, "/v1/cluster")
     assert [(worker["role"], worker["state"]) for worker in found["workers"]] == [("both", "ready"), ("both", "ready")]

@@ -12,8 +12,9 @@ import pytest
 
 from octavo.engine.async_engine import AsyncEngine
 from octavo.server.app import ServerOptions, create_app
+from octavo.server.launch import run_server
 from octavo.server.run import Server, make_server
-from tests.engine.scripted import bigram_engine
+from tests.engine.scripted import bigram_config, bigram_engine
 from tests.server.harness import TIMEOUT_S, RunningServer, wait_until
 
 
@@ -83,10 +84,22 @@ def _failed(server: Starting) -> None:
 
 
 @pytest.mark.parametrize(("end", "message"), [(_stopped, None), (_failed, "no worker can be started")])
-def test_it_ends_before_it_is_ready(end: Callable[[Starting], None], message: str | None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_ends_before_it_is_ready(
+    end: Callable[[Starting], None], message: str | None, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
     server = Starting().__enter__()
     end(server)
     server.join()
-    assert (None if server.ended_with is None else str(server.ended_with)) == message
+    assert server.ended_with is None, "it ends in order; whoever ran it raises what kept it"
+    assert (None if server.server.failure is None else str(server.server.failure)) == message
+    assert "Traceback" not in caplog.text and "Error" not in caplog.text, "nothing is torn down by a cancellation"
     assert "READY" not in capsys.readouterr().out
     assert server.engine.backend.closed  # type: ignore[attr-defined]
+
+
+def test_what_kept_it_from_being_ready_is_raised_to_whoever_ran_it() -> None:
+    slow = SlowToBeReady()
+    slow.error = RuntimeError("no worker can be started")
+    slow.let.set()
+    with pytest.raises(RuntimeError, match=r"^no worker can be started$"):
+        run_server(bigram_config(), port=0, load_engine=lambda config, beside: slow)

@@ -62,6 +62,7 @@ def is_served(server: RunningServer) -> None:
         ("priority", "1"),
         ("cache_salt", "5"),
         *(("request_id", v) for v in ("5", '""', '"a\\nb"', json.dumps("r" * 129))),
+        *(("prompt_cache_key", v) for v in ("5", json.dumps("k" * 257))),
         ("stream", '"yes"'),
         ("model", "5"),
     ],

@@ -121,3 +121,14 @@ def test_without_a_prefix_cache_nothing_is_told() -> None:
     assert simulation.run([work(float(i), 20, 2) for i in range(6)]).num_completed == 6
     assert simulation.engines[0].take_key_changes() == ([], [])
     assert Simulation(specs, RoundRobin()).engines[0].take_key_changes() == ([], [])
+
+
+def test_short_prompts_go_in_one_piece() -> None:
+    """A prompt of 10 tokens is 1,000 bytes, and takes longer than they do: a link of ten layers has one left, where prompts so short go by
+    layers."""
+    specs = [engine(role="prefill", kv_bytes_per_token=100), engine(role="decode")]
+    ends = []
+    for least in (0, 10, 11):
+        options = HandoffOptions(Link(5e3, 0.01, num_layers=10), min_layerwise=least)
+        ends.append(run(specs, [work(0.0, 10, 2)], handoff=options).duration_s)
+    assert ends[0] == ends[1] and ends[2] - ends[0] == pytest.approx(0.2 - 0.02)

@@ -3,6 +3,7 @@
     requests ─▶ ClusterEngine ─▶ workers (``logged_worker``) ─▶ records of the answers, steps of each worker
     scenes   ─▶      "                   "                  ─▶ steps of all sizes, beside a busy and beside an idle neighbour
     probes   ─▶      "                   "                  ─▶ what the way to a worker, back, and from one to another takes
+    streams  ─▶      "                   "                  ─▶ when tokens are read, after their steps
 
 Requests take the way that those of a server take behind its handlers; there is no HTTP. Owns the front ends and how a hand-off is seen in
 the steps of two workers. What is compared with what is its caller's business.
@@ -17,6 +18,7 @@ import random
 import shutil
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -28,6 +30,7 @@ from octavo.bench.engine_load import run_engine_load
 from octavo.bench.logged_worker import LoggedStep, StepFile, step_file
 from octavo.bench.stream_record import StreamRecord
 from octavo.config import EngineConfig
+from octavo.core.cost import StepShape
 from octavo.distributed.channel import Address
 from octavo.distributed.cluster_engine import ClusterEngine
 from octavo.distributed.cluster_options import ClusterOptions, HandoverOptions
@@ -42,6 +45,8 @@ from octavo.models.loading import open_model
 from octavo.workload.requests import TokenRange, WorkloadRequest
 
 ROUTER = "shortest-queue"
+MIN_LAYERWISE = HandoverOptions().min_layerwise
+"""Tokens of a prompt from which on its KV goes over while it is computed."""
 WORKER = (sys.executable, "-m", "octavo.bench.logged_worker")
 _PATIENT = LivenessLimits(suspect_s=60.0, stall_s=120.0, gone_s=600.0)  # nobody dies here, and a busy machine is no reason to suspect it
 _HANDOFF = HandoffLimits(reserve_s=300.0, copy_s=300.0, release_s=300.0, prompt_s=3600.0)
@@ -49,6 +54,8 @@ _REST_S = 0.1  # after the last answer, until every worker has nothing to do and
 _KINDS = ("prompt", "decode", "context", "mixed")  # scenes without drafts, and without logits of prompts
 _MAX_SCENE_ROWS = 256  # prompts of scenes have up to 2.5 times as many tokens
 _LONGEST_ALONE = 500  # prompt tokens of a stream that has all workers to itself
+_STREAMS = (((0.0, 24, 32),), ((0.0, 24, 32), (0.0, 40, 28)), ((0.0, 24, 40), (0.06, 200, 1)))
+"""When each comes, its tokens, and those of its answer: a stream alone, beside another one, and beside a prompt."""
 _PROBES = (16, 128, 256, 480)  # prompt tokens: each goes in one step, and its KV in one piece
 
 
@@ -130,22 +137,30 @@ def probe_of(run: WayRun, num_prompt: int, num_bytes: int) -> Probe | None:
     return Probe(num_prompt, first.begin_s - record.sent_s, record.event_times[0] - first.end_s, handoff_s, num_bytes)
 
 
-def overlaps(steps: Mapping[str, Seq[LoggedStep]]) -> list[tuple[LoggedStep, float]]:
-    """Every step with the share of its time in which other workers were in steps of theirs; of several others the sum."""
+class Overlap(NamedTuple):
+    """Shares of a step's time in which other workers were in steps that only decode, and in steps with prompts; of several others the
+    sum."""
+
+    decode: float = 0.0
+    prompt: float = 0.0
+
+
+def overlaps(steps: Mapping[str, Seq[LoggedStep]]) -> list[tuple[LoggedStep, Overlap]]:
+    """Every step with what others did meanwhile."""
     out = []
     for name, own in steps.items():
         others = [sorted(found, key=lambda step: step.begin_s) for other, found in steps.items() if other != name]
         places = [0] * len(others)
         for step in sorted(own, key=lambda step: step.begin_s):
-            shared_s = 0.0
+            shared_s = [0.0, 0.0]
             for i, other in enumerate(others):
                 while places[i] < len(other) and other[places[i]].end_s <= step.begin_s:
                     places[i] += 1
                 for one in itertools.islice(other, places[i], None):
                     if one.begin_s >= step.end_s:
                         break
-                    shared_s += min(one.end_s, step.end_s) - max(one.begin_s, step.begin_s)
-            out.append((step, shared_s / step.total_s if step.total_s > 0.0 else 0.0))
+                    shared_s[not one.shape.only_decodes] += min(one.end_s, step.end_s) - max(one.begin_s, step.begin_s)
+            out.append((step, Overlap(*(seconds / step.total_s for seconds in shared_s)) if step.total_s > 0.0 else Overlap()))
     return out
 
 
@@ -158,7 +173,7 @@ class SceneRounds:
 
     def __init__(self, ways: Seq[RunningWay], seed: int = 0) -> None:
         self._rounds = itertools.cycle([_rounds(way, seed) for way in ways])
-        self.steps: list[tuple[LoggedStep, float]] = []  # so far, each with its overlap
+        self.steps: list[tuple[LoggedStep, Overlap]] = []  # so far
         self.num_rounds = 0
 
     async def run(self, budget_s: float, min_steps: int = 0) -> None:
@@ -172,7 +187,7 @@ class SceneRounds:
                 return
 
 
-async def _rounds(running: RunningWay, seed: int) -> AsyncIterator[list[tuple[LoggedStep, float]]]:
+async def _rounds(running: RunningWay, seed: int) -> AsyncIterator[list[tuple[LoggedStep, Overlap]]]:
     """The steps of each round."""
     config, limits = running.way.config, running.engine.limits
     rows = min(_MAX_SCENE_ROWS, config.scheduler.max_num_batched_tokens)
@@ -202,6 +217,49 @@ async def probes(running: RunningWay, repeat: int, sizes: Seq[int] = _PROBES) ->
             if num_prompt <= most and (probe := await running.probe(num_prompt)) is not None:
                 found.append(probe)
     return found
+
+
+# --- streams ----------------------------------------------------------------------------------------------------------------------------
+
+
+class Delivered(NamedTuple):
+    """A token that followed another: seconds from the end of its step until it was read (below 0: the next step began later), and what
+    another worker was in meanwhile, a step with prompts before others (None: in none)."""
+
+    delay_s: float
+    beside: StepShape | None
+
+
+async def deliveries(running: RunningWay, repeat: int) -> list[Delivered]:
+    """Of streams that have a worker to themselves, while the other one idles, decodes, and computes a prompt, each ``repeat`` times."""
+    vocab_size, limits = running.engine.model.program.vocab_size, running.engine.limits
+    tokens, rng = TokenRange(min(100, vocab_size // 2), vocab_size), random.Random(f"streams:{running.way.name}")
+    found = []
+    for load in _STREAMS * repeat:
+        most = limits.max_total_tokens - max(num_output for _, _, num_output in load)
+        run = await running.run([WorkloadRequest(due_s, tokens.draw(rng, min(num, most)), output) for due_s, num, output in load])
+        found += deliveries_of(run)
+    return found
+
+
+def deliveries_of(run: WayRun) -> list[Delivered]:
+    """Of every stream that can be told to have had a worker's decoding to itself: nobody else has as many tokens."""
+    lengths = Counter(len(record.event_times) for record in run.records)
+    found = []
+    for record in run.records:
+        num_output = len(record.event_times)
+        for name, steps in run.steps.items():
+            decoding = sorted((step for step in steps if step.shape.only_decodes), key=lambda step: step.begin_s)
+            if lengths[num_output] == 1 and 1 < num_output == len(decoding) + 1 and all(step.shape.num_rows == 1 for step in decoding):
+                others = [step for other, some in run.steps.items() if other != name for step in some]
+                for read_s, step in zip(record.event_times[1:], decoding, strict=True):
+                    found.append(Delivered(read_s - step.end_s, _in_a_step(others, step.end_s)))
+    return found
+
+
+def _in_a_step(steps: Iterable[LoggedStep], moment_s: float) -> StepShape | None:
+    there = [step.shape for step in steps if step.begin_s <= moment_s < step.end_s]
+    return min(there, key=lambda shape: shape.only_decodes, default=None)
 
 
 # --- front ends -------------------------------------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """A worker that writes down its steps: what each of them was, when it began, and what it took. For measurements of clusters.
 
 ``python -m octavo.bench.logged_worker --log FOLDER`` with the flags of `octavo worker` is such a worker; its steps are lines of JSON in a
-file of its name in that folder, written whenever it has nothing to do. Whoever measures reads them with ``StepFile``. In all else it is the
-worker that serves.
+file of its name in that folder, written whenever it has nothing to do. Whoever measures reads them with ``StepFile``. Its KV pool has been
+written once. In all else it is the worker that serves.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ import asyncio
 import json
 import signal
 import time
+from array import array
 from collections.abc import Callable
 from dataclasses import astuple
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
+from octavo.backends.kv_wire import moves_kv
 from octavo.config import EngineConfig
 from octavo.core.cost import StepShape
 from octavo.core.step import StepPlan, StepResult
@@ -118,7 +120,24 @@ def load(config: EngineConfig, path: Path) -> Engine:
     engine = LoggedEngine.load(config)
     file = open(path, "a", encoding="ascii")  # noqa: SIM115  # for the life of the engine
     engine.step_log = WrittenLog(file, time.perf_counter() - engine.clock.now())
+    touch_kv(engine)
     return engine
+
+
+def touch_kv(engine: Engine) -> None:
+    """Write all of the KV pool once: of a worker that has served for a while the system has given out all that memory, and what that takes
+    is in no step, and in no hand-off."""
+    backend = moves_kv(engine.backend)
+    if backend is None:
+        return
+    layout = backend.kv_capacity(0).layout
+    pages = array("i", [0]) * (layout.num_pages if layout else 1)
+    for layer in range(backend.num_kv_layers):
+        column = layout.layers[layer][0] if layout else 0
+        nothing = bytearray(backend.wire_layer_bytes(layer))
+        for page in range(engine.num_kv_blocks * len(pages)):
+            pages[column] = page
+            backend.import_kv(range(layer, layer + 1), pages, nothing)
 
 
 async def _serve(server: WorkerServer) -> None:

@@ -63,6 +63,7 @@ class StubWorker:
     vocab_size: int
     tokens_per_s: float = 0.0
     max_model_len: int = 8192
+    num_kv_blocks: int = 1 << 20
     num_sent: int = 0
     boot_id: str = field(default_factory=lambda: secrets.token_hex(8))
     num_received: int = 0  # attempts
@@ -141,9 +142,9 @@ class StubWorker:
 
     def _ready(self, welcome: Welcome) -> Ready:
         config = config_of(welcome.config)
-        limits = WorkerLimits(
-            self.max_model_len, self.max_model_len, config.scheduler.max_num_seqs, self.vocab_size, config.cache.block_size, 1 << 20, 1
-        )
+        block_size, max_num_seqs = config.cache.block_size, config.scheduler.max_num_seqs
+        most = min(self.max_model_len, self.num_kv_blocks * block_size + 1)
+        limits = WorkerLimits(self.max_model_len, most, max_num_seqs, self.vocab_size, block_size, self.num_kv_blocks, 1)
         return Ready("stub", f"{self.model_fingerprint}/stub", limits)
 
     async def _tick(self) -> None:

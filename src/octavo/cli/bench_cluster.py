@@ -138,16 +138,20 @@ def _span(values: list[float], form: str = ".4g") -> str:
 @click.option("--splits", "num_splits", type=click.IntRange(1), default=5, show_default=True, help="Of the coarse search for the best one.")
 @click.option("--mixed", is_flag=True, help="Let prefill and decode machines lend each other a hand.")
 @click.option("--seed", "seeds", type=click.IntRange(0), multiple=True, default=(0,), show_default=True, help="A load for each.")
+@click.option("--plot", type=click.Path(dir_okay=False), help="Draw the curves to this SVG file.")
 @click.option("--json", "as_json", is_flag=True, help="Print only the JSON record.")
 def goodput(
     data: str, workload: str, designs: tuple[str, ...], slowdown: str, slo: str | None, precision: float, mixed: bool,
-    seeds: tuple[int, ...], as_json: bool, **options: Any,
+    seeds: tuple[int, ...], plot: str | None, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Prefill apart, together or in chunks, on clusters of Splitwise's machines at equal power.
 
     Every machine runs the engine's own scheduler, priced by the published table of measurements (BLOOM-176B). Goodput: the highest rate at
     which enough requests keep both limits, as a bracket; the best split of each design is searched. The last line printed is a JSON record.
     """
+    from octavo.engine.user_files import check_writable, write_whole
+    from octavo.reproduce.goodput_plot import goodput_plot
+    from octavo.reproduce.svg import plot_svg
     from octavo.simulator.goodput_study import GoodputOptions, GoodputStudy
     from octavo.simulator.records import Slo
     from octavo.simulator.scenario import parse_slo
@@ -161,13 +165,18 @@ def goodput(
         field, _, problem = str(error).partition(": ")
         flag = {"share": "attainment", "duration_s": "seconds"}.get(field, field)
         raise click.BadParameter(problem, param_hint=f"'--{flag}'") from None
+    if plot is not None:
+        check_writable(plot)
     folder = Path(data)
     tables = StudyData.read(folder / _TABLE, {}).tables
     study = GoodputStudy(tables, {workload: read_trace(folder / _WORKLOADS[workload])}, study_options)
     found = _goodputs(study, workload, designs or _DESIGNS, mixed)
     if not as_json:
         click.echo(_goodput_text(study, workload, found))
-    click.echo(json.dumps(_goodput_record(study, workload, found)))
+    record = _goodput_record(study, workload, found)
+    if plot is not None:
+        write_whole(plot, plot_svg(goodput_plot(record)))
+    click.echo(json.dumps(record))
 
 
 def _slowdowns(text: str) -> Slowdowns:

@@ -27,14 +27,15 @@ _CALIBRATE_HELP = "Time to measure steps and hand-offs, in all."
 @click.option("--load", "loads", type=click.Choice(list(_TRACES)), multiple=True, help=f"{_LOAD_HELP} Both, if not given.")
 @click.option("--chunk", type=click.IntRange(16), default=128, show_default=True, help="Tokens of a step of the replicas in chunks.")
 @click.option("--repeat", type=click.IntRange(1), default=2, show_default=True, help="Real runs of each load by each way.")
-@click.option("--seconds", "load_s", type=POSITIVE, default=6.0, show_default=True, help="Time in which the requests of a run come.")
+@click.option("--requests", "num_requests", type=click.IntRange(1), default=35, show_default=True, help="Requests of a run.")
 @click.option("--calibrate-seconds", "calibrate_s", type=POSITIVE, default=60.0, show_default=True, help=_CALIBRATE_HELP)
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="The same seed makes the same requests.")
 @click.option("--json", "as_json", is_flag=True, help="Print only the JSON record.")
 @engine_options
 def cluster_ways(
-    data: str, loads: tuple[str, ...], chunk: int, repeat: int, load_s: float, calibrate_s: float, seed: int, as_json: bool, **options: Any
-) -> None:
+    data: str, loads: tuple[str, ...], chunk: int, repeat: int, num_requests: int, calibrate_s: float, seed: int, as_json: bool,
+    **options: Any,
+) -> None:  # fmt: skip
     """Two workers in three ways under the same loads, and what the simulator says of each.
 
     Prefill and decode apart, two replicas that compute prompts in chunks, and two whose prompts are whole and go before running answers.
@@ -53,7 +54,7 @@ def cluster_ways(
     try:
         traces = {name: read_trace(Path(data) / _TRACES[name][0]) for name in loads or _TRACES}
         lengths = {name: Scaled(trace, *_TRACES[name][1:], named.model.max_model_len or 2048) for name, trace in traces.items()}
-        case = WaysCase(lengths, repeat, load_s, calibrate_s, seed=seed)
+        case = WaysCase(lengths, repeat, num_requests, calibrate_s, seed=seed)
         progress = ProgressLine("measuring")
         try:
             accuracy = measure_ways(two_workers(named, chunk), named.model.model, case, progress)

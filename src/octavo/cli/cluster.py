@@ -51,7 +51,7 @@ def restart(wait: bool, timeout: float, url: str, api_key: str | None) -> None:
     found = post_json(url, "/v1/cluster/restart", api_key, {})
     click.echo(f"{len(found['workers'])} workers are being replaced, one after another")
     if wait:
-        _wait(url, api_key, timeout, lambda cluster: cluster["restart"] is None, "the restart")
+        _wait(url, api_key, timeout, _has_restarted, "the restart")
 
 
 def _wait(url: str, api_key: str | None, timeout_s: float, is_done: Any, what: str) -> None:
@@ -62,6 +62,13 @@ def _wait(url: str, api_key: str | None, timeout_s: float, is_done: Any, what: s
             raise click.ClickException(f"{what} is not done after {timeout_s:g} s; it goes on")
         time.sleep(0.2)
     click.echo("done")
+
+
+def _has_restarted(cluster: dict[str, Any]) -> bool:
+    """ClickException when it has ended early."""
+    if cluster["restart"] is None and cluster["restart_error"] is not None:
+        raise click.ClickException(cluster["restart_error"])
+    return cluster["restart"] is None
 
 
 def _names(cluster: dict[str, Any]) -> list[str]:
@@ -83,6 +90,8 @@ def status_lines(cluster: dict[str, Any]) -> list[str]:
         lines.append(f"{cluster['waiting']} requests wait at the front end")
     if cluster["restart"] is not None:
         lines.append(f"a rolling restart is going on: {cluster['restart']['done']} of {cluster['restart']['of']} are new")
+    elif cluster["restart_error"] is not None:
+        lines.append(cluster["restart_error"])
     return lines
 
 

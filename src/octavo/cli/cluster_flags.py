@@ -25,7 +25,7 @@ KV_CHECKSUMS = ("none", "crc32", "blake2b")
 ROUTERS = ("soonest", "shortest-queue", "predicted-seconds", "round-robin", "prefix-affinity")
 
 _WORKERS_HELP = "Worker processes on this host: a number, or prefill=N,decode=N (default: the engine runs in the server's process)."
-_MAX_HELP = "Start more worker processes while there is more to do, up to so many, and end them again (default: --workers)."
+_MAX_HELP = "Start more workers while there is more to do, up to so many, and end them again (default: --workers)."
 _RAY_HELP = "Have Ray place the workers, on any of its nodes (extra ray; $RAY_ADDRESS, a running Ray of this host, or a new one)."
 _LISTEN_HELP = "Where workers connect to, HOST:PORT (default: a socket that only this user's processes on this host reach)."
 _SECRET_HELP = "File with the secret that workers prove to know (default: $OCTAVO_CLUSTER_SECRET, or a new one for --workers alone)."
@@ -109,8 +109,8 @@ def _scale(options: dict[str, Any], workers: Mapping[str, int]) -> ScaleLimits |
     if most is None:
         return None
     fault = None
-    if options["ray"] or workers.keys() != {"both"}:
-        fault = "it goes with a number of --workers, processes of this host that do both"
+    if workers.keys() != {"both"}:
+        fault = "it goes with a number of --workers, which do both"
     elif most < least:
         fault = f"{most} is not allowed; at least --workers ({least})"
     if fault is not None:

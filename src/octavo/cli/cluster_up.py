@@ -27,6 +27,7 @@ def up(file: str, check: bool) -> None:
     FILE is TOML (docs/cluster.md). Workers are placed by Ray where it has a [ray] table, else they are processes of this host.
     """
     from octavo.distributed.cluster_file import read_cluster_file
+    from octavo.distributed.handshake import read_secret
 
     described = read_cluster_file(file)
     arguments = serve_arguments(described, file)
@@ -39,6 +40,8 @@ def up(file: str, check: bool) -> None:
         if check:
             cluster_plan(context.params)
             engine_config(context.params)
+            if described.secret_file is not None:
+                read_secret(str(described.secret_file))
             click.echo(f"{file} is in order: {described.num_workers} workers")
         else:
             serve_with(context.params, described if described.ray is not None else None)

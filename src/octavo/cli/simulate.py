@@ -100,8 +100,8 @@ def simulate(**options: Any) -> None:
     num_left_out = None if source.replay is None else source.replay.num_left_out
     if not options["as_json"]:
         click.echo(_shown(report, bool(options["slo"])))
-        if num_left_out:
-            click.echo(f"\n{counted(num_left_out, 'more request')} of the recording made no token, or had not ended when it did: left out")
+        if source.replay is not None and num_left_out:
+            click.echo(f"\nleft out of the recording's requests: {source.replay.left_out()}")
         if error is not None:
             click.echo(f"\nthe cost of a step is off by {100 * error:.1f} % (median)")
     click.echo(json.dumps(report.to_dict() | {"step_cost_error": error, "num_left_out": num_left_out}))

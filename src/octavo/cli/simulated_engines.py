@@ -34,8 +34,8 @@ class Source:
 
             replay = replay_recording(options["replay"])
             if not replay.requests:
-                left_out = f": {replay.num_left_out} have made no token, or had not ended when it did" if replay.num_left_out else ""
-                refuse("replay", f"{options['replay']}: no request is in it{left_out}")
+                left_out = replay.left_out()
+                refuse("replay", f"{options['replay']}: no request is in it{left_out and ': '}{left_out}")
         if options["fitted"] is not None:
             coefficients = _coefficients(options["fitted"])
         elif options["machine"] is None and replay is not None:

@@ -33,6 +33,11 @@ class StepShape:
         self.num_context += start + num_tokens
         self.num_pairs += num_tokens * start + num_tokens * (num_tokens + 1) // 2
 
+    @property
+    def only_decodes(self) -> bool:
+        """Whether every slice has one row. Prompts of one token take what a decoding sequence does."""
+        return self.num_rows == self.num_sequences
+
     def plus(self, start: int, num_tokens: int, num_logit_rows: int) -> StepShape:
         """A copy with one more slice."""
         shape = StepShape(self.num_rows, self.num_sequences, self.num_logit_rows, self.num_context, self.num_pairs)

@@ -7,6 +7,12 @@ is; each other one is a list that begins with its kind and the number of plans m
     ["add", 2, {request}, output tokens]           of a request that goes on after tokens made elsewhere
     ["plan", 3, now, digest, drafts, costs]        ["result", 3, seconds, move_seconds, slices, text_stops]
 
+and of sequences that go to or come from another engine (``transfers``):
+
+    ["offer", 4, now, id]                          ["release", 5, now, id]                  ["resume", 5, now, id]
+    ["reserve", 4, now, {request}, num_tokens, has_room]
+    ["begin", 6, now, id, output tokens, exact]    ["cancel", 6, now, id]
+
 ``digest`` names the plan that was made of it (null: none), so that a replay can tell at once where it leaves the recorded run. ``costs``
 is the state of what prices gaps and preemptions, where the scheduler has these: it learns from the clock.
 """
@@ -28,7 +34,8 @@ from octavo.core.result_checks import TextStops
 from octavo.core.speculative_params import SpeculativeParams
 from octavo.core.step import SliceResult, StepPlan, StepResult, TokenLogprobs
 
-FORMAT, VERSION = "octavo-recording", 1
+FORMAT, VERSION = "octavo-recording", 2
+READ_VERSIONS = (1, 2)  # 1 tells nothing of sequences that go to or come from another engine
 NO_TEXT_STOPS: TextStops = MappingProxyType({})
 
 

@@ -258,7 +258,8 @@ class Request:
 
     ``seed`` is always set (drawn by the engine when the user gave none), so that a run can be replayed.
     ``eos_token_ids`` end a sequence unless ``params.ignore_eos``. ``cache_salt`` separates prefix-cache entries.
-    ``arrival_s`` is on the engine's clock, and so is ``received_s``: when its HTTP request came, if there was one.
+    ``arrival_s`` is on the engine's clock, and so is ``received_s``: when its HTTP request came, if there was one. ``came_s``: when another
+    engine had got it first that has lost it since; it keeps its place in queues by that.
     """
 
     request_id: str
@@ -272,6 +273,13 @@ class Request:
     user: str | None = None  # whose request it is, under scheduling_policy fair
     speculative: SpeculativeParams | None = None  # None: as the engine is configured
     received_s: float | None = None
+    came_s: float | None = None
+    session: str | None = None  # requests that share one probably share a prefix: a router of several engines keeps them together
+
+    @property
+    def queued_s(self) -> float:
+        """Since when it waits, as queues see it."""
+        return self.arrival_s if self.came_s is None else self.came_s
 
 
 @dataclass(slots=True, eq=False)

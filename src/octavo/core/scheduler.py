@@ -93,13 +93,14 @@ class Scheduler(SchedulerGauges):
         if n > state.config.max_num_seqs:
             limit = f"at most max_num_seqs ({state.config.max_num_seqs}), since all of them run together"
             raise ParameterError("n" if request.params.beam is None else "beam_width", n, limit)
-        tokens = [*request.prompt_token_ids, *output_token_ids]
-        seq = Sequence(state.next_seq_id(), request, num_choices=n, token_ids=tokens, num_prompt_tokens=len(request.prompt_token_ids))
         rule = StopRule.of(request, state.limits.max_output_tokens(request))
         if output_token_ids:
             check_outputs(request, len(output_token_ids), rule)
+        tokens = [*request.prompt_token_ids, *output_token_ids]
+        seq = Sequence(state.next_seq_id(), request, num_choices=n, token_ids=tokens, num_prompt_tokens=len(request.prompt_token_ids))
+        if output_token_ids:
             seq.num_preemptions = 1  # its KV was lost with the engine that made it
-        owner = state.requests[request.request_id] = RequestState(request, state.stats.num_requests, rule, [seq])
+        owner = state.requests[request.request_id] = RequestState(request, state.arrival_of(request), rule, [seq])
         if request.params.beam is not None:
             owner.beams = BeamGroup(BeamSearch.of(request, rule))
         state.order.added(request)

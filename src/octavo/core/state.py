@@ -9,6 +9,7 @@ The life of a sequence:
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
@@ -29,6 +30,10 @@ from octavo.core.swapping import SwapSpace
 
 Guesses = Mapping[int, Seq[int]]
 """seq_id -> drafts: tokens that may follow the known ones of a decoding sequence."""
+
+Arrival = tuple[int, float, int]
+"""A request's place among those of equal rank: its number, or that of one that it comes before; in the latter case when it came; its
+number."""
 
 NO_GUESSES: Guesses = MappingProxyType({})
 
@@ -64,7 +69,7 @@ class RequestState:
     """What the scheduler keeps per request. ``sequences``: its unfinished ones."""
 
     request: Request
-    arrival_index: int
+    arrival: Arrival
     stop_rule: StopRule
     sequences: list[Sequence] = field(default_factory=list)
     started: bool = False
@@ -144,10 +149,20 @@ class SchedulerState:
         """Places taken: a sequence that will split into n choices takes n."""
         return sum(seq.num_choices for seq in self.running) + self.num_reserved
 
-    def place_of(self, seq: Sequence) -> tuple[Rank, int, int]:
+    def place_of(self, seq: Sequence) -> tuple[Rank, Arrival, int]:
         """What both queues are sorted by."""
         owner = self.requests[seq.request.request_id]
-        return owner.rank, owner.arrival_index, seq.choice
+        return owner.rank, owner.arrival, seq.choice
+
+    def arrival_of(self, request: Request) -> Arrival:
+        """The place of a request that comes now among those of equal rank: behind all, but for one that another engine has lost: that is
+        before all that came after it had first come."""
+        number = self.stats.num_requests
+        if request.came_s is not None:
+            later = [owner.arrival for owner in self.requests.values() if owner.request.queued_s > request.came_s]
+            if later:
+                return min(later)[0], request.came_s, number
+        return number, math.inf, number
 
     def rank_anew(self) -> None:
         """Sort the queues where ranks have changed."""

@@ -59,6 +59,9 @@ class Transfers:
 
     def release(self, request_id: str) -> None:
         """Somebody else goes on with it: give its blocks back; those that are offered stay in the prefix cache. KeyError if not offered."""
+        self._give_back_offered(request_id)
+
+    def _give_back_offered(self, request_id: str) -> None:
         seq = self._take_offered(request_id).sequences[0]
         seq.status = SequenceStatus.FINISHED
         self._state.release(seq)
@@ -120,7 +123,7 @@ class Transfers:
         check_outputs(request, num_tokens + 1 - num_prompt, rule)
         token_ids = [*request.prompt_token_ids, *[UNKNOWN_TOKEN] * (num_tokens + 1 - num_prompt)]
         seq = Sequence(state.next_seq_id(), request, token_ids=token_ids, num_prompt_tokens=num_prompt)
-        return RequestState(request, state.stats.num_requests, rule, [seq], started=True)
+        return RequestState(request, state.arrival_of(request), rule, [seq], started=True)
 
     def begin(self, request_id: str, output_token_ids: Seq[int], exact: bool = True) -> None:
         """The reserved blocks hold the KV of the prompt and of the first ``output_token_ids``: the request runs.
@@ -137,7 +140,7 @@ class Transfers:
         seq.token_ids[seq.num_prompt_tokens :] = output_token_ids
         seq.num_computed, seq.num_scheduled = seq.num_scheduled, 0
         state.kv.arrived(seq)
-        owner.arrival_index = state.stats.num_requests
+        owner.arrival = state.arrival_of(owner.request)
         state.requests[request_id] = owner
         state.stats.num_requests += 1
         state.order.added(owner.request)
@@ -150,6 +153,9 @@ class Transfers:
 
     def cancel(self, request_id: str) -> None:
         """It does not come: give the reserved blocks back. KeyError if it is not reserved."""
+        self._give_back_reserved(request_id)
+
+    def _give_back_reserved(self, request_id: str) -> None:
         seq = self._take_reserved(request_id).sequences[0]
         seq.num_scheduled = 0
         seq.status = SequenceStatus.FINISHED
@@ -166,9 +172,9 @@ class Transfers:
         """What the blocks hold is not to be trusted any more: give back all that are offered or reserved."""
         for request_id in [*self._offered]:
             self._state.kv.withhold(self._offered[request_id].sequences[0])
-            self.release(request_id)
+            self._give_back_offered(request_id)
         for request_id in [*self._reserved]:
-            self.cancel(request_id)
+            self._give_back_reserved(request_id)
 
     # --- reading ------------------------------------------------------------------------------------------------------------------------
 

@@ -9,8 +9,9 @@ are the same. So an attempt that was lost is followed by another, and the client
 been sent. Several choices, or beams, are made again from the start, and what has been sent of them is dropped here, by tokens and
 characters. Tokens that are made again are compared with those that were sent: workers that disagree end the request.
 
-A request may itself be what kills workers, so there are limits (``RetryLimits``). Owns no channel, reads no clock, and never begins an
-attempt by itself.
+A request may itself be what kills workers, so there are limits (``RetryLimits``). But one that fell silent may only have been stopped, or
+cut off: such a loss is *open* until that process is back (``forgive``) or known to be gone (``confirm``). No request ends of a loss that is
+open; it is held back meanwhile. Owns no channel, reads no clock, and never begins an attempt by itself.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Attempts:
     """Of one request. ``key`` names the running attempt; 0: none runs."""
 
     __slots__ = ("request", "key", "num_attempts", "num_losses", "_choices", "_num_open", "_in_place", "_length_at_loss", "_limits",
-                 "_has_sent", "_num_cached_tokens")  # fmt: skip
+                 "_has_sent", "_num_cached_tokens", "_num_open_losses", "_last_loss")  # fmt: skip
 
     def __init__(self, request: Request, limits: RetryLimits = RetryLimits()) -> None:  # noqa: B008 - frozen
         self.request = request
@@ -74,6 +75,8 @@ class Attempts:
         self._choices = [_Choice() for _ in range(request.params.n)]
         self._num_open = request.params.n
         self._in_place = 0
+        self._num_open_losses = 0
+        self._last_loss = Loss.DIED
         self._length_at_loss = -1
         self._limits = limits
         self._has_sent = False
@@ -150,17 +153,30 @@ class Attempts:
             event.logprobs = event.logprobs[num_tokens:]
 
     def lost(self, loss: Loss) -> str | None:
-        """The running attempt is lost. None: another one may begin; else why the request has to fail."""
+        """The running attempt is lost. None: another one may begin, unless it ``is_held``; else why the request has to fail."""
         self.key = 0
         if loss is Loss.LEFT:
             return None
         self.num_losses += 1
+        self._last_loss = loss
+        if loss is not Loss.FAILED:
+            self._num_open_losses += 1
         length = self.num_sent_tokens
         self._in_place = self._in_place + 1 if length <= self._length_at_loss else 1
         self._length_at_loss = length
-        if self._in_place >= self._limits.in_place:
-            return f"{self._in_place} workers in a row {loss.value} while they ran this request, and it got no further; it is given up"
-        if self.num_losses >= self._limits.in_all:
+        return self._given_up(self._num_open_losses)
+
+    @property
+    def is_held(self) -> bool:
+        """It has been lost as often as may be, if all of the open losses count: it is not to run before they are settled."""
+        return self._given_up(0) is not None
+
+    def _given_up(self, num_open: int) -> str | None:
+        """Why it has to fail even if ``num_open`` losses do not count."""
+        if self._in_place - num_open >= self._limits.in_place:
+            how = self._last_loss.value
+            return f"{self._in_place} workers in a row {how} while they ran this request, and it got no further; it is given up"
+        if self.num_losses - num_open >= self._limits.in_all:
             return f"{self.num_losses} workers died, hung or failed while they ran this request; it is given up"
         return None
 
@@ -168,6 +184,12 @@ class Attempts:
         """A loss was none of the request's doing: the worker is back, and had never ended."""
         self.num_losses = max(0, self.num_losses - 1)
         self._in_place = max(0, self._in_place - 1)
+        self._num_open_losses = max(0, self._num_open_losses - 1)
+
+    def confirm(self) -> str | None:
+        """A worker that it was lost with does not come back. None, or why the request has to fail."""
+        self._num_open_losses = max(0, self._num_open_losses - 1)
+        return self._given_up(self._num_open_losses)
 
     def failed(self, message: str, code: str | None = None) -> list[OutputEvent]:
         """End it: an error event for each choice that goes on."""

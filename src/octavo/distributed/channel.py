@@ -1,7 +1,7 @@
 """A channel: an authenticated connection that carries messages both ways, on asyncio. One end listens, the other connects.
 
-Owns the socket, the handshake's time limit, framing, and what waits to be sent. It knows no message's meaning and never retries: a channel
-that fails is closed, with a reason, and whoever wants another one makes it.
+Owns the socket, the time limits of the handshake and of what follows it, framing, and what waits to be sent. It knows no message's meaning
+and never retries: a channel that fails is closed, with a reason, and whoever wants another one makes it.
 
 What is sent within one round of the event loop goes out in one write. Nothing that is sent blocks: a peer that does not read is cut off
 when ``MAX_UNSENT_BYTES`` wait for it.
@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from octavo.distributed.flood_log import FloodLog
 from octavo.distributed.frames import FrameError, FrameReader, frame
 from octavo.distributed.handshake import (
     ANSWER_BYTES,
@@ -93,8 +94,11 @@ class Channel(asyncio.Protocol, Generic[Said]):
 
     # --- for its owner ------------------------------------------------------------------------------------------------------------------
 
-    def start(self, on_messages: Callable[[list[Said]], None], on_closed: Callable[[str], None]) -> None:
-        """From now on messages go to ``on_messages``, as many at a time as came at once; ``on_closed`` is called once, with the reason."""
+    def start(
+        self, on_messages: Callable[[list[Said]], None], on_closed: Callable[[str], None], first_s: float | None = None
+    ) -> None:
+        """From now on messages go to ``on_messages``, as many at a time as came at once; ``on_closed`` is called once, with the reason.
+        ``first_s``: the time that the peer has for its first message (None: any)."""
         self._on_messages = on_messages
         held, self._held = self._held, None
         if held:
@@ -102,6 +106,8 @@ class Channel(asyncio.Protocol, Generic[Said]):
         self._on_closed = on_closed
         if self.closed_for is not None:
             self._loop.call_soon(on_closed, self.closed_for)
+        elif first_s is not None and not held:
+            self._deadline = self._loop.call_later(first_s, self.abort, f"no message within {first_s:g} s of the handshake")
 
     def send(self, message: Message) -> None:
         """Send a message with the others of this round of the event loop; nothing when the channel is closed. Raises MessageError for one
@@ -209,6 +215,7 @@ class Channel(asyncio.Protocol, Generic[Said]):
             self._held += messages
             return
         assert self._on_messages is not None
+        self._deadline.cancel()
         try:
             self._on_messages(messages)
         except Exception as error:  # a fault of ours must not leave a channel that says nothing any more
@@ -246,6 +253,7 @@ class Listener(Generic[Said]):
         self.address = Address()
         self._secret, self._decode, self._on_open = secret, decode, on_open
         self._unproven: dict[asyncio.Task[None], Channel[Said]] = {}  # the oldest first
+        self._turned_away = FloodLog(logger, "a connection was turned away")
         self._server: asyncio.Server | None = None
 
     async def open(self, address: Address) -> None:
@@ -268,6 +276,7 @@ class Listener(Generic[Said]):
         if self.address.path:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self.address.path)
+        self._turned_away.flush()
 
     def _accept(self) -> Channel[Said]:
         channel = Channel(ListenerHandshake(self._secret, CONTROL), self._decode)
@@ -282,7 +291,7 @@ class Listener(Generic[Said]):
         try:
             await channel.proven()
         except ConnectionError as error:
-            logger.warning("a connection from %s was turned away: %s", channel.peer or "somewhere", error)
+            self._turned_away.say(str(error), f"from {channel.peer or 'somewhere'}")
             return
         except asyncio.CancelledError:
             channel.abort("the listener was closed")

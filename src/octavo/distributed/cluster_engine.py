@@ -14,14 +14,11 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, Unpack
 
 from octavo.config import ConfigError, EngineConfig
 from octavo.core.clock import WallClock
-from octavo.core.recording import layout_of
 from octavo.core.request import Request, SamplingParams
-from octavo.core.scheduler import Scheduler
 from octavo.distributed.attempts import Loss
 from octavo.distributed.channel import Address
 from octavo.distributed.cluster_options import ClusterOptions
@@ -32,12 +29,13 @@ from octavo.distributed.fleet import WorkerState
 from octavo.distributed.flights import Flights
 from octavo.distributed.handovers import Handovers
 from octavo.distributed.journeys import Journeys
-from octavo.distributed.messages import Events, FromWorker, Keys, Ready, WorkerLimits
+from octavo.distributed.messages import Events, FromWorker, Keys, WorkerLimits
 from octavo.distributed.operations import Operations
 from octavo.distributed.role_router import RoleRouter
 from octavo.distributed.roles import RolePools
 from octavo.distributed.router import create_router
 from octavo.distributed.scaling import GrowingLauncher, Scaling
+from octavo.distributed.worker_sizes import WorkerSizes
 from octavo.engine.engine import resolve_max_model_len
 from octavo.engine.event_stream import EngineUnavailable, EventStream
 from octavo.engine.params import PreparedRequest, RequestOptions, RequestPreparer, check_priority
@@ -73,7 +71,7 @@ class Launcher(Protocol):
         ...
 
     async def replace(self, name: str) -> None:
-        """See to it that the process of a worker, which was told to end, has ended, and start another."""
+        """See to it that the process of a worker, which was told to end, has ended, and start another; also of one that could not run."""
         ...
 
     async def stop(self) -> None:
@@ -82,7 +80,11 @@ class Launcher(Protocol):
 
     @property
     def trouble(self) -> str | None:
-        """Why no worker can be started, once that is known for certain."""
+        """Why a worker can never run, once that is known for certain of any."""
+        ...
+
+    def trouble_of(self, name: str) -> str | None:
+        """Why this one can never run, until it is replaced."""
         ...
 
 
@@ -126,9 +128,7 @@ class ClusterEngine:
         self.cluster = Operations(self.control, self.flights, launcher, self.clock.now)
         self._clean_up = clean_up
         self._address = address
-        self._preparer: RequestPreparer | None = None  # once a worker has told its limits
-        self._limits: Ready | None = None  # the tightest so far
-        self._methods: set[str] = set()
+        self._sizes = WorkerSizes(model, config)
         self._changed = asyncio.Event()  # something of the fleet
         self._none_since_s = 0.0  # no worker takes requests
         self._tasks: list[asyncio.Task[None]] = []
@@ -153,17 +153,29 @@ class ClusterEngine:
             await self.launcher.start(self.control.address)
 
     async def ready(self) -> None:
-        """Wait until the launcher's workers are there, or, without one, any. Raises EngineUnavailable when they cannot be started."""
+        """Wait until the launcher's workers are there, or, without one, any. Raises EngineUnavailable when they cannot be started, or are
+        not ready in time; OSError when the address that they are to come to cannot be had."""
         assert self._opening is not None
         await self._opening
-        async with asyncio.timeout(self.options.start_s):
-            while not self._is_complete():
-                self._changed.clear()
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._changed.wait(), WATCH_S)
-                if self.launcher is not None and self.launcher.trouble is not None:
-                    words = "; ".join(f"{name}: {words}" for name, words in self.control.last_words.items())
-                    raise EngineUnavailable(f"the workers cannot be started: {words or self.launcher.trouble}")
+        try:
+            async with asyncio.timeout(self.options.start_s):
+                while not self._is_complete():
+                    self._changed.clear()
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._changed.wait(), WATCH_S)
+                    if self.launcher is not None and self.launcher.trouble is not None:
+                        raise EngineUnavailable(f"the workers cannot be started: {self._last_words() or self.launcher.trouble}")
+        except TimeoutError:
+            there = ", ".join(f"{link.name} is {link.worker.state.value}" for link in self.control) or "none is there"
+            words = f"; {last}" if (last := self._last_words()) else ""
+            raise EngineUnavailable(f"the workers are not ready after {self.options.start_s or 0:g} s: {there}{words}") from None
+
+    def _last_words(self) -> str:
+        """What workers said before they ended, each thing once."""
+        names = dict[str, list[str]]()
+        for name, words in self.control.last_words.items():
+            names.setdefault(words, []).append(name)
+        return "; ".join(f"{', '.join(said_by)}: {words}" for words, said_by in names.items())
 
     def _is_complete(self) -> bool:
         ready = {link.name for link in self.open_links()}
@@ -211,11 +223,14 @@ class ClusterEngine:
     def _look(self) -> None:
         now = self.clock.now()
         self.handovers.tick()
+        self.flights.tick()
         if any(link.takes_requests or self._has_successor(link) for link in self.control):
             self._none_since_s = now
         elif now - self._none_since_s > self.options.worker_wait_s:
             message = f"no worker has been there for {self.options.worker_wait_s:g} s"
             self.flights.fail_waiting(message, now - self.options.worker_wait_s)
+        there = [link.view.lengths for link in self.control if link.takes_requests or self._has_successor(link)]
+        self.flights.fail_unheld([lengths for lengths in there if lengths is not None], self.options.worker_wait_s)
 
     def _has_successor(self, link: Link) -> bool:
         """It is done with what it has before another takes its place: however long that takes, what waits does not wait in vain."""
@@ -237,9 +252,9 @@ class ClusterEngine:
     @property
     def limits(self) -> WorkerLimits:
         """Of the worker that holds least. Raises EngineUnavailable before any has been ready."""
-        if self._limits is None:
+        if self._sizes.least is None:
             raise EngineUnavailable("no worker has been ready yet")
-        return self._limits.limits
+        return self._sizes.least.limits
 
     def open_links(self) -> list[Link]:
         """Workers that take requests, by index."""
@@ -268,10 +283,11 @@ class ClusterEngine:
         assert request_id is not None
         speculative = options.get("speculative")
         if speculative is not None:
-            speculative.validate(self._methods)
+            speculative.validate(self._sizes.methods)
         check_priority(options.get("priority", 0), self.config.scheduler.scheduling_policy)
         request = Request(request_id, prompt_token_ids, params, seed=0, arrival_s=self.clock.now(), **options)
-        return self._available().prepare(request)
+        self._available()
+        return self._sizes.prepare(request, [link.view.lengths for link in self.open_links() if link.view.lengths is not None])
 
     def room(self, num_prompt_tokens: int) -> int:
         """See ServingEngine."""
@@ -280,11 +296,12 @@ class ClusterEngine:
     def submit(self, prepared: Sequence[PreparedRequest]) -> EventStream:
         """See ServingEngine. Raises EngineUnavailable, also when too many wait."""
         self._available()
-        assert self._limits is not None
+        least, fingerprint = self._sizes.least, self.control.fingerprint
+        assert least is not None and fingerprint is not None
         requests = [one.request for one in prepared]
         stream = EventStream(requests, self.options.stream_limit_bytes)
         try:
-            self.flights.submit(requests, stream, self._limits.fingerprint, self._limits.limits.block_size)
+            self.flights.submit(requests, stream, fingerprint, least.limits.block_size)
         except QueueFull as error:
             raise EngineUnavailable(str(error), error.retry_after_s) from error
         return stream
@@ -296,9 +313,9 @@ class ClusterEngine:
     def _available(self) -> RequestPreparer:
         if self.draining:
             raise EngineUnavailable("the server is shutting down")
-        if self._preparer is None:
+        if self._sizes.preparer is None:
             raise EngineUnavailable("no worker has been ready yet")
-        return self._preparer
+        return self._sizes.preparer
 
     # --- accounts -----------------------------------------------------------------------------------------------------------------------
 
@@ -333,32 +350,19 @@ class ClusterEngine:
 
     def worker_ready(self, link: Link) -> None:
         assert link.ready is not None
-        self._take_limits(link.ready)
+        link.view.lengths = self._sizes.take(link.ready)
         if self.launcher is not None:
             self.launcher.ready(link.name)
-        self.flights.returned(link.worker.boot_id)
+        self.flights.returned(link)
         self._changed.set()
-        self.handovers.ready(link)
+        with self.flights.faults.guarded():
+            self.handovers.ready(link)
         self.flights.pump()
-
-    def _take_limits(self, ready: Ready) -> None:
-        """What may be asked for is what every worker that has been there can do: a request may have to move to any of them."""
-        known = self._limits
-        if known is not None and known.limits.num_kv_blocks <= ready.limits.num_kv_blocks:
-            return
-        limits, config = ready.limits, self.config
-        enough = 2 << (limits.max_model_len // limits.block_size).bit_length()  # for one sequence, however it reserves: no more is laid out
-        scheduler = Scheduler(
-            replace(config.scheduler, max_itl_ms=None), config.cache, min(limits.num_kv_blocks, enough), limits.max_model_len,
-            layout=layout_of(limits.kv_layout),
-        )  # fmt: skip
-        max_n, eos = config.scheduler.max_num_seqs, self.model.eos_token_ids
-        self._preparer = RequestPreparer(limits.vocab_size, scheduler.limits, max_n, eos, self.model.tokenizer)
-        self._limits, self._methods = ready, set(limits.draft_methods)
 
     def worker_lost(self, link: Link, loss: Loss) -> None:
         self.flights.lost(link, loss)
-        self.handovers.lost(link)
+        with self.flights.faults.guarded():
+            self.handovers.lost(link)
         self._changed.set()
 
     def worker_gone(self, link: Link) -> None:
@@ -370,7 +374,8 @@ class ClusterEngine:
         self._changed.set()
 
     def told(self, link: Link) -> None:
-        self.handovers.told(link)
+        with self.flights.faults.guarded():
+            self.handovers.told(link)
         self.flights.pump()
 
     def told_keys(self, link: Link, message: Keys) -> None:
@@ -383,5 +388,12 @@ class ClusterEngine:
         if isinstance(message, Events):
             self.flights.take(link, message.events)
         else:
-            self.handovers.said(link, message)
+            with self.flights.faults.guarded(self.flights.find_key(getattr(message, "key", 0))):
+                self.handovers.said(link, message)
+
+    def is_amid_answers(self) -> bool:
+        return self.flights.is_amid_answers()
+
+    def fault(self, error: Exception) -> None:
+        self.flights.faults.found(error)
 

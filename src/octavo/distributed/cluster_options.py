@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
 from octavo.backends.kv_wire import WIRE_DTYPES
@@ -66,6 +67,16 @@ class ClusterOptions:
             raise ConfigError(f"worker_wait_s: {self.worker_wait_s!r} is not allowed; a finite number of seconds from 0")
         if self.start_s is not None and not 0.0 < self.start_s < math.inf:
             raise ConfigError(f"start_s: {self.start_s!r} is not allowed; a finite number of seconds above 0")
+
+
+def worker_name(role: str, number: int) -> str:
+    """worker-0, prefill-0, decode-0."""
+    return f"{'worker' if role == 'both' else role}-{number}"
+
+
+def next_name(role: str, taken: Container[str]) -> str:
+    """The first of a role's names that is not ``taken``."""
+    return next(name for i in itertools.count() if (name := worker_name(role, i)) not in taken)
 
 
 def parse_workers(text: str) -> Mapping[str, int]:

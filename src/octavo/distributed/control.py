@@ -19,7 +19,8 @@ from typing import Protocol
 
 from octavo.config import EngineConfig
 from octavo.distributed.attempts import Loss
-from octavo.distributed.channel import Address, Channel, Listener
+from octavo.distributed.channel import HANDSHAKE_S, Address, Channel, Listener
+from octavo.distributed.fingerprints import misfit
 from octavo.distributed.fleet import Change, Fleet, LivenessLimits, Worker, WorkerState
 from octavo.distributed.messages import (
     PROTOCOL,
@@ -48,6 +49,7 @@ from octavo.distributed.told_load import Told, ToldLoad
 
 logger = logging.getLogger("octavo.cluster")
 
+HELLO_S = HANDSHAKE_S  # from the handshake to Hello
 LOOK_S = 0.1  # between two looks at the fleet
 BEAT_S = 1.0
 WORKER_GONE_S = 10.0  # a front end silent for so long is gone, for its workers
@@ -118,6 +120,14 @@ class ControlHandler(Protocol):
         """Anything else, from a worker that is trusted."""
         ...
 
+    def is_amid_answers(self) -> bool:
+        """There are answers that have been sent in part, and can only go on as they began."""
+        ...
+
+    def fault(self, error: Exception) -> None:
+        """A fault of ours has come up in dealing with a message: the worker is not to blame."""
+        ...
+
 
 class Control:
     """``config``: what workers are to run. ``model_fingerprint``: of the model that they are to have, as its file says, with ``vocab_size``
@@ -134,7 +144,7 @@ class Control:
         clock: Callable[[], float],
     ) -> None:
         self.fleet = Fleet(limits)
-        self.fingerprint: str | None = None  # of the first worker that was ready: all others have the same
+        self.fingerprint: str | None = None  # of the workers that are ready, or were last: all have the same
         self.last_words: dict[str, str] = {}  # of workers that ended before they were ready, or left; the latest
         self._config, self._model_fingerprint, self._vocab_size = config, model_fingerprint, vocab_size
         self._handler = handler
@@ -192,14 +202,16 @@ class Control:
                     if link is None:
                         return
                 elif channel.closed_for is None:
-                    self._take(link, message)
+                    self._heed(link, message)
 
         def closed(reason: str) -> None:
-            self._strangers.discard(channel)
             if link is not None:
                 self._closed(link, reason)
+            elif channel in self._strangers:
+                self._strangers.discard(channel)
+                logger.info("a connection from %s has ended before Hello: %s", channel.peer, reason)
 
-        channel.start(take, closed)
+        channel.start(take, closed, HELLO_S)
 
     def _hello(self, channel: Channel[FromWorker], message: FromWorker) -> Link | None:
         """The first message: the link of a worker that may join; None: it was refused."""
@@ -240,13 +252,11 @@ class Control:
             del self.last_words[next(iter(self.last_words))]
 
     def _ready(self, link: Link, message: Ready) -> None:
-        if not message.fingerprint.startswith(f"{self._model_fingerprint}/"):
-            self._refuse(link.channel, link.name, f"its model {message.model!r} is another than this front end's")
-            return
-        if self.fingerprint is not None and message.fingerprint != self.fingerprint:
-            reason = f"it computes otherwise ({message.fingerprint}) than the workers that are here ({self.fingerprint})"
-            self._refuse(link.channel, link.name, f"{reason}: answers would depend on who gives them")
-            return
+        are_others = any(other.ready is not None for other in self)
+        for others, is_final in ((None, True), (self.fingerprint if are_others or self._handler.is_amid_answers() else None, are_others)):
+            if (fault := misfit(message.model, message.fingerprint, self._model_fingerprint, others)) is not None:
+                self._refuse(link.channel, link.name, shown_reason(fault), is_final)  # else: until the answers are over
+                return
         message.limits.check(self._vocab_size)
         self.fingerprint = message.fingerprint
         link.ready, limits, now = message, message.limits, self._now()
@@ -257,6 +267,18 @@ class Control:
         self._handler.worker_ready(link)
 
     # --- what workers say ---------------------------------------------------------------------------------------------------------------
+
+    def _heed(self, link: Link, message: FromWorker) -> None:
+        """Deal with a message. MessageError, which costs the worker its channel, when it cannot be; a fault of ours does so only while it
+        joins, since it can neither stay nor be told otherwise."""
+        try:
+            self._take(link, message)
+        except MessageError:
+            raise
+        except Exception as error:
+            if link.ready is None:
+                raise
+            self._handler.fault(error)
 
     def _take(self, link: Link, message: FromWorker) -> None:
         self.fleet.heard(link.worker, self._now())
@@ -287,8 +309,9 @@ class Control:
 
     def _load(self, link: Link, load: Load) -> None:
         self.fleet.told_steps(link.worker, load.num_steps, load.step_age_s, self._now())
-        if not (math.isfinite(load.pending_s) and load.pending_s >= 0.0 and load.step_age_s >= 0.0):
-            raise MessageError(f"a worker's Load cannot be: pending_s {load.pending_s!r}, step_age_s {load.step_age_s!r}")
+        for name in ("pending_s", "step_age_s", "prompt_token_s", "output_token_s"):
+            if not 0.0 <= (value := getattr(load, name)) < math.inf:
+                raise MessageError(f"a worker's Load cannot be: {name} {value!r}")
         if link.ready is None:
             return
         link.load = load

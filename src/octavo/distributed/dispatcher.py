@@ -10,6 +10,7 @@ nothing, reads no clock.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
@@ -24,6 +25,14 @@ class QueueFull(RuntimeError):
     def __init__(self, field_name: str, value: int, limit: int, retry_after_s: float | None) -> None:
         self.retry_after_s = retry_after_s
         super().__init__(f"{field_name}: {value} is not allowed; at most {limit} wait for a worker, and all workers are busy")
+
+
+class Unroutable(RuntimeError):
+    """The router could not choose for this request; the cause says why. It is known here no more."""
+
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
+        super().__init__(f"request {request_id} could not be routed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +72,8 @@ class Backpressure:
 
 @dataclass(slots=True)
 class Dispatcher:
-    """``queue``: the order of those who wait. Its ``cost`` of a request is its prompt and, where known, its output.
+    """``queue``: the order of those who wait. Its ``cost`` of a request is its prompt and, where known, its output. ``holds``: whether an
+    engine that has nothing else to do can hold a request to its end; others never get it.
 
     Views have to count what was sent and is not seen by the engine yet (``told_load.ToldLoad`` does), or all would go to one.
     """
@@ -71,9 +81,11 @@ class Dispatcher:
     router: Router
     limits: Backpressure = field(default_factory=Backpressure)
     queue: FairQueue = field(default_factory=FairQueue)
+    holds: Callable[[RouteRequest, EngineView], bool] = lambda request, engine: True
     num_refused: int = 0
     _waiting: dict[str, RouteRequest] = field(default_factory=dict)
     _num_waiting_tokens: int = 0
+    _aside: dict[str, RouteRequest] = field(default_factory=dict)  # of the waiting: their turn was, and no engine that took more holds them
     _sent: dict[str, int] = field(default_factory=dict)  # request -> index of its engine
 
     def __len__(self) -> int:
@@ -92,6 +104,10 @@ class Dispatcher:
     def waiting_requests(self) -> Seq[RouteRequest]:
         """Those that wait, by arrival."""
         return tuple(self._waiting.values())
+
+    def set_aside(self) -> Seq[RouteRequest]:
+        """Of those that wait: whose turn has been, and who wait for an engine that can hold them."""
+        return tuple(self._aside.values())
 
     def submit(self, request: RouteRequest, engines: Seq[EngineView], now: float) -> None:
         """A request comes. Raises QueueFull when it would have to wait beyond a limit; ValueError when its id is in use."""
@@ -135,31 +151,58 @@ class Dispatcher:
         self.num_refused += 1
         raise QueueFull(what, value, limit, min((engine.pending_s for engine in engines), default=None))
 
-    def next(self, engines: Seq[EngineView], now: float) -> tuple[RouteRequest, int] | None:
+    def next(self, engines: Seq[EngineView], now: float, spare: Seq[EngineView] = ()) -> tuple[RouteRequest, int] | None:
         """The request that goes now, and the place in ``engines`` where; None: nobody waits, or no engine takes more. Ask until None.
 
-        The first in the queue is never passed over for one that would fit better: it would wait for ever.
+        The first in the queue is never passed over for one that would fit better: it would wait for ever. It is set aside only as long as
+        no engine that takes more could hold it whatever else it had, and is then the first to go to one that can. ``spare``: engines for
+        what none of ``engines`` could ever hold; places go on there. Raises Unroutable.
         """
-        open_places = [place for place, engine in enumerate(engines) if self.limits.takes_more(engine)]
-        if not open_places:
-            return None
-        request_id = self.queue.take(now)
-        if request_id is None:
-            return None
-        request = self._leave(request_id)
-        place = open_places[self.router.choose(request, [engines[place] for place in open_places])]
-        self._sent[request_id] = engines[place].index
+        every = [*engines, *spare]
+        open_places = [place for place, engine in enumerate(every) if self.limits.takes_more(engine)]
+        for request in self._aside.values():
+            if places := self._able(request, open_places, engines, every):
+                return self._route(request, places, every)
+        while any(place < len(engines) for place in open_places) and (request_id := self.queue.take(now)) is not None:
+            request = self._waiting[request_id]
+            if places := self._able(request, open_places, engines, every):
+                return self._route(request, places, every)
+            self._aside[request_id] = request
+        return None
+
+    def _able(self, request: RouteRequest, open_places: list[int], engines: Seq[EngineView], every: Seq[EngineView]) -> list[int]:
+        """Places of engines that take more and can hold it; of those behind ``engines`` only if none of ``engines`` ever can."""
+        able = [place for place in open_places if place < len(engines) and self.holds(request, every[place])]
+        if able or len(every) == len(engines) or any(self.holds(request, engine) for engine in engines):
+            return able
+        return [place for place in open_places if self.holds(request, every[place])]
+
+    def _route(self, request: RouteRequest, places: list[int], every: Seq[EngineView]) -> tuple[RouteRequest, int]:
+        request_id = request.request_id
+        self._aside.pop(request_id, None)
+        self._leave(request_id)
+        try:
+            place = places[self.router.choose(request, [every[place] for place in places])]
+        except Exception as error:
+            raise Unroutable(request_id) from error
+        self._sent[request_id] = every[place].index
         return request, place
 
     def withdraw(self, request_id: str) -> bool:
         """Its client is gone. True: it waited here; False: it had been sent, or is over."""
-        if not self.queue.remove(request_id):
+        if self._aside.pop(request_id, None) is None and not self.queue.remove(request_id):
             return False
         self._leave(request_id)
         return True
 
+    def drop(self, request_id: str) -> None:
+        """Whatever is known of a request goes, wherever it is; of one that is not known, too."""
+        if not self.withdraw(request_id):
+            self._sent.pop(request_id, None)
+            self.router.lost(request_id)
+
     def overdue(self, most_wait_s: float, now: float) -> list[RouteRequest]:
-        """Those that have waited longer than that, which give up waiting."""
+        """Those of the queue that have waited longer than that, which give up waiting."""
         late = [request_id for request_id, arrived_s in self.queue.waiting() if now - arrived_s > most_wait_s]
         found = []
         for request_id in late:
@@ -188,6 +231,7 @@ class Dispatcher:
     def check_invariants(self) -> None:
         """AssertionError unless every request is in one place, and the sums are those of what waits."""
         self.queue.check_invariants()
-        assert {request_id for request_id, _ in self.queue.waiting()} == set(self._waiting)
+        queued = {request_id for request_id, _ in self.queue.waiting()}
+        assert queued | self._aside.keys() == set(self._waiting) and not queued & self._aside.keys()
         assert not set(self._waiting) & set(self._sent)
         assert self._num_waiting_tokens == sum(request.num_prompt for request in self._waiting.values())

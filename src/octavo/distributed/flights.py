@@ -7,6 +7,9 @@
 Owns the flights, which attempt is whose, and the order in which what was lost goes on. What is new of a worker's events goes to the streams
 of their calls; ``attempts`` says what that is, ``dispatcher`` who goes where and when. It knows links and sends on their channels, and
 reads the clock that it is given; the fleet is ``control``'s business.
+
+What a worker says that cannot be is a MessageError, and costs it its channel. A fault of ours ends the request that it struck, and nothing
+else: it would go with the request to the next worker, and cost us that as well.
 """
 
 from __future__ import annotations
@@ -15,20 +18,21 @@ import asyncio
 import itertools
 import logging
 import secrets
-from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from octavo.core.prefix_index import Namespace, prompt_keys
+from octavo.core.limits import LengthLimits
 from octavo.core.request import FinishReason, Request
 from octavo.distributed.attempts import Attempts, Divergence, Loss, Pacer
 from octavo.distributed.cluster_options import ClusterOptions
 from octavo.distributed.control import Link
-from octavo.distributed.dispatcher import Dispatcher
+from octavo.distributed.dispatcher import Dispatcher, Unroutable
+from octavo.distributed.faults import Faults
+from octavo.distributed.flight import Flight, Watcher, route_of
+from octavo.distributed.lost_flights import LostFlights
 from octavo.distributed.messages import Abort, Event, MessageError, Submit, WireRequest
-from octavo.distributed.views import RouteRequest
 from octavo.distributed.worker_engine import REFUSED, engine_id
+from octavo.distributed.worker_sizes import holds
 from octavo.engine.event_stream import EventStream
 from octavo.engine.outputs import OutputEvent
 from octavo.engine.serving import NO_WORKER
@@ -37,35 +41,6 @@ if TYPE_CHECKING:
     from octavo.distributed.handovers import Handovers
 
 logger = logging.getLogger("octavo.cluster")
-
-MAX_STRUCK = 64  # workers that were lost and may come back
-
-
-@dataclass(slots=True, eq=False)
-class Flight:
-    """One request. ``link``: the worker that has its attempt (None: it waits)."""
-
-    request: Request
-    attempts: Attempts
-    stream: EventStream
-    route: RouteRequest
-    link: Link | None = None
-
-
-class Watcher(Protocol):
-    """Who keeps account of where requests were when, on the clock of the flights."""
-
-    def opened(self, request: Request) -> None: ...
-
-    def placed(self, request_id: str, worker: str, name: str, now: float) -> None: ...
-
-    def handed_over(self, request_id: str, worker: str, name: str, now: float) -> None: ...
-
-    def lost(self, request_id: str, now: float) -> None: ...
-
-    def tokens(self, request_id: str, num_tokens: int, now: float) -> None: ...
-
-    def ended(self, request_id: str, reason: FinishReason, now: float) -> None: ...
 
 
 class Flights:
@@ -84,7 +59,8 @@ class Flights:
         self.handovers: Handovers | None = None  # where there are workers that hand over
         self.num_lost = 0  # attempts
         self.num_given_up = 0  # requests
-        self.num_tokens_in_all = 0  # of all requests that came: prompts, and the output as it was made
+        self.num_prompt_tokens = self.num_output_tokens = 0  # of all requests that came, the output as it was made
+        self.num_ended = 0  # requests
         self._options = options
         self._links = links
         self._now = clock
@@ -92,11 +68,9 @@ class Flights:
         self._by_key: dict[int, Flight] = {}
         # No front end before this one has used these: a worker may outlive that, and still be at a step with attempts of it.
         self._keys = itertools.count(1 + (secrets.randbits(30) << 32))
-        self._again: deque[Flight] = deque()  # lost ones whose turn has not come
-        self._struck: OrderedDict[str, list[str]] = OrderedDict()  # requests that workers had when they were lost last, by boot id
-        self._suspects: dict[Link, Flight] = {}  # by the worker that has one
-        self._pacer = Pacer(options.resubmit_per_s, options.resubmit_burst)
-        self._timer: asyncio.TimerHandle | None = None
+        self._lost = LostFlights(Pacer(options.resubmit_per_s, options.resubmit_burst), self.pump, Flight.fits)
+        dispatcher.holds = lambda route, view: holds(self._flights[route.request_id].request, view)
+        self.faults = Faults(self._uproot)
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -107,19 +81,25 @@ class Flights:
         """Wait until there is none."""
         await self._idle.wait()
 
+    def is_amid_answers(self) -> bool:
+        """Some have been sent in part."""
+        return any(flight.attempts.num_sent_tokens for flight in self._flights.values())
+
     def find(self, request_id: str) -> Flight | None:
         return self._flights.get(request_id)
+
+    def find_key(self, key: int) -> Flight | None:
+        return self._by_key.get(key)
 
     @property
     def num_waiting_tokens(self) -> int:
         """Known tokens of the requests that no worker has."""
-        flights = [flight for flight in self._flights.values() if flight.link is None] if self.num_waiting else []
-        return sum(len(flight.request.prompt_token_ids) + flight.attempts.num_sent_tokens for flight in flights)
+        return sum(flight.num_tokens for flight in self._flights.values() if flight.link is None) if self.num_waiting else 0
 
     @property
     def num_waiting(self) -> int:
         """Requests that no worker has."""
-        return len(self.dispatcher) + len(self._again)
+        return len(self.dispatcher) + len(self._lost)
 
     # --- from the server ----------------------------------------------------------------------------------------------------------------
 
@@ -129,7 +109,7 @@ class Flights:
         views, taken = [link.view for link in links], list[str]()
         try:
             for request in requests:
-                route = self._route_of(request, fingerprint, block_size)
+                route = route_of(request, fingerprint, block_size, self.dispatcher.router.wants_keys)
                 self.dispatcher.submit(route, views, now)
                 taken.append(request.request_id)
                 self._flights[request.request_id] = Flight(request, Attempts(request, self._options.retries), stream, route)
@@ -139,26 +119,21 @@ class Flights:
                 del self._flights[request_id]
             raise
         self._idle.clear()
-        self.num_tokens_in_all += sum(len(request.prompt_token_ids) for request in requests)
+        self.num_prompt_tokens += sum(len(request.prompt_token_ids) for request in requests)
         if self.watcher is not None:
             for request in requests:
-                self.watcher.opened(request)
+                with self.faults.guarded(self._flights[request.request_id]):
+                    self.watcher.opened(request)
         self.pump()
-
-    def _route_of(self, request: Request, fingerprint: str, block_size: int) -> RouteRequest:
-        keys: Iterable[bytes] = ()
-        if self.dispatcher.router.wants_keys:
-            keys = prompt_keys(fingerprint, Namespace(request.cache_salt or None), request.prompt_token_ids, block_size)
-        num_prompt = len(request.prompt_token_ids)
-        return RouteRequest(request.request_id, num_prompt, None, None, tuple(keys), request.priority, request.user)
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Nobody reads these any more. Unknown ones do nothing."""
         for request_id in request_ids:
             flight = self._flights.get(request_id)
             if flight is not None:
-                self._withdraw(flight)
-                self._end(flight, FinishReason.ABORT)
+                with self.faults.guarded(flight):
+                    self._withdraw(flight)
+                    self._end(flight, FinishReason.ABORT)
         self.pump()
 
     def fail(self, flight: Flight, message: str, code: str | None = None) -> None:
@@ -170,26 +145,33 @@ class Flights:
 
     def fail_all(self, message: str, code: str | None = None) -> None:
         for flight in list(self._flights.values()):
-            self.fail(flight, message, code)
+            with self.faults.guarded(flight):
+                self.fail(flight, message, code)
 
     def fail_waiting(self, message: str, since_s: float) -> None:
         """End the requests that nobody has and that came before ``since_s``: there is no worker."""
         for flight in [flight for flight in self._flights.values() if flight.link is None and flight.request.arrival_s <= since_s]:
             self.fail(flight, message, NO_WORKER)
 
+    def fail_unheld(self, there: Sequence[LengthLimits], wait_s: float) -> None:
+        """End requests that no worker of these sizes, ``there`` or to be there again, could ever hold, and none has for ``wait_s``."""
+        suspects = [flight for flight in self._lost if flight.attempts.is_suspect]
+        for flight in (*(self._flights[route.request_id] for route in self.dispatcher.set_aside()), *suspects):
+            if (why := flight.unheld_for(there, self._now(), wait_s)) is not None:
+                self.fail(flight, why, REFUSED)
+
     def _withdraw(self, flight: Flight) -> None:
         """From wherever it is."""
         if flight.link is not None:
             flight.link.channel.send(Abort([flight.attempts.key]))
             self._leave_link(flight)
-        elif flight in self._again:
-            self._again.remove(flight)
-        else:
+        elif not self._lost.remove(flight):
             self.dispatcher.withdraw(flight.request.request_id)
 
     def _end(self, flight: Flight, reason: FinishReason) -> None:
         request_id = flight.request.request_id
         del self._flights[request_id]
+        self.num_ended += 1
         self.dispatcher.ended(request_id, flight.attempts.num_sent_tokens)
         if self.watcher is not None:
             self.watcher.ended(request_id, reason, self._now())
@@ -199,16 +181,29 @@ class Flights:
     # --- to workers ---------------------------------------------------------------------------------------------------------------------
 
     def pump(self) -> None:
-        """Send on whatever waits and may go."""
-        if self._again and self._timer is None:
-            self._go_again()
-        if not len(self.dispatcher):
-            return
-        links = self._entries()
-        views = [link.view for link in links]
-        while (found := self.dispatcher.next(views, self._now())) is not None:
+        """Send on whatever waits and may go. Raises nothing: whoever speaks, or submits, does not answer for what strikes another."""
+        with self.faults.guarded():
+            if len(self._lost):
+                self._go_again()
+            if len(self.dispatcher):
+                self._dispatch()
+
+    def _dispatch(self) -> None:
+        entries = self._entries()
+        links = [*entries, *(link for link in self._links() if link not in entries)]
+        views, spare = [link.view for link in entries], [link.view for link in links[len(entries) :]]
+        while True:
+            try:
+                found = self.dispatcher.next(views, self._now(), spare)
+            except Unroutable as error:
+                self.faults.found(error.__cause__ or error, self._flights[error.request_id])
+                continue
+            if found is None:
+                return
             route, place = found
-            self._send(self._flights[route.request_id], links[place])
+            flight = self._flights[route.request_id]
+            with self.faults.guarded(flight):
+                self._send(flight, links[place])
 
     def _entries(self) -> Sequence[Link]:
         """Workers that may be given prompts now."""
@@ -217,12 +212,12 @@ class Flights:
     def _send(self, flight: Flight, link: Link) -> None:
         request, now, key = flight.request, self._now(), next(self._keys)
         made = flight.attempts.begin(key)
-        flight.link = link
+        flight.placed(link, now)
         self._by_key[key] = flight
         link.keys.add(key)
         ticket = None if self.handovers is None else self.handovers.ticket(flight, link, key, len(made))
         try:
-            link.channel.send(Submit(key, WireRequest.of(request, now - request.arrival_s), made, ticket))
+            link.channel.send(Submit(key, WireRequest.of(request, flight.age_s(now)), made, ticket))
         except MessageError as error:
             self.fail(flight, str(error), REFUSED)
             return
@@ -233,26 +228,34 @@ class Flights:
     # --- from workers -------------------------------------------------------------------------------------------------------------------
 
     def take(self, link: Link, events: Sequence[Event]) -> None:
-        """Events of a worker that is trusted; those of attempts that were given up are dropped."""
+        """Events of a worker that is trusted; those of attempts that were given up are dropped. Raises MessageError."""
         for event in events:
             flight = self._by_key.get(event.key)
             if flight is None or flight.link is not link:
                 continue
-            output = event.output(flight.request.request_id)
-            if output.error is not None and output.error_code is None:
-                self._failed(flight, output.error)
-                continue
+            if event.choice >= flight.request.params.n:
+                raise MessageError(f"choice: {event.choice!r} is not allowed; the request has {flight.request.params.n}")
             try:
-                new = flight.attempts.take(output)
-            except Divergence as error:
-                logger.critical("request %s: %s: %s", flight.request.request_id, link.name, error)
-                self.fail(flight, str(error))
-                continue
-            if new is not None:
-                self._deliver(flight, new)
+                self._take(flight, link, event)
+            except Exception as error:
+                self.faults.found(error, flight)
+
+    def _take(self, flight: Flight, link: Link, event: Event) -> None:
+        output = event.output(flight.request.request_id)
+        if output.error is not None and output.error_code is None:
+            self._failed(flight, output.error)
+            return
+        try:
+            new = flight.attempts.take(output)
+        except Divergence as error:
+            logger.critical("request %s: %s: %s", flight.request.request_id, link.name, error)
+            self.fail(flight, str(error))
+            return
+        if new is not None:
+            self._deliver(flight, new)
 
     def _deliver(self, flight: Flight, event: OutputEvent) -> None:
-        self.num_tokens_in_all += len(event.token_ids)
+        self.num_output_tokens += len(event.token_ids)
         if self.watcher is not None and event.token_ids:
             self.watcher.tokens(flight.request.request_id, len(event.token_ids), self._now())
         if not flight.stream.put(event):  # its reader is too far behind, and has been told
@@ -260,45 +263,65 @@ class Flights:
         elif flight.attempts.is_over:
             self._leave_link(flight)
             self._end(flight, event.finish_reason or FinishReason.STOP)
-        elif self._suspects and flight.link is not None and self._suspects.get(flight.link) is flight and not flight.attempts.is_suspect:
-            del self._suspects[flight.link]
+        else:
+            self._lost.went_on(flight)
 
     def _failed(self, flight: Flight, error: str) -> None:
         """Its worker's engine could not go on with it: another may."""
         self._withdraw(flight)
-        self._lost(flight, Loss.FAILED, error)
+        self._lose(flight, Loss.FAILED, error)
         self.pump()
 
     def lost(self, link: Link, loss: Loss) -> None:
         """Nothing that ``link`` says of its attempts counts any more: others go on with them."""
         struck = [self._by_key[key] for key in sorted(link.keys)]
         for flight in struck:
-            self._leave_link(flight)
-            self._lost(flight, loss)
+            with self.faults.guarded(flight):
+                self._leave_link(flight)
+                self._lose(flight, loss)
         if loss in (Loss.DIED, Loss.HUNG):
-            self._struck[link.worker.boot_id] = [flight.request.request_id for flight in struck]
-            while len(self._struck) > MAX_STRUCK:
-                self._struck.popitem(last=False)
+            ids = [flight.request.request_id for flight in struck]
+            had_to_go = loss is Loss.DIED and link.worker.draining  # it does not come back
+            self._confirm(ids if had_to_go else self._lost.struck(link.name, link.worker.boot_id, ids, self._now()))
         self.pump()
 
-    def returned(self, boot_id: str) -> None:
-        """A worker takes requests, or does again. If it was lost and is the same process, what it had did it no harm."""
-        for request_id in self._struck.pop(boot_id, ()):
+    def returned(self, link: Link) -> None:
+        """A worker takes requests, or does again. If it was lost and is the same process, what it had did it no harm; if another had its
+        name before, that one is gone."""
+        forgiven, gone = self._lost.returned(link.name, link.worker.boot_id)
+        for request_id in forgiven:
             if (flight := self._flights.get(request_id)) is not None:
                 flight.attempts.forgive()
+        self._confirm(gone)
 
-    def _lost(self, flight: Flight, loss: Loss, error: str | None = None) -> None:
+    def tick(self) -> None:
+        """Time has passed: who has been lost for so long does not come back. To be called a few times a second."""
+        self._confirm(self._lost.expired(self._now() - self._options.liveness.gone_s))
+        self.pump()
+
+    def _confirm(self, request_ids: Iterable[str]) -> None:
+        """The workers that these were lost with do not come back."""
+        for request_id in request_ids:
+            flight = self._flights.get(request_id)
+            if flight is not None and (given_up := flight.attempts.confirm()) is not None and flight.link is None:
+                with self.faults.guarded(flight):
+                    self._give_up(flight, given_up)
+
+    def _lose(self, flight: Flight, loss: Loss, error: str | None = None) -> None:
         """The request waits for its turn to go on, or has to fail, with ``error`` if there is one."""
         self.num_lost += 1
         request_id = flight.request.request_id
         if self.watcher is not None:
             self.watcher.lost(request_id, self._now())
         given_up = flight.attempts.lost(loss)
-        self._again.append(flight)
+        self._lost.add(flight)
         if given_up is not None:
-            self.num_given_up += 1
-            logger.error("request %s: %s", request_id, given_up)
-            self.fail(flight, error or given_up)
+            self._give_up(flight, given_up, error)
+
+    def _give_up(self, flight: Flight, given_up: str, error: str | None = None) -> None:
+        self.num_given_up += 1
+        logger.error("request %s: %s", flight.request.request_id, given_up)
+        self.fail(flight, error or given_up)
 
     def failed(self, key: int, error: str) -> None:
         """Its worker cannot go on with it, and has said so otherwise than by an event."""
@@ -311,8 +334,7 @@ class Flights:
         flight = self._by_key[key]
         assert flight.link is not None
         flight.link.keys.discard(key)
-        if self._suspects.get(flight.link) is flight:
-            del self._suspects[flight.link]
+        self._lost.cleared(flight)
         flight.link = link
         link.keys.add(key)
         if self.watcher is not None:
@@ -323,43 +345,57 @@ class Flights:
         key = flight.attempts.key
         del self._by_key[key]
         flight.link.keys.discard(key)
-        if self._suspects.get(flight.link) is flight:
-            del self._suspects[flight.link]
+        self._lost.cleared(flight)
         flight.link = None
         if self.handovers is not None:
             self.handovers.left(key)
 
     def _go_again(self) -> None:
-        """Let those of the lost go on whose turn it is: into the queue, or, suspects, to a worker that has no other suspect."""
-        now = self._now()
-        for flight in list(self._again):
-            links = [link for link in self._entries() if link not in self._suspects] if flight.attempts.is_suspect else []
-            if flight.attempts.is_suspect and not links:
-                continue
-            if not self._pacer.take(now):
-                if self._timer is None:
-                    self._timer = asyncio.get_running_loop().call_later(self._pacer.wait_s(), self._timed_out)
-                return
-            self._again.remove(flight)
-            if links:
-                link = links[self.dispatcher.send_alone(flight.route, [link.view for link in links])]
-                self._suspects[link] = flight
-                self._send(flight, link)
-            else:
-                self.dispatcher.resubmit(flight.route, flight.request.arrival_s)
+        """Let those of the lost go on whose turn it is: into the queue, or past it to one of the links, if there are any."""
+        while (found := self._lost.next(self._entries(), self._now())) is not None:
+            flight, links = found
+            with self.faults.guarded(flight):
+                if links:
+                    link = links[self.dispatcher.send_alone(flight.route, [link.view for link in links])]
+                    self._lost.runs_alone(flight, link)
+                    self._send(flight, link)
+                else:
+                    self.dispatcher.resubmit(flight.route, flight.request.arrival_s)
 
-    def _timed_out(self) -> None:
-        self._timer = None
-        self.pump()
+    def _uproot(self, flight: Flight, message: str) -> None:
+        """End a request of which the books may be half written: wherever it may be, it is afterwards nowhere."""
+        request_id, link, key, handovers = flight.request.request_id, flight.link, flight.attempts.key, self.handovers
+        if self._flights.get(request_id) is not flight:
+            return
+        del self._flights[request_id]
+        self._by_key.pop(key, None)
+        self._lost.forget(flight)
+        flight.link = None
+        if link is not None:
+            link.keys.discard(key)
+            with self.faults.guarded():
+                link.channel.send(Abort([key]))
+        if handovers is not None:
+            with self.faults.guarded():
+                handovers.left(key)
+        with self.faults.guarded():
+            self.dispatcher.drop(request_id)
+        for event in flight.attempts.failed(message):
+            flight.stream.put(event)
+        if self.watcher is not None:
+            with self.faults.guarded():
+                self.watcher.ended(request_id, FinishReason.ERROR, self._now())
+        if not self._flights:
+            self._idle.set()
 
     def check_invariants(self) -> None:
         """AssertionError unless every flight is in one place, and every key leads to its flight. For tests."""
         waiting = {route.request_id for route in self.dispatcher.waiting_requests()}
-        again = {flight.request.request_id for flight in self._again}
+        again = {flight.request.request_id for flight in self._lost}
         sent = {flight.request.request_id for flight in self._flights.values() if flight.link is not None}
         assert len(waiting) + len(again) + len(sent) == len(self._flights), "a flight is lost, or in two places"
         assert waiting | again | sent == self._flights.keys()
         for key, flight in self._by_key.items():
             assert flight.attempts.key == key and flight.link is not None and key in flight.link.keys
         assert len(self._by_key) == len(sent)
-        assert all(flight.link is link for link, flight in self._suspects.items())
+        self._lost.check_invariants()

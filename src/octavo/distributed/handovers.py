@@ -40,7 +40,8 @@ from octavo.distributed.worker_handover import addresses_of
 
 if TYPE_CHECKING:
     from octavo.distributed.control import Link
-    from octavo.distributed.flights import Flight, Flights
+    from octavo.distributed.flight import Flight
+    from octavo.distributed.flights import Flights
 
 logger = logging.getLogger("octavo.cluster")
 
@@ -213,7 +214,8 @@ class Handovers:
         for order in orders:
             link = self._link(order.worker)
             if link is not None:
-                self._send(order, link)
+                with self._flights.faults.guarded(order.moving.load.flight):
+                    self._send(order, link)
             elif order.kind is OrderKind.RESERVE:
                 self._follow(self.desk.no_room(order.moving.key, order.worker, self._now()))
 
@@ -221,7 +223,7 @@ class Handovers:
         moving, flight, key = order.moving, order.moving.load.flight, order.moving.key
         match order.kind:
             case OrderKind.RESERVE:
-                request = WireRequest.of(flight.request, self._now() - flight.request.arrival_s)
+                request = WireRequest.of(flight.request, flight.age_s(self._now()))
                 link.channel.send(Reserve(key, request, moving.num_tokens))
             case OrderKind.SEND:
                 receiver = self._link(moving.handoff.receiver)

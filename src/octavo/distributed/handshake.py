@@ -15,7 +15,7 @@ from __future__ import annotations
 import hmac
 import os
 import secrets
-from pathlib import Path
+import stat
 
 GREETING = b"octavo-1"
 NONCE_BYTES = 32
@@ -91,13 +91,11 @@ def new_secret() -> str:
 def read_secret(path: str | None = None) -> bytes:
     """The cluster's secret: the content of the file ``path`` without the blanks around it, else $OCTAVO_CLUSTER_SECRET.
 
-    Raises SecretError when there is none, when it is shorter than ``MIN_SECRET_CHARS`` characters, or cannot be read.
+    Raises SecretError when there is none, when it is shorter than ``MIN_SECRET_CHARS`` characters, cannot be read, or is in a file that
+    others have access to (``check_private``).
     """
     if path is not None:
-        try:
-            text, where = Path(path).read_text(encoding="utf-8").strip(), f"cluster_secret_file: {path!r}"
-        except (OSError, UnicodeDecodeError) as error:
-            raise SecretError(f"cluster_secret_file: {path!r} is not allowed; it cannot be read: {error}") from error
+        text, where = _read_private(path), f"cluster_secret_file: {path!r}"
     else:
         text, where = os.environ.get(SECRET_VARIABLE, "").strip(), SECRET_VARIABLE
         if not text:
@@ -105,3 +103,23 @@ def read_secret(path: str | None = None) -> bytes:
     if len(text) < MIN_SECRET_CHARS:
         raise SecretError(f"{where} holds a secret of {len(text)} characters; at least {MIN_SECRET_CHARS} are needed")
     return text.encode()
+
+
+def _read_private(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            status = os.fstat(file.fileno())  # of what is read, whatever takes its name meanwhile
+            check_private(path, status.st_mode, is_own=status.st_uid == os.geteuid())
+            return file.read().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SecretError(f"cluster_secret_file: {path!r} is not allowed; it cannot be read: {error}") from error
+
+
+def check_private(path: str, mode: int, is_own: bool) -> None:
+    """SecretError for a file that more people may read or write than need the secret: others, or the group of a file that is this user's
+    ``own`` (as ssh holds it with keys). A file that somebody else gives to this user may be so by its group: there is no other way."""
+    open_to = stat.S_IMODE(mode) & (0o077 if is_own else 0o007)
+    if open_to:
+        who = "others than its owner" if is_own else "others than its owner and group"
+        limit = f"{who} have access to it (mode {stat.S_IMODE(mode):04o}); `chmod {0o600 if is_own else 0o640:o}` takes that away"
+        raise SecretError(f"cluster_secret_file: {path!r} is not allowed; {limit}")

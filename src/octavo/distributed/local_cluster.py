@@ -14,7 +14,7 @@ from pathlib import Path
 from octavo.config import ConfigError, EngineConfig
 from octavo.distributed.channel import Address
 from octavo.distributed.cluster_engine import ClusterEngine
-from octavo.distributed.cluster_options import ClusterOptions
+from octavo.distributed.cluster_options import ClusterOptions, worker_name
 from octavo.distributed.handshake import new_secret, read_secret
 from octavo.distributed.process_worker import LocalProcesses, share_of_cores
 from octavo.engine.engine import default_kv_bytes
@@ -34,7 +34,7 @@ class ClusterPlan:
 
 def worker_names(workers: Mapping[str, int]) -> dict[str, str]:
     """Roles by name: worker-0, worker-1, ..., or prefill-0, decode-0, ..."""
-    return {f"{'worker' if role == 'both' else role}-{i}": role for role, number in workers.items() for i in range(number)}
+    return {worker_name(role, i): role for role, number in workers.items() for i in range(number)}
 
 
 def shared_config(config: EngineConfig, num_workers: int) -> EngineConfig:

@@ -68,7 +68,7 @@ class Load(Message, tag="load"):
 
     ``pending_tokens``: known tokens without KV, of waiting and running sequences; ``pending_s``: seconds that they are predicted to take.
     ``num_offered`` and ``num_reserved``: sequences that wait here for KV to go out or to come in. ``num_received``: requests that had come
-    by this channel when these figures were read.
+    by this channel when these figures were read. ``prompt_token_s`` and ``output_token_s``: what a token takes of a full step.
     """
 
     num_steps: int = 0
@@ -82,6 +82,8 @@ class Load(Message, tag="load"):
     num_offered: int = 0
     num_reserved: int = 0
     num_received: int = 0
+    prompt_token_s: float = 0.0
+    output_token_s: float = 0.0
 
 
 class Keys(Message, tag="keys"):

@@ -38,11 +38,12 @@ def open_on_ray(
     model = load_model(path)
     if beside is not None:
         beside()
+    most = max(cluster.num_workers, options.scale.most if options.scale is not None else 0)
     if connect_ray((cluster.ray or Ray()).address):
-        config = shared_config(config, cluster.num_workers)  # all of them are on this machine
+        config = shared_config(config, most)  # all of them are on this machine
     try:
         address = Address(cluster.control_host or own_address(), cluster.control_port)
-        launcher = RayLauncher(cluster.groups, secret, config.backend.threads)
+        launcher = RayLauncher(cluster.groups, secret, config.backend.threads, most=most)
         return ClusterEngine(model, config, address, secret, options, launcher, disconnect_ray)
     except BaseException:
         disconnect_ray()

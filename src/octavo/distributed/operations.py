@@ -28,6 +28,10 @@ logger = logging.getLogger("octavo.cluster")
 LOOK_S = 0.05
 
 
+class _CannotRun(RuntimeError):
+    """A worker will not come; the message says why."""
+
+
 class Operations:
     """A ``serving.Cluster``. ``clock`` as the fleet's."""
 
@@ -36,13 +40,15 @@ class Operations:
         self._leaving: dict[Link, asyncio.Task[None]] = {}
         self._restart: asyncio.Task[None] | None = None
         self._done = self._of = 0
+        self._restart_error: str | None = None  # of the last one
 
     # --- status -------------------------------------------------------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
         """See Cluster."""
         restart = {"done": self._done, "of": self._of} if self._restart is not None else None
-        return {"workers": [self._entry(link) for link in self._control], "waiting": self._flights.num_waiting, "restart": restart}
+        workers = [self._entry(link) for link in self._control]
+        return {"workers": workers, "waiting": self._flights.num_waiting, "restart": restart, "restart_error": self._restart_error}
 
     def _entry(self, link: Link) -> dict[str, Any]:
         worker, load, limits = link.worker, link.load, None if link.ready is None else link.ready.limits
@@ -123,35 +129,41 @@ class Operations:
         if self._restart is not None:
             raise ValueError("a restart is going on already")
         names = list(self._launcher.names)
-        self._done, self._of = 0, len(names)
+        self._done, self._of, self._restart_error = 0, len(names), None
         self._restart = asyncio.create_task(self._replace_all(self._launcher, names))
         return self.status()
 
     async def _replace_all(self, launcher: Launcher, names: list[str]) -> None:
+        name = ""
         try:
             for name in names:
-                link = await self._comes(launcher, partial(self._control.find, name))
-                await self._empty(link)
-                self._control.shut_down(link)
+                before = None
+                if launcher.trouble_of(name) is None:
+                    before = await self._comes(launcher, name, partial(self._control.find, name))
+                    await self._empty(before)
+                    self._control.shut_down(before)
                 await launcher.replace(name)
-                await self._comes(launcher, partial(self._successor, name, link))
+                await self._comes(launcher, name, partial(self._successor, name, before))
                 self._done += 1
                 logger.info("worker %s has been replaced", name)
         except Exception as error:
-            logger.error("the restart has ended early, after %d of %d workers", self._done, self._of, exc_info=error)
+            expected = isinstance(error, _CannotRun)
+            why = f"worker {name}: {str(error) if expected else f'{type(error).__name__}: {error}'}"
+            self._restart_error = f"the restart has ended early, after {self._done} of {self._of} workers: {why}"
+            logger.error("%s; those that are there serve on", self._restart_error, exc_info=None if expected else error)
         finally:
             self._restart = None
 
-    async def _comes(self, launcher: Launcher, find: Callable[[], Link | None]) -> Link:
-        """Wait for a worker: one that is being started is not ended before it could be told to. RuntimeError when none can come."""
+    async def _comes(self, launcher: Launcher, name: str, find: Callable[[], Link | None]) -> Link:
+        """Wait for a worker: one that is being started is not ended before it could be told to. Raises _CannotRun when it never comes."""
         while (link := find()) is None:
-            if launcher.trouble is not None:
-                raise RuntimeError(launcher.trouble)
+            if (trouble := launcher.trouble_of(name)) is not None:
+                raise _CannotRun(self._control.last_words.get(name, trouble))
             await asyncio.sleep(LOOK_S)
         return link
 
-    def _successor(self, name: str, before: Link) -> Link | None:
-        """The worker of that name that takes requests in place of ``before``."""
+    def _successor(self, name: str, before: Link | None) -> Link | None:
+        """The worker of that name that takes requests in place of ``before``, if there was one."""
         link = self._control.find(name)
         return link if link is not None and link is not before and link.takes_requests else None
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from octavo.distributed.cluster_file import WorkerGroup
+from octavo.distributed.cluster_options import worker_name
 
 Node = Mapping[str, Any]
 _NAMES = ("NodeManagerAddress", "NodeManagerHostname", "NodeName", "NodeID")
@@ -34,8 +35,7 @@ def named(groups: Sequence[WorkerGroup]) -> dict[str, WorkerGroup]:
     for group in groups:
         first = counts.get(group.role, 0)
         counts[group.role] = first + group.number
-        name = "worker" if group.role == "both" else group.role
-        found |= {f"{name}-{number}": group for number in range(first, first + group.number)}
+        found |= {worker_name(group.role, number): group for number in range(first, first + group.number)}
     return found
 
 

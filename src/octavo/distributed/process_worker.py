@@ -6,15 +6,14 @@
 
 Owns the processes. What they work at comes by their channels, and so does the word that it is enough; the secret reaches them by their
 environment. Pauses double with each worker that ends before it was ready. A worker that says that it can never work (its exit status is
-``HOPELESS``) is not tried again, and ``trouble`` has why. Children have sessions of their own, so that a Ctrl-C at the terminal is the
-front end's alone to obey; when that is killed they notice at their channel and end soon after.
+``HOPELESS``) is not tried again until it is replaced, and ``trouble`` has why. Children have sessions of their own, so that a Ctrl-C at the
+terminal is the front end's alone to obey; when that is killed they notice at their channel and end soon after.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import os
 import sys
@@ -22,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from octavo.distributed.channel import Address
+from octavo.distributed.cluster_options import next_name
 from octavo.distributed.handshake import SECRET_VARIABLE
 
 logger = logging.getLogger("octavo.cluster")
@@ -40,6 +40,8 @@ class _Child:
     process: asyncio.subprocess.Process | None = None
     keeper: asyncio.Task[None] | None = None
     released: bool = False
+    trouble: str | None = None  # why it can never run
+    is_awaited: bool = False  # whoever has begun waits for it to be ready, and says why it is not
     wanted: asyncio.Event = field(default_factory=asyncio.Event)  # another is to be started at once
     pause_s: float = FIRST_PAUSE_S
 
@@ -59,7 +61,6 @@ class LocalProcesses:
         self._children = {name: _Child(name, role) for name, role in roles.items()}
         self._secret, self._threads, self._command, self._placed = secret, threads, list(command), placed
         self._address: Address | None = None
-        self._trouble: str | None = None
         self._stopping = False
 
     @property
@@ -75,34 +76,40 @@ class LocalProcesses:
 
     @property
     def trouble(self) -> str | None:
-        """Why a worker can never run; None: nothing is known against it."""
-        return self._trouble
+        """See Launcher."""
+        return next((child.trouble for child in self._children.values() if child.trouble is not None), None)
+
+    def trouble_of(self, name: str) -> str | None:
+        """See Launcher."""
+        return self._children[name].trouble
 
     async def start(self, address: Address) -> None:
         self._address = address
         for child in self._children.values():
-            child.keeper = asyncio.create_task(self._keep(child))
+            child.is_awaited, child.keeper = True, asyncio.create_task(self._keep(child))
 
     def add(self, role: str) -> str:
         """Start one more worker; returns its name, which no other has had."""
-        prefix = "worker" if role == "both" else role
-        name = next(name for i in itertools.count() if (name := f"{prefix}-{i}") not in self._children)
+        name = next_name(role, self._children)
         child = self._children[name] = _Child(name, role)
         child.keeper = asyncio.create_task(self._keep(child))
         return name
 
     def ready(self, name: str) -> None:
         if name in self._children:
-            self._children[name].pause_s = FIRST_PAUSE_S
+            self._children[name].pause_s, self._children[name].is_awaited = FIRST_PAUSE_S, False
 
     def release(self, name: str) -> None:
         self._children[name].released = True
 
     async def replace(self, name: str) -> None:
-        """Wait for the end of a worker that was told to end, or end it, and have another started; at once, if it had ended by itself."""
+        """Wait for the end of a worker that was told to end, or end it, and have another started; at once, if it had ended by itself.
+        One that could not run is tried again: what kept it may have been mended."""
         child = self._children[name]
         child.wanted.set()
         await self._end(child)
+        if child.trouble is not None and not child.released:
+            child.trouble, child.keeper = None, asyncio.create_task(self._keep(child))
 
     async def stop(self) -> None:
         self._stopping = True
@@ -137,8 +144,8 @@ class LocalProcesses:
             else:
                 status = await child.process.wait()
                 if status == HOPELESS and not self._stopping:  # also of one that was released because it said so
-                    self._trouble = f"worker {child.name} cannot run; its message is above"
-                    logger.error("%s", self._trouble)
+                    child.trouble = f"worker {child.name} cannot run; its message is above"
+                    logger.log(logging.INFO if child.is_awaited else logging.ERROR, "%s", child.trouble)
                     return
                 how = f"was killed by signal {-status}" if status < 0 else f"has ended with status {status}"
             if child.released or self._stopping:

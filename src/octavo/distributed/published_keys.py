@@ -6,6 +6,9 @@
 
 Block keys are chained (``core.prefix_index``): a key stands for all tokens up to it. They are cut to ``SHORT_KEY_BYTES``, enough to
 route by: two keys that meet there make a worse choice and never a wrong answer, since the engine looks up the whole key.
+
+An engine that is gone may have had hundreds of thousands of keys. Its name is taken off at once, from then on nobody is told of it; what is
+kept of its keys is swept away little by little, with what is told and expected afterwards, so that no caller ever waits for all of it.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
 SHORT_KEY_BYTES = 8
+SWEEP = 64  # keys that each call looks at, beside as many as it adds
 
 
 def short_key(key: bytes) -> bytes:
@@ -31,7 +35,13 @@ class PublishedKeys:
                 raise ValueError(f"{name}: {value!r} is not allowed; at least 0")
         self._most_keys = most_keys
         self._most_expected = most_expected
-        self._holders: dict[bytes, int] = {}  # key -> engines that have it, one bit each
+        self._holders: dict[bytes, int] = {}  # key -> bits of the engines that have it, and of some that are gone
+        self._unswept: dict[bytes, int] = {}  # the same, of other keys, which are still to be looked at
+        self._bits: dict[int, int] = {}  # engine -> the bit that stands for it, until it is gone
+        self._engines: dict[int, int] = {}  # and the other way round
+        self._alive = 0  # bits of engines
+        self._gone = 0  # bits that may be left in both tables, of engines that are gone
+        self._sweeping = 0  # those of them that are swept away now: they are in ``_unswept`` alone
         self._counts: dict[int, int] = {}  # engine -> number of its keys
         self._expected: dict[bytes, dict[str, int]] = {}  # key -> engine, by the request that will publish it
         self._requests: OrderedDict[str, tuple[bytes, ...]] = OrderedDict()  # expected keys of each
@@ -50,17 +60,15 @@ class PublishedKeys:
 
     def told(self, engine: int, published: Iterable[bytes], forgotten: Iterable[bytes]) -> None:
         """First what is forgotten goes, so that what is new has room. A key that was not known, or is known already, changes nothing."""
-        bit = 1 << engine
-        for key in map(short_key, forgotten):
-            holders = self._holders.get(key, 0)
+        bit, old, new = self._bit(engine), list(map(short_key, forgotten)), list(map(short_key, published))
+        self._sweep(len(old) + len(new) + SWEEP)
+        for key in old:
+            holders = self._settled(key)
             if holders & bit:
                 self._counts[engine] -= 1
-                if holders == bit:
-                    del self._holders[key]
-                else:
-                    self._holders[key] = holders & ~bit
-        for key in map(short_key, published):
-            holders, count = self._holders.get(key, 0), self._counts.get(engine, 0)
+                self._settle(key, holders & ~bit)
+        for key in new:
+            holders, count = self._settled(key), self._counts.get(engine, 0)
             if holders & bit:
                 continue
             if count >= self._most_keys:
@@ -71,11 +79,56 @@ class PublishedKeys:
 
     def gone(self, engine: int) -> None:
         """``engine`` has nothing any more, and nothing is expected of it."""
-        if self._counts.pop(engine, 0):
-            bit = 1 << engine
-            self._holders = {key: rest for key, holders in self._holders.items() if (rest := holders & ~bit)}
+        bit = self._bits.pop(engine, 0)
+        if bit:
+            del self._engines[bit]
+            self._alive &= ~bit
+            if self._counts.pop(engine, 0):
+                self._gone |= bit
         for request_id in [one for one, keys in self._requests.items() if keys and self._expected[keys[0]][one] == engine]:
             self.ended(request_id)
+
+    # --- bits ---------------------------------------------------------------------------------------------------------------------------
+
+    def _bit(self, engine: int) -> int:
+        """The bit that stands for ``engine``: one that stands for no other, and is left over from none."""
+        bit = self._bits.get(engine)
+        if bit is None:
+            taken = self._alive | self._gone
+            bit = ~taken & (taken + 1)  # the lowest that is free
+            self._bits[engine], self._engines[bit] = bit, engine
+            self._alive |= bit
+        return bit
+
+    def _settled(self, key: bytes) -> int:
+        """Who has ``key``, of those that there are; it is in the table of swept keys afterwards, if anywhere."""
+        holders = self._unswept.pop(key, None) if self._unswept else None
+        if holders is None:
+            return self._holders.get(key, 0) & self._alive
+        self._settle(key, holders & self._alive)
+        return holders & self._alive
+
+    def _settle(self, key: bytes, holders: int) -> None:
+        if holders:
+            self._holders[key] = holders
+        else:
+            self._holders.pop(key, None)
+
+    def _sweep(self, num_keys: int) -> None:
+        """Look at so many keys, as long as there may be some that nobody has."""
+        while num_keys > 0:
+            if not self._unswept:
+                self._gone &= ~self._sweeping
+                self._sweeping = self._gone
+                if not self._gone:
+                    return
+                self._unswept, self._holders = self._holders, {}
+            num_now = min(num_keys, len(self._unswept))
+            for _ in range(num_now):
+                key, holders = self._unswept.popitem()
+                if holders & self._alive:
+                    self._holders[key] = holders & self._alive
+            num_keys -= max(1, num_now)
 
     # --- what is on its way -------------------------------------------------------------------------------------------------------------
 
@@ -86,6 +139,8 @@ class PublishedKeys:
         if not mine:
             return
         self._requests[request_id] = mine
+        self._bit(engine)
+        self._sweep(SWEEP)
         for key in mine:
             self._expected.setdefault(key, {})[request_id] = engine
         while len(self._requests) > self._most_expected:
@@ -110,44 +165,42 @@ class PublishedKeys:
         alive = -1  # engines that had every key so far
         for num_blocks, key in enumerate(map(short_key, keys)):
             now = alive & self._having(key)
-            _note(found, alive & ~now if num_blocks else 0, num_blocks)
+            self._note(found, alive & ~now if num_blocks else 0, num_blocks)
             alive = now
             if not alive:
                 break
         else:
-            _note(found, alive if keys else 0, len(keys))
+            self._note(found, alive if keys else 0, len(keys))
         return found
 
     def _having(self, key: bytes) -> int:
-        holders = self._holders.get(key, 0)
+        holders = (self._holders.get(key, 0) | self._unswept.get(key, 0)) & self._alive
         for engine in self._expected.get(key, {}).values():
-            holders |= 1 << engine
+            holders |= self._bits[engine]
         return holders
+
+    def _note(self, found: dict[int, int], bits: int, num_blocks: int) -> None:
+        while bits:
+            lowest = bits & -bits
+            found[self._engines[lowest]] = num_blocks
+            bits ^= lowest
 
     def check_invariants(self) -> None:
         """AssertionError unless counts and sets agree, and no bound is broken."""
+        assert {engine: bit for bit, engine in self._engines.items()} == self._bits
+        assert self._alive == sum(self._bits.values()) and not self._alive & self._gone and not self._sweeping & ~self._gone
+        assert not self._holders.keys() & self._unswept.keys(), "a key is in two tables"
         counts = dict[int, int]()
-        for holders in self._holders.values():
-            assert holders > 0, "a key without holders is kept"
-            _note_each(counts, holders)
+        for key, holders in (*self._holders.items(), *self._unswept.items()):
+            assert holders and not holders & ~(self._alive | self._gone), "a key without holders is kept, or one of a holder that never was"
+            assert key in self._unswept or not holders & self._sweeping, "a key that has been swept is of somebody who is gone"
+            one = dict[int, int]()
+            self._note(one, holders & self._alive, 1)
+            for engine in one:
+                counts[engine] = counts.get(engine, 0) + 1
         assert counts == {engine: count for engine, count in self._counts.items() if count}
         assert all(count <= self._most_keys for count in self._counts.values())
         assert len(self._requests) <= self._most_expected
         pairs = {(key, request_id) for key, requests in self._expected.items() for request_id in requests}
         assert pairs == {(key, request_id) for request_id, keys in self._requests.items() for key in keys}
         assert all(self._expected.values()), "a key that nobody is expected to publish is kept"
-
-
-def _note(found: dict[int, int], engines: int, num_blocks: int) -> None:
-    while engines:
-        lowest = engines & -engines
-        found[lowest.bit_length() - 1] = num_blocks
-        engines ^= lowest
-
-
-def _note_each(counts: dict[int, int], engines: int) -> None:
-    while engines:
-        lowest = engines & -engines
-        engine = lowest.bit_length() - 1
-        counts[engine] = counts.get(engine, 0) + 1
-        engines ^= lowest

@@ -32,6 +32,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noq
 
 from octavo.distributed.channel import Address  # noqa: E402
 from octavo.distributed.cluster_file import WorkerGroup  # noqa: E402
+from octavo.distributed.cluster_options import next_name  # noqa: E402
 from octavo.distributed.placing import Node, alive, check_fits, demand, equal_share, find_node, named, shown  # noqa: E402
 from octavo.distributed.ray_worker import WorkerActor, WorkerEnd  # noqa: E402
 from octavo.distributed.worker import WorkerOptions, WorkerPost  # noqa: E402
@@ -61,6 +62,7 @@ class _Worker:
     actor: Any = None
     node: str | None = None
     num_failed: int = 0
+    trouble: str | None = None  # why it can never run, as far as is known
     was_ready: bool = False  # its last process
     released: bool = False
     wanted: bool = False
@@ -99,16 +101,19 @@ def own_address() -> str:
 
 
 class RayLauncher:
-    """The ``Launcher`` of workers on Ray, which is connected. ``groups``: as many workers as they say, named as ``placing.named`` does.
-    ``threads``: of each (None: as many as it has cores)."""
+    """The ``GrowingLauncher`` of workers on Ray, which is connected. ``groups``: as many workers as they say, named as ``placing.named``
+    does; those that are added are as the first of their role. ``threads``: of each (None: as many as it has cores). ``most``: so many there
+    may be, and an equal share of the cores is for so many."""
 
-    def __init__(self, groups: Sequence[WorkerGroup], secret: bytes, threads: int | None = None, place_s: float = PLACE_S) -> None:
+    def __init__(
+        self, groups: Sequence[WorkerGroup], secret: bytes, threads: int | None = None, place_s: float = PLACE_S, most: int = 0
+    ) -> None:
+        self._groups, self._most = groups, most
         self._workers = {name: _Worker(name, group) for name, group in named(groups).items()}
         self._secret, self._threads = secret, threads
         self._place_s = place_s
         self._address = Address()
         self._share = 0  # cores of workers whose group does not say
-        self._trouble: str | None = None
 
     @property
     def names(self) -> Sequence[str]:
@@ -118,7 +123,11 @@ class RayLauncher:
     @property
     def trouble(self) -> str | None:
         """See Launcher."""
-        return self._trouble
+        return next((worker.trouble for worker in self._workers.values() if worker.trouble is not None), None)
+
+    def trouble_of(self, name: str) -> str | None:
+        """See Launcher."""
+        return self._workers[name].trouble
 
     @property
     def nodes(self) -> Mapping[str, str | None]:
@@ -129,16 +138,24 @@ class RayLauncher:
         """See Launcher. Raises PlacingError for a worker that no node could hold."""
         self._address = address
         nodes = await asyncio.to_thread(_alive_nodes)
-        self._share = equal_share(nodes, len(self._workers))
+        self._share = equal_share(nodes, max(self._most, len(self._workers)))
         for worker in self._workers.values():
             check_fits(worker.group, self._share, nodes)
         for worker in self._workers.values():
             worker.keeper = asyncio.create_task(self._keep(worker), name=worker.name)
 
+    def add(self, role: str) -> str:
+        """See GrowingLauncher. It waits for a place, as all do."""
+        group = next(group for group in self._groups if group.role == role)
+        name = next_name(role, self._workers)
+        worker = self._workers[name] = _Worker(name, group)
+        worker.keeper = asyncio.create_task(self._keep(worker), name=name)
+        return name
+
     def ready(self, name: str) -> None:
         """It works: should it end, another is placed soon."""
         if name in self._workers:
-            self._workers[name].was_ready = True
+            self._workers[name].was_ready, self._workers[name].trouble = True, None
 
     def release(self, name: str) -> None:
         """See Launcher."""
@@ -152,7 +169,7 @@ class RayLauncher:
             await asyncio.wait([worker.keeper], timeout=END_S)
             await _cancelled(worker.keeper)
         if not worker.released:
-            worker.wanted = False
+            worker.wanted, worker.trouble = False, None
             worker.keeper = asyncio.create_task(self._keep(worker), name=name)
 
     async def stop(self) -> None:
@@ -180,7 +197,7 @@ class RayLauncher:
             if worker.was_ready or time.monotonic() - started_s >= STEADY_S:
                 worker.num_failed, worker.was_ready, pause_s = 0, False, FIRST_PAUSE_S
             if end.hopeless or worker.num_failed >= MAX_FAILED:
-                self._trouble = f"{worker.name}: {end.reason}"
+                worker.trouble = f"{worker.name}: {end.reason}"
             if end.hopeless:
                 logger.error("%s cannot run and is not tried again: %s", worker.name, end.reason)
                 return

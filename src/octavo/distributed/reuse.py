@@ -24,8 +24,8 @@ _DECAY = 0.99  # of what was seen of uses, with each request
 
 
 class Reuse:
-    """``most_keys``: of one engine, as in ``PublishedKeys``; what it publishes beyond is not followed. So many are remembered as well of all that
-    was used, the last used ones."""
+    """``most_keys``: of one engine, as in ``PublishedKeys``; what it publishes beyond is not followed. So many are remembered as well of
+    all that was used, the last used ones."""
 
     def __init__(self, most_keys: int = 1 << 18) -> None:
         if most_keys < 0:
@@ -49,7 +49,9 @@ class Reuse:
         for key in map(short_key, published):
             if key not in used and len(used) < self._most_keys:
                 used[key] = self._now
-            self._see(key)
+            self._seen.pop(key, None)
+            self._seen[key] = self._now
+        self._trim()
 
     def gone(self, engine: int) -> None:
         """``engine`` has nothing any more."""
@@ -60,24 +62,23 @@ class Reuse:
         """A request whose prompt has these ``keys`` went to ``engine``; with its answer it comes to ``num_blocks`` blocks, of which one at
         least is no full block of the prompt."""
         self._now += 1
+        now, seen, used = self._now, self._seen, self._used.get(engine, {})
         num_found = waited = 0
-        used = self._used.get(engine, {})
         for key in map(short_key, keys):
-            when = self._seen.get(key)
+            when = seen.pop(key, None)
             if when is not None:
                 num_found += 1
-                waited += self._now - when
-            self._see(key)
+                waited += now - when
+            seen[key] = now  # the last of all
             if key in used:
-                used[key] = self._now
+                used[key] = now
+        self._trim()
         self._num_blocks = _DECAY * self._num_blocks + max(num_blocks, len(keys) + 1)
         self._num_found = _DECAY * self._num_found + num_found
         self._waited = _DECAY * self._waited + waited
 
-    def _see(self, key: bytes) -> None:
-        self._seen[key] = self._now
-        self._seen.move_to_end(key)
-        if len(self._seen) > self._most_keys:
+    def _trim(self) -> None:
+        while len(self._seen) > self._most_keys:
             self._seen.popitem(last=False)
 
     def uses_lost(self, engine: int) -> float:

@@ -54,5 +54,5 @@ class RoleRouter(Router):
         self._prompts.lost(request_id)
 
     def ended(self, request_id: str, num_output: int) -> None:
-        self.pools.ended(request_id)
+        self.pools.ended(request_id, num_output)
         self._prompts.ended(request_id, num_output)

@@ -14,6 +14,7 @@ business.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -28,7 +29,8 @@ class MixedLimits:
     """``borrow_s``: predicted seconds of work on the least busy prefill worker beyond which a decode worker is borrowed for prompts;
     ``return_s``: below which it may go home. ``borrow_free``: share of a decode worker's blocks that has to be left beside a request, or a
     prefill worker is borrowed for decoding; ``return_free``: share that has to be free on some decode worker before it goes home.
-    ``hold_s``: shortest time in either state. ``guess_output``: tokens that are expected of an answer nobody knows the length of."""
+    ``hold_s``: shortest time in either state. ``guess_output``: tokens that are expected of an answer nobody knows the length of, until
+    some have ended; then a running mean."""
 
     borrow_s: float = 1.0
     return_s: float = 0.25
@@ -93,6 +95,7 @@ class RolePools:
         self.may_borrow = may_borrow
         self._workers: dict[int, PooledWorker] = {}
         self._placed: dict[str, Placement] = {}
+        self._guess_output = float(self.limits.guess_output)
 
     # --- workers ------------------------------------------------------------------------------------------------------------------------
 
@@ -218,8 +221,10 @@ class RolePools:
             self._workers[placed.decode].foreign.discard(request_id)
         self._placed[request_id] = Placement(placed.prefill, placed.prefill)
 
-    def ended(self, request_id: str) -> None:
-        """It is over, for whatever reason; one that is not known changes nothing."""
+    def ended(self, request_id: str, num_output: int | None = None) -> None:
+        """It is over, for whatever reason; one that is not known changes nothing. ``num_output``: its tokens, if it was answered."""
+        if num_output:
+            self._guess_output += 0.02 * (num_output - self._guess_output)
         placed = self._placed.pop(request_id, None)
         if placed is None:
             return
@@ -255,15 +260,16 @@ class RolePools:
     # --- room ---------------------------------------------------------------------------------------------------------------------------
 
     def _blocks(self, request: RouteRequest) -> int:
-        num_output = self.limits.guess_output if request.num_output is None else request.num_output
-        return -(-(request.num_prompt + num_output) // self._block_size)
+        return -(-(request.num_prompt + math.ceil(request.output_or(self._guess_output))) // self._block_size)
 
     def _free(self, view: EngineView) -> int:
         """Blocks that are neither taken nor promised."""
         return view.num_available_blocks - self._workers[view.index].num_promised
 
     def _has_room(self, view: EngineView, need: int) -> bool:
-        return self._free(view) - need >= self.limits.borrow_free * self._workers[view.index].num_blocks
+        """A request that is thought to need more than there is may be as short as one that fits: it has room in what is all free."""
+        num_blocks = self._workers[view.index].num_blocks
+        return self._free(view) - min(need, num_blocks) >= self.limits.borrow_free * num_blocks
 
     def _views(self, engines: Seq[EngineView], may: Callable[[PooledWorker], bool]) -> list[EngineView]:
         return [view for view in engines if view.index in self._workers and may(self._workers[view.index])]

@@ -2,7 +2,8 @@
 
     START: one more process      DRAIN: nothing new      KEEP: it gets requests again      STOP: it has drained, and ends for good
 
-Owns what the autoscaler is told: the seconds of work that come with requests, by the prices that workers tell, and those that wait. What
+Owns what the autoscaler is told: the seconds of work that come with requests, and those that wait, by what a token takes of a worker whose
+steps are full (``full_step``): a worker with one stream is at work all the time, and could have many more. What
 it does is the launcher's, the fleet's and the operations' to carry out; no request fails of it, since only empty workers end.
 """
 
@@ -51,7 +52,7 @@ class Scaling:
     ) -> None:
         self._scaler = Autoscaler(limits)
         self._control, self._flights, self._operations, self._launcher, self._now = control, flights, operations, launcher, clock
-        self._num_tokens = 0  # of all requests that came, when it was last asked
+        self._num_prompt = self._num_output = 0  # tokens of all requests that came, when it was last asked
 
     async def run(self) -> None:
         while True:
@@ -63,16 +64,22 @@ class Scaling:
 
     def look(self) -> None:
         """Ask what to do now, and do it. Not while a restart goes on, which takes workers out by itself."""
-        came, self._num_tokens = self._flights.num_tokens_in_all - self._num_tokens, self._flights.num_tokens_in_all
-        token_s = self._token_s()
-        self._scaler.arrived(came * token_s)
+        flights, (prompt_s, output_s) = self._flights, self._prices()
+        came_s = (flights.num_prompt_tokens - self._num_prompt) * prompt_s + (flights.num_output_tokens - self._num_output) * output_s
+        self._scaler.arrived(came_s)
+        self._num_prompt, self._num_output = flights.num_prompt_tokens, flights.num_output_tokens
         if self._operations.is_restarting:
             return
         links = {link.index: link for link in self._control if not self._operations.is_leaving(link)}  # those come and go without it
-        workers = [ScaledWorker(link.index, _state(link), link.view.pending_s, len(link.keys)) for link in links.values()]
+        answer_s = output_s * flights.num_output_tokens / max(1, flights.num_ended + len(flights) - flights.num_waiting)
+        workers = [
+            ScaledWorker(link.index, _state(link), link.view.pending_s + link.load.num_waiting * answer_s, len(link.keys))
+            for link in links.values()
+        ]
         num_coming = len(set(self._launcher.names) - {link.name for link in links.values()})
         workers += [ScaledWorker(-1 - i, "starting") for i in range(num_coming)]
-        for step in self._scaler.decide(workers, self._flights.num_waiting_tokens * token_s, self._now()):
+        held_back_s = flights.num_waiting_tokens * prompt_s + flights.num_waiting * answer_s
+        for step in self._scaler.decide(workers, held_back_s, self._now()):
             link = None if step.index is None else links.get(step.index)
             if step.action is ScaleAction.START:
                 logger.info("worker %s is started: there is more to do", self._launcher.add("both"))
@@ -88,10 +95,11 @@ class Scaling:
         elif action is ScaleAction.STOP:
             self._operations.let_go(link)
 
-    def _token_s(self) -> float:
-        """Seconds that a token takes of a worker, as the workers price what they have; 0 before any has."""
-        told = [link.view.token_s for link in self._control if link.view.last.pending_tokens or link.load.num_steps]
-        return sum(told) / len(told) if told else 0.0
+    def _prices(self) -> tuple[float, float]:
+        """Seconds that a prompt token and an output token take of a worker whose steps are full, as the workers say; 0 before any has."""
+        told = [link.load for link in self._control if link.load.prompt_token_s or link.load.output_token_s]
+        num = max(1, len(told))
+        return sum(load.prompt_token_s for load in told) / num, sum(load.output_token_s for load in told) / num
 
 
 def _state(link: Link) -> str:

@@ -2,11 +2,15 @@
 
 The memory has no name: it is a file that is gone from the file system, or never was in one, and whose descriptor travels over the unix
 socket. So it goes when both ends are closed, however they end. It is a ring of slots, one for each piece on its way.
+
+A file that is cut short while it is mapped ends whoever reads behind its end with a signal. So where the system has seals (Linux) the
+sender seals its size, and the receiver maps nothing whose size is not sealed. It maps what it gets for reading alone.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import mmap
 import os
@@ -30,6 +34,9 @@ from octavo.distributed.transport import MAX_PIECE_BYTES, Outgoing, Sink, Transf
 
 NUM_SLOTS = 3
 _MEMORY_BYTES = NUM_SLOTS * MAX_PIECE_BYTES  # of address space; of memory, what pieces touch
+
+_HAS_SEALS = sys.platform == "linux" and hasattr(fcntl, "F_ADD_SEALS") and hasattr(os, "memfd_create")
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL if _HAS_SEALS else 0  # its size is what it is, for good
 
 
 def is_available() -> bool:
@@ -100,9 +107,8 @@ class _Listener(StreamListener):
 class _Outgoing(StreamOutgoing):
     def __init__(self, sock: socket.socket, head: TransferHead, throttle: Throttle | None) -> None:
         super().__init__(sock, head, throttle)
-        fd = _unnamed_file()
+        fd = _new_memory(_MEMORY_BYTES)
         try:
-            os.ftruncate(fd, _MEMORY_BYTES)
             self._memory = mmap.mmap(fd, _MEMORY_BYTES)
             socket.send_fds(sock, [TAKEN], [fd])
         finally:
@@ -164,24 +170,42 @@ class _Reader(StreamReader):
             self._memory.close()
 
 
-def _unnamed_file() -> int:
-    """A descriptor of memory, or of a file that has been unlinked where the system has no such memory."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("octavo-kv", os.MFD_CLOEXEC)
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
+def _new_memory(num_bytes: int) -> int:
+    """A descriptor of memory, its size sealed, or of a file that has been unlinked where the system has no such memory."""
+    if _HAS_SEALS:
+        fd = os.memfd_create("octavo-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    else:
+        with tempfile.TemporaryFile() as file:
+            fd = os.dup(file.fileno())
+    try:
+        os.ftruncate(fd, num_bytes)
+        if _HAS_SEALS:
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
 
 
 def _receive_memory(connection: socket.socket) -> mmap.mmap:
-    """Map what the sender shares. A file that is shorter than it should be would end this process with a signal: it is measured first."""
+    """Map what the sender shares. TransferError unless it is as large as it should be, and stays so."""
     data, fds, _, _ = socket.recv_fds(connection, 1, 1)
     try:
         if data != TAKEN or len(fds) != 1:
             raise TransferError("the sender shares no memory")
-        if os.fstat(fds[0]).st_size < _MEMORY_BYTES:
-            raise TransferError(f"the sender shares {os.fstat(fds[0]).st_size} bytes; {_MEMORY_BYTES} are needed")
-        return mmap.mmap(fds[0], _MEMORY_BYTES)
+        if _HAS_SEALS and _seals(fds[0]) & _SEALS != _SEALS:  # before its size is looked at, which might change then
+            raise TransferError("the sender shares memory whose size is not sealed")
+        size = os.fstat(fds[0]).st_size
+        if size != _MEMORY_BYTES:
+            raise TransferError(f"the sender shares {size} bytes; {_MEMORY_BYTES} are needed")
+        return mmap.mmap(fds[0], _MEMORY_BYTES, prot=mmap.PROT_READ)
     finally:
         for fd in fds:
             os.close(fd)
 
+
+def _seals(fd: int) -> int:
+    try:
+        return fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    except OSError:  # no memory of this kind: a file, a pipe
+        return 0

@@ -75,7 +75,7 @@ class SoonestDone(Router):
             self._learned.saw(engine)
         num_cached = min(num_blocks * self._block_size, request.num_prompt - 1)
         num_new = request.num_prompt - num_cached
-        num_output = self._num_output(request)
+        num_output = request.output_or(self._guess_output)
         work_s = self._costs.prompt_s(engine, num_cached, num_new)
         uses_lost = self._reuse.uses_lost(engine.index)
         if uses_lost:
@@ -84,11 +84,8 @@ class SoonestDone(Router):
         seconds = engine.pending_s + self._work_weight * work_s + answer_s
         return num_new > engine.num_available_blocks * self._block_size, seconds
 
-    def _num_output(self, request: RouteRequest) -> float:
-        return self._guess_output if request.num_output is None else request.num_output
-
     def _sent(self, request: RouteRequest, index: int) -> None:
-        num_blocks = (request.num_prompt + self._num_output(request)) / self._block_size
+        num_blocks = (request.num_prompt + request.output_or(self._guess_output)) / self._block_size
         self._reuse.sent(index, request.prefix_keys, num_blocks)
         self.keys.expect(request.request_id, index, request.prefix_keys)
         if request.session is not None:

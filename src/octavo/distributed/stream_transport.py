@@ -29,6 +29,7 @@ from dataclasses import asdict
 
 import msgspec
 
+from octavo.distributed.flood_log import FloodLog
 from octavo.distributed.handshake import ANSWER_BYTES, HELLO_BYTES, PROOF_BYTES, ConnectorHandshake, ListenerHandshake
 from octavo.distributed.throttle import Throttle
 from octavo.distributed.transport import CHECKSUM_BYTES, MAX_PIECE_BYTES, Outgoing, Piece, Sink, TransferError, TransferHead, checksum_of
@@ -152,6 +153,7 @@ class StreamListener:
         self._lock = threading.Lock()
         self._connections: set[socket.socket] = set()
         self._closed = False
+        self._turned_away = FloodLog(logger, "a transfer of KV was turned away")
         self._thread = threading.Thread(target=self._accept, name="octavo-kv-listen", daemon=True)
         self._thread.start()
 
@@ -166,6 +168,7 @@ class StreamListener:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
         self._thread.join(self._idle_s)
+        self._turned_away.flush()
 
     def _accept(self) -> None:
         while True:
@@ -183,6 +186,8 @@ class StreamListener:
                     self._connections.add(connection)
             if full:
                 connection.close()
+                if not self._closed:
+                    self._turned_away.say(f"{MAX_CONNECTIONS} connections are there already")
                 continue
             threading.Thread(target=self._serve, args=(connection,), name="octavo-kv-in", daemon=True).start()
 
@@ -198,7 +203,7 @@ class StreamListener:
                 self._sink.failed(head.key, str(error) or type(error).__name__)
                 self._refuse(connection, error)
         except (OSError, msgspec.MsgspecError, ValueError) as error:
-            logger.warning("a transfer of KV was turned away: %s", error)
+            self._turned_away.say(str(error) or type(error).__name__)
         finally:
             with self._lock:
                 self._connections.discard(connection)

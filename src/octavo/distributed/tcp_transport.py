@@ -6,12 +6,34 @@ Who connects is authenticated (``handshake``); what is sent is neither encrypted
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 from octavo.distributed.stream_transport import IDLE_S, StreamListener, StreamOutgoing, StreamReader, open_transfer, recv_exactly
 from octavo.distributed.throttle import Throttle
 from octavo.distributed.transport import MAX_PIECE_BYTES, Outgoing, Sink, TransferError, TransferHead, TransportListener
 
 _SOCKET_BYTES = 4 << 20  # asked for in the kernel, so that the next piece is exported while this one is on its way
+_WMEM_MAX, _TCP_WMEM = Path("/proc/sys/net/core/wmem_max"), Path("/proc/sys/net/ipv4/tcp_wmem")
+
+
+def buffer_to_ask_for(most_asked: int, most_tuned: int) -> int | None:
+    """Bytes of a socket's send buffer; None: whatever the kernel makes of it.
+
+    A buffer that is asked for is there at once: on a link with a short way the kernel's own would grow to little more than what is on its
+    way, and the link would rest while a piece is exported. But it is cut to ``most_asked`` (net.core.wmem_max), never grows, and so limits
+    what is on its way to itself: where the kernel's own may grow beyond it (``most_tuned``: the last of net.ipv4.tcp_wmem), as on hosts
+    that are set up for long fast links and on those that let nobody ask for much, that is the better one. Linux takes twice what is asked.
+    """
+    return _SOCKET_BYTES if 2 * min(_SOCKET_BYTES, most_asked) >= most_tuned else None
+
+
+def _ask_for_buffer(sock: socket.socket) -> None:
+    try:
+        asked = buffer_to_ask_for(int(_WMEM_MAX.read_text()), int(_TCP_WMEM.read_text().split()[-1]))
+    except (OSError, ValueError, IndexError):  # another system, which tunes as it does
+        return
+    if asked is not None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, asked)
 
 
 class TcpTransport:
@@ -36,7 +58,7 @@ class TcpTransport:
         host = host.removeprefix("[").removesuffix("]")
         sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
+        _ask_for_buffer(sock)
         return open_transfer(
             sock, lambda: sock.connect((host, int(port))), self._secret, head, self._idle_s, lambda: _Outgoing(sock, head, self._throttle)
         )

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from octavo.core.limits import LengthLimits
+
 
 @dataclass(frozen=True, slots=True)
 class Told:
@@ -26,12 +28,13 @@ class Told:
 class ToldLoad:
     """An ``EngineView``. ``token_s``: seconds of a prompt's token where the engine has told none; then what it last told is used. What it
     tells while sequences only wait for their next token counts until it has told of a prompt: a step of few tokens takes nearly as long
-    as one of many."""
+    as one of many. ``lengths``: of requests that its whole pool holds (None: of any)."""
 
     index: int
     block_size: int = 16
     num_blocks: int = 0
     token_s: float = 1e-3
+    lengths: LengthLimits | None = None
     last: Told = field(init=False)
     _sent: deque[int] = field(default_factory=deque)  # prompt tokens to compute, of requests that ``last`` does not count
     _num_sent: int = 0  # of all time

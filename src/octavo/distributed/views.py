@@ -44,7 +44,8 @@ class EngineView(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RouteRequest:
-    """``num_output``: output tokens, where somebody knows or guesses; routers of real engines get None. ``session``: requests that share it
+    """``num_output``: output tokens, where somebody knows or guesses; routers of real engines get None, and ``most_output``, what the
+    request allows, where it says so. ``session``: requests that share it
     share a prefix. ``prefix_keys``: keys of the prompt's full blocks (``prefix_index.block_key``), from the first; may be empty.
     ``priority``: lower first, and ``user``: whose it is (an API key, say), where requests are held back."""
 
@@ -55,6 +56,13 @@ class RouteRequest:
     prefix_keys: tuple[bytes, ...] = ()
     priority: int = 0
     user: str | None = None
+    most_output: int | None = None
+
+    def output_or(self, guess: float) -> float:
+        """``num_output`` where it is known; else ``guess``, and no more than the request allows."""
+        if self.num_output is not None:
+            return self.num_output
+        return guess if self.most_output is None else min(guess, self.most_output)
 
 
 class Router(Protocol):

@@ -23,7 +23,8 @@ class MessageError(ValueError):
 
 
 class WireRequest(msgspec.Struct, omit_defaults=True, gc=False):
-    """A ``core.request.Request`` whose parameters are resolved. Clocks do not travel: ``age_s`` is how long ago it arrived."""
+    """A ``core.request.Request`` whose parameters are resolved. Clocks do not travel: ``age_s`` is how long ago a worker had got it first
+    that has lost it since; 0 where none has."""
 
     request_id: str
     prompt_token_ids: list[int]
@@ -38,13 +39,14 @@ class WireRequest(msgspec.Struct, omit_defaults=True, gc=False):
 
     @classmethod
     def of(cls, request: Request, age_s: float = 0.0) -> WireRequest:
-        """``age_s``: seconds since it arrived."""
+        """``age_s``: seconds since a worker got it first that has lost it."""
         eos = sorted(request.eos_token_ids)
         params, rest = request.params, (request.cache_salt, request.priority, request.user, request.speculative)
         return cls(request.request_id, request.prompt_token_ids, params, request.seed, eos, max(0.0, age_s), *rest)
 
     def request(self, request_id: str, now: float) -> Request:
-        """The request under the name that it has here, arriving ``now`` on the clock of who takes it in."""
+        """The request under the name that it has here, arriving ``now`` on the clock of who takes it in; one that was elsewhere before
+        keeps its place in queues."""
         return Request(
             request_id,
             self.prompt_token_ids,
@@ -56,6 +58,7 @@ class WireRequest(msgspec.Struct, omit_defaults=True, gc=False):
             self.priority,
             self.user,
             self.speculative,
+            came_s=now - self.age_s if self.age_s > 0.0 else None,
         )
 
     def check(self, vocab_size: int) -> None:

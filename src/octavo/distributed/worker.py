@@ -264,8 +264,8 @@ class WorkerServer:
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
-        """End the worker; its front end is told why."""
-        logger.error("the worker ends: %s", error)
+        """End the worker; its front end is told why, and ``run`` raises it."""
+        logger.info("the worker ends: %s", error)
         if self._channel is not None:
             self._channel.send(Goodbye(str(error)))
         self._end(error)

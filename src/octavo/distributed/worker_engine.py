@@ -19,6 +19,7 @@ import msgspec
 from octavo.core.cost import StepShape
 from octavo.core.key_changes import KeyChanges
 from octavo.core.request import FinishReason, ParameterError, Request
+from octavo.distributed.full_step import full_step_prices
 from octavo.distributed.messages import (
     SHORT_KEY_BYTES,
     Begin,
@@ -46,6 +47,7 @@ from octavo.engine.params import PreparedRequest
 logger = logging.getLogger("octavo.worker")
 
 TELL_S = 0.02  # between two news of the load, while steps are made
+MAX_KEYS = 4096  # in one message: who has to take in a whole cache does other things between
 MAX_EVENTS_BYTES = 8 << 20  # of log-probabilities and tokens, about, in one message
 MAX_FAILURES_IN_A_ROW = 6  # steps; more than one request is tried for. An engine that makes no others draws all, since it is never busy
 REFUSED = "refused"  # an error code: the request cannot be queued, here or elsewhere
@@ -60,7 +62,7 @@ class KVSide(Protocol):
     transports: list[str]
 
     def submitted(self, message: Submit, request: Request) -> None:
-        """An attempt with a ticket has come; it is queued after this call."""
+        """On the engine's thread: an attempt with a ticket has just been queued."""
         ...
 
     def take(self, message: KVMessage) -> None: ...
@@ -138,7 +140,8 @@ class WorkerEngine:
             if index is not None and index.changes is not None:
                 index.changes.take()
                 keys = [node.key[:SHORT_KEY_BYTES] for node in index.blocks().values() if index.is_full(node)]
-                self._tell(Keys(keys, anew=True))
+                for start in range(0, max(1, len(keys)), MAX_KEYS):
+                    self._tell(Keys(keys[start : start + MAX_KEYS], anew=start == 0))
             return []
 
         self.thread.post(begin)
@@ -150,8 +153,6 @@ class WorkerEngine:
         wire = message.request
         attempt = self._remember(message.key, wire.params.n)
         request = wire.request(attempt.engine_id, self.engine.clock.now())
-        if message.ticket is not None and self.kv is not None:
-            self.kv.submitted(message, request)
 
         def add() -> list[OutputEvent]:
             self._num_received += 1
@@ -160,6 +161,8 @@ class WorkerEngine:
                 check_token_ids("output_token_ids", message.output_token_ids, self.engine.backend.vocab_size)
                 self._check_fits(request)
                 self.engine.add(PreparedRequest(request, []), message.output_token_ids)
+                if message.ticket is not None and self.kv is not None:
+                    self.kv.submitted(message, request)
             except ParameterError as error:
                 self.thread.tell(self._refuse, (attempt, error))
             return []
@@ -179,6 +182,8 @@ class WorkerEngine:
             return
         num_choices = attempt.num_open
         self._forget(attempt)
+        if self.kv is not None:
+            self.kv.dropped([attempt.key])
         ends = [Event(attempt.key, c, finish_reason=FinishReason.ERROR, error=str(error), error_code=REFUSED) for c in range(num_choices)]
         self._send(Events(ends))
 
@@ -339,6 +344,7 @@ def load_of(engine: Engine, num_received: int) -> Load:
         scheduler.num_offered,
         scheduler.num_reserved,
         num_received,
+        *full_step_prices(engine),
     )
 
 

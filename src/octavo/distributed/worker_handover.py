@@ -98,14 +98,14 @@ class WorkerHandover:
         self.transports = list(self._listeners)
         engine.loop.step_hooks = self
 
-    # --- KVSide, on the event loop's thread -----------------------------------------------------------------------------------------------
+    # --- KVSide ---------------------------------------------------------------------------------------------------------------------------
 
     def submitted(self, message: Submit, request: Request) -> None:
         ticket = message.ticket
         if ticket is not None and request.params.n == 1 and request.params.beam is None:
             track = Track(len(request.prompt_token_ids) + len(message.output_token_ids))
             going = _Going(message.key, request, ticket.layerwise, len(message.output_token_ids), track)
-            self._do(lambda: self._going.update({message.key: going}))
+            self._going[message.key] = going
 
     def take(self, message: KVMessage) -> None:
         key = message.key

@@ -119,7 +119,7 @@ class Engine:
             self._recording = open_new(self.config.scheduler.record)  # closed with the engine
         except UserFileError as error:
             raise ConfigError(f"record: {self.config.scheduler.record!r} is not allowed; {error}") from None
-        return functools.partial(RecordedScheduler, self._recording, model_name)
+        return functools.partial(RecordedScheduler, self._recording, model_name, self.clock)
 
     def _open_tiers(self, fingerprint: str, num_swap_blocks: int) -> KVTiering | None:
         """Allocate host memory: blocks for preempted sequences and, behind them, those of the tiers."""

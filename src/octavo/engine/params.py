@@ -30,6 +30,7 @@ class RequestOptions(TypedDict, total=False):
     speculative: SpeculativeParams | None
     priority: int
     user: str | None
+    session: str | None
     received_s: float | None
 
 

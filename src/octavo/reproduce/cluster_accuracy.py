@@ -4,9 +4,10 @@
 
 Prefill and decode apart, two replicas that compute prompts in chunks, and two whose prompts are whole and go first, each worker on threads
 of its own. Loads have lengths of recorded traces, scaled down to what a small machine serves; their rates are shares of what the weakest
-way serves as simulated, so that all ways answer the same requests. They are held out from what the predictor is learned from.
+way serves as simulated, so that all ways answer the same requests. They are held out from what the predictor is learned from. Percentiles
+at the end of a distribution are taken over all runs of a load together: over one they would hang on a request or two.
 
-Owns the loads, the order of a measurement and what counts as agreement. Requests do not go through HTTP.
+Owns the loads and the order of a measurement. Requests do not go through HTTP.
 """
 
 from __future__ import annotations
@@ -19,36 +20,50 @@ import statistics
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
-from octavo.bench.cluster_ways import WORKER, RunningWay, SceneRounds, Way, WayRun, overlaps, probes, running_ways
-from octavo.bench.latency import percentile
+from octavo.bench.cluster_ways import (
+    WORKER,
+    Delivered,
+    Overlap,
+    Probe,
+    RunningWay,
+    SceneRounds,
+    Way,
+    WayRun,
+    deliveries,
+    overlaps,
+    probes,
+    running_ways,
+)
 from octavo.bench.logged_worker import LoggedStep
 from octavo.bench.stream_record import StreamRecord
 from octavo.bench.tables import table
 from octavo.config import EngineConfig
 from octavo.costs.fitting import MIN_STEPS
+from octavo.distributed.wire import WorkerLimits
 from octavo.reproduce.cluster_prediction import Answer, Predictor, learned
-from octavo.reproduce.simulator_accuracy import Compared, Limits, Progress, with_other_tokens
+from octavo.reproduce.simulator_accuracy import Limits, Progress, with_other_tokens
+from octavo.reproduce.way_figures import TOLERANCE, WayComparison, WayFigures, compared, digits
 from octavo.workload.arrivals import OpenLoop
 from octavo.workload.requests import LengthPairs, TokenRange, Workload, WorkloadRequest
 from octavo.workload.traces import Trace
 
 SHARES = (0.3, 0.6, 0.9)
 TTFT_SLO, ITL_SLO = 4.0, 2.0  # limits, in multiples of what the simulated first way has in the middle, one request at a time
-TOLERANCE = 0.15
 _FIRST_SHARE = 0.5  # of the calibration's time, before the rates of the loads are set
 _CAPACITY_REQUESTS = 6  # for each sequence that runs at once
-_PROBE_REPEATS = 3
+_PROBE_REPEATS, _STREAM_REPEATS = 3, 2
+_NUM_DRAWS = 3  # of all simulated runs of a load, in which steps differ as those that were measured
 
 
 @dataclass(frozen=True, slots=True)
 class WaysCase:
-    """``loads``: lengths by name. ``load_s``: seconds in which the requests of a run come; ``calibrate_s``: of all scenes together."""
+    """``loads``: lengths by name. ``num_requests``: of a run; ``calibrate_s``: seconds of all scenes together."""
 
     loads: Mapping[str, LengthPairs]
     repeat: int = 2
-    load_s: float = 6.0
+    num_requests: int = 35
     calibrate_s: float = 60.0
     shares: tuple[float, ...] = SHARES
     seed: int = 0
@@ -86,69 +101,6 @@ def two_workers(config: EngineConfig, chunk: int) -> list[Way]:
     ]
 
 
-# --- figures ----------------------------------------------------------------------------------------------------------------------------
-
-
-class WayFigures(NamedTuple):
-    """Of one run. ``itl_s``, ``itl_p99_s``: over all gaps between tokens. ``output_per_s``: tokens, ``good_per_s``: requests within the
-    limits; from the first arrival to the last token."""
-
-    ttft_p50_s: float
-    ttft_p99_s: float
-    itl_s: float
-    itl_p99_s: float
-    output_per_s: float
-    good_per_s: float
-
-    @classmethod
-    def of(cls, answers: Seq[Answer], limits: Limits) -> WayFigures:
-        """``answers``: at least one."""
-        ttfts = sorted(one.ttft_s for one in answers)
-        gaps = sorted(gap for one in answers for gap in one.gaps_s) or [0.0]
-        wall_s = max(one.last_s for one in answers) - min(one.arrival_s for one in answers)
-        good = sum(one.ttft_s <= limits.ttft_s and one.itl_s <= limits.itl_s for one in answers)
-        num_output = sum(1 + len(one.gaps_s) for one in answers)
-        return cls(
-            percentile(ttfts, 50), percentile(ttfts, 99), math.fsum(gaps) / len(gaps), percentile(gaps, 99), num_output / wall_s,
-            good / wall_s,
-        )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class WayComparison(Compared):
-    """One figure of one way under one load. ``simulated``: told nothing of the runs; ``at_pace``: with all steps at the mean pace of those
-    of the real runs, which tells what is left when the cost of steps is right, and is no part of a verdict."""
-
-    load: str
-    way: str
-    figure: str
-    real: tuple[float, ...]
-    simulated: float
-    at_pace: float
-
-    @property
-    def is_close(self) -> bool:
-        return abs(self.difference) <= TOLERANCE + 1e-12
-
-    @property
-    def agrees(self) -> bool:
-        """Within 15 %; latencies also within the spread of the real runs."""
-        return self.is_close or (self.in_spread and not self.figure.endswith("per_s"))
-
-    def record(self) -> dict[str, Any]:
-        numbers = {"simulated": self.simulated, "difference": self.difference, "at_pace": self.at_pace}
-        rounded = {name: _digits(value) for name, value in numbers.items()} | {"difference_at_pace": _digits(self.difference_at_pace)}
-        verdicts = {"in_spread": self.in_spread, "is_close": self.is_close, "agrees": self.agrees}
-        real = [_digits(value) for value in self.real]
-        return {"load": self.load, "way": self.way, "figure": self.figure, "real": real, **rounded, **verdicts}
-
-
-def compared(load: str, way: str, real: Seq[WayFigures], simulated: WayFigures, at_pace: WayFigures) -> list[WayComparison]:
-    """Figure by figure, in their order."""
-    columns = zip(WayFigures._fields, zip(*real, strict=True), simulated, at_pace, strict=True)
-    return [WayComparison(load, way, name, values, guess, paced) for name, values, guess, paced in columns]
-
-
 def answers_of(run: WayRun, requests: Seq[WorkloadRequest]) -> list[Answer]:
     """Those that were answered whole."""
     if not run.records:
@@ -168,15 +120,15 @@ def _answer(record: StreamRecord, started_s: float) -> Answer:
 
 @dataclass(slots=True)
 class WayLoad:
-    """A load for all ways. ``kind``: whose lengths it has. ``runs``, ``steps``: of each repetition, by way; each step with the share of it
-    in which others were busy."""
+    """A load for all ways. ``kind``: whose lengths it has. ``runs``, ``steps``: of each repetition, by way; each step with what others did
+    meanwhile."""
 
     name: str
     kind: str
     rate: float
     requests: list[WorkloadRequest]
     runs: dict[str, list[list[Answer]]] = field(default_factory=dict)
-    steps: dict[str, list[list[tuple[LoggedStep, float]]]] = field(default_factory=dict)
+    steps: dict[str, list[list[tuple[LoggedStep, Overlap]]]] = field(default_factory=dict)
     num_failed: int = 0
 
 
@@ -199,46 +151,48 @@ class WaysAccuracy:
     def record(self) -> dict[str, Any]:
         predictor, link = self.predictor, self.predictor.link
         told = {
-            "crowding_decode": predictor.crowding.decode, "crowding_prompt": predictor.crowding.prompt, "in_s": predictor.in_s,
-            "out_s": predictor.out_s, "link_bytes_per_s": link.bytes_per_s, "link_latency_s": link.latency_s,
-            "wake_s": predictor.cost.wake_s,
+            **{f"crowding_{name}": more for name, more in predictor.crowding._asdict().items()}, "in_s": predictor.in_s,
+            "out_s": predictor.back_s[0], "out_p99_s": predictor.back_s[1], "link_bytes_per_s": link.bytes_per_s,
+            "link_latency_s": link.latency_s, "wake_s": predictor.cost.wake_s,
         }  # fmt: skip
-        loads = [{"load": name, "rate": _digits(rate), "num_requests": number} for name, rate, number in self.loads]
-        biases = [{"load": load, "way": way, "step_bias": [_digits(one) for one in some]} for (load, way), some in self.biases.items()]
-        limits = {name: {"ttft_s": _digits(one.ttft_s), "itl_s": _digits(one.itl_s)} for name, one in self.limits.items()}
+        loads = [{"load": name, "rate": digits(rate), "num_requests": number} for name, rate, number in self.loads]
+        biases = [{"load": load, "way": way, "step_bias": [digits(one) for one in some]} for (load, way), some in self.biases.items()]
+        limits = {name: {"ttft_s": digits(one.ttft_s), "itl_s": digits(one.itl_s)} for name, one in self.limits.items()}
         return {
             "bench": "cluster-ways", "model": self.model, "agrees": self.agrees, "num_agree": sum(one.agrees for one in self.comparisons),
             "num_close": sum(one.is_close for one in self.comparisons), "num_figures": len(self.comparisons),
-            "num_failed": self.num_failed, "learned": {name: _digits(value) for name, value in told.items()},
+            "num_failed": self.num_failed, "learned": {name: digits(value) for name, value in told.items()},
             "slo": limits, "loads": loads, "steps": biases, "figures": [one.record() for one in self.comparisons],
         }  # fmt: skip
 
     def text(self) -> str:
         """Every figure, and what may explain it."""
-        rows = [["load", "way", "figure", "real (median)", "spread", "simulated", "difference", "at their pace", ""]]
+        rows = [["load", "way", "figure", "over", "real", "of each run", "simulated", "difference", "at their pace", ""]]
         for one in self.comparisons:
             scale, digits = (1.0, 2) if one.figure.endswith("per_s") else (1e3, 1)
             spread = f"{scale * min(one.real):.{digits}f} to {scale * max(one.real):.{digits}f}"
             differences = [f"{100 * off:+.1f} %" for off in (one.difference, one.difference_at_pace)]
             verdict = "agrees" if one.agrees else "is off"
             verdict += ", within the spread" if one.in_spread and not one.is_close else ""
-            numbers = [f"{scale * one.median:.{digits}f}", spread, f"{scale * one.simulated:.{digits}f}"]
-            rows.append([one.load, one.way, _NAMES[one.figure], *numbers, *differences, verdict])
+            numbers = [f"{scale * one.measured:.{digits}f}", spread, f"{scale * one.simulated:.{digits}f}"]
+            over = str(one.num_values) if one.num_values else ""
+            rows.append([one.load, one.way, _NAMES[one.figure], over, *numbers, *differences, verdict])
         loads = [["load", "requests/s", "requests", "seconds of steps, predicted over taken, by run"]]
         for name, rate, number in self.loads:
             ways = [(way, biases) for (load, way), biases in self.biases.items() if load == name]
             shown = "; ".join(f"{way} {', '.join(f'{100 * one:+.1f} %' for one in biases)}" for way, biases in ways)
             loads.append([name, f"{rate:.3g}", str(number), shown])
-        return f"{table(rows, '   >>>>>')}\n\n{table(loads, ' >>')}\n\n{self._told()}\n\n{self._end()}"
+        return f"{table(rows, '   >>>>>>')}\n\n{table(loads, ' >>')}\n\n{self._told()}\n\n{self._end()}"
 
     def _told(self) -> str:
         predictor, link = self.predictor, self.predictor.link
-        decode, prompt = (100 * more for more in predictor.crowding)
-        crowding = f"steps that decode take {decode:.1f} % more, those with prompts {prompt:.1f} %"
+        back_s, late_s = predictor.back_s
+        decode_decode, decode_prompt, prompt_decode, prompt_prompt = (f"{100 * more:.1f} %" for more in predictor.crowding)
         return (
-            f"to a worker {1e3 * predictor.in_s:.2f} ms, back {1e3 * predictor.out_s:.2f} ms; a hand-off {1e3 * link.latency_s:.2f} ms and "
-            f"{link.bytes_per_s / 1e9:.2f} GB/s; beside a busy neighbour {crowding}; after idleness {1e3 * predictor.cost.wake_s:.2f} ms "
-            "more"
+            f"to a worker {1e3 * predictor.in_s:.2f} ms, back {1e3 * back_s:.2f} ms (p99 {1e3 * late_s:.2f}); a hand-off "
+            f"{1e3 * link.latency_s:.2f} ms and {link.bytes_per_s / 1e9:.2f} GB/s; after idleness {1e3 * predictor.cost.wake_s:.2f} ms "
+            f"more; beside a neighbour that decodes, steps that decode take {decode_decode} more, those with prompts {prompt_decode}, "
+            f"beside one that computes prompts {decode_prompt} and {prompt_prompt}"
         )
 
     def _end(self) -> str:
@@ -254,9 +208,6 @@ _NAMES = {
     "output_per_s": "output token/s", "good_per_s": "goodput, requests/s",
 }  # fmt: skip
 
-
-def _digits(value: float) -> float:
-    return float(f"{value:.5g}")
 
 
 def measure_ways(
@@ -276,39 +227,42 @@ class _Measurement:
     def __init__(self, running: Seq[RunningWay], case: WaysCase, progress: Progress) -> None:
         self._running, self._case, self._progress = running, case, progress
         self._rounds = SceneRounds(running, case.seed)
-        self._probes = dict[str, Any]()
+        self._probes = dict[str, list[Probe]]()
+        self._delivered = list[Delivered]()
 
     async def run(self) -> WaysAccuracy:
         case = self._case
         await self._calibrate()
-        loads = self._loads(self._learned())
+        loads = await asyncio.to_thread(lambda: self._loads(self._learned()))  # workers that hear nothing for long take themselves for lost
         num_runs = case.repeat * len(loads)
+        ways = itertools.cycle(self._running)
         for number, load in itertools.product(range(case.repeat), loads):
             await self._rounds.run((1.0 - _FIRST_SHARE) * case.calibrate_s / num_runs)
+            self._delivered += await deliveries(next(ways), 1)
             for running in self._running if number % 2 == 0 else reversed(self._running):
                 self._progress(f"run {number + 1} of {case.repeat}, {load.name}, {running.way.name}: {len(load.requests)} requests")
                 await self._answer(load, running, number)
-        return self._compared(loads)
+        self._progress("simulated runs")
+        return await asyncio.to_thread(self._compared, loads)
 
     async def _calibrate(self) -> None:
         self._progress("scenes and probes")
         for running in self._running:
             await probes(running, 1, (16,))  # what is done first takes longer
             self._probes[running.way.name] = await probes(running, _PROBE_REPEATS)
+            self._delivered += await deliveries(running, _STREAM_REPEATS)
         await self._rounds.run(_FIRST_SHARE * self._case.calibrate_s, 2 * MIN_STEPS)
 
     def _learned(self) -> Predictor:
-        return learned(self._rounds.steps, self._probes, f"{self._rounds.num_rounds} rounds of scenes")
+        return learned(self._rounds.steps, self._probes, self._delivered, f"{self._rounds.num_rounds} rounds of scenes")
 
     def _loads(self, predictor: Predictor) -> list[WayLoad]:
         case, found = self._case, list[WayLoad]()
         for name, lengths in case.loads.items():
             rate = min(self._capacity(predictor, running, name, lengths) for running in self._running)
             for share in case.shares:
-                work = Workload(OpenLoop(share * rate), lengths, seed=f"{case.seed}:{name}")
-                requests = list(itertools.takewhile(lambda request: request.arrival_s < case.load_s, work.requests()))
-                requests = requests or list(itertools.islice(work.requests(), 1))
-                found.append(WayLoad(f"{name} {100 * share:.0f} %", name, share * rate, requests))
+                work = Workload(OpenLoop(share * rate), lengths, case.num_requests, seed=f"{case.seed}:{name}")
+                found.append(WayLoad(f"{name} {100 * share:.0f} %", name, share * rate, list(work.requests())))
         return found
 
     def _capacity(self, predictor: Predictor, running: RunningWay, name: str, lengths: LengthPairs) -> float:
@@ -338,13 +292,21 @@ class _Measurement:
             way, worker = running.way, running.engine.limits
             limit = limits[load.kind]
             found = biases[load.name, way.name] = tuple(predictor.bias(steps) for steps in load.steps[way.name])
-            real = [WayFigures.of(answers, limit) for answers in load.runs[way.name]]
             paced = predictor.at_pace(statistics.fmean(found))
-            guesses = [WayFigures.of(one.answers(way, worker, load.requests), limit) for one in (predictor, paced)]
-            comparisons += compared(load.name, way.name, real, *guesses)
+            guesses = [self._simulated(one, way, worker, load, limit) for one in (predictor, paced)]
+            comparisons += compared(load.name, way.name, load.runs[way.name], limit, *guesses)
         about = tuple((load.name, load.rate, len(load.requests)) for load in loads)
         model, num_failed = self._running[0].engine.model.name, sum(load.num_failed for load in loads)
         return WaysAccuracy(model, tuple(comparisons), about, biases, limits, predictor, num_failed)
+
+    def _simulated(self, predictor: Predictor, way: Way, worker: WorkerLimits, load: WayLoad, limits: Limits) -> WayFigures:
+        """As many runs as real ones, so that percentiles are over as many values; the middle of several times that."""
+        repeat, draws = self._case.repeat, list[WayFigures]()
+        for first in range(0, repeat * (_NUM_DRAWS if predictor.draws else 1), repeat):
+            seeds = (self._case.seed + first + i for i in range(repeat))
+            runs = [predictor.answers(way, worker, load.requests, seed=seed) for seed in seeds]
+            draws.append(WayFigures.of_runs(runs, limits))
+        return WayFigures.middle(draws)
 
     def _limits(self, predictor: Predictor, lengths: LengthPairs) -> Limits:
         """By what the first way takes for one request at a time."""

@@ -2,10 +2,9 @@
 
     steps, probes ─▶ ``learned`` ─▶ Predictor ── a way, its requests ─▶ engines of the simulation ─▶ answers
 
-Steps of two workers hold each other up: they share memory and caches. What a step takes is therefore what it takes beside idle
-neighbours, times 1 + ``crowding`` x the share of it in which the others are busy; steps that decode read more and compute less than those
-with prompts, and have a crowding of their own. In a simulation that share is one number for each worker: the share of the run in which the
-others are busy, found by simulating until it says itself what it was told. Pure arithmetic; measures nothing.
+Steps of two workers hold each other up: they share memory and caches, and the cores with all else that runs. So ``cost`` is of a step
+beside idle neighbours, and the simulation's workers share a host (``simulator.shared_host``): ``crowding`` and ``spread`` are what it is
+told of that (``reproduce.crowding``). Pure arithmetic; measures nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +15,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from octavo.bench.cluster_ways import ROUTER, Probe, Way
+from octavo.bench.cluster_ways import MIN_LAYERWISE, ROUTER, Delivered, Overlap, Probe, Way
+from octavo.bench.latency import percentile
 from octavo.bench.logged_worker import LoggedStep
 from octavo.core.cost import StepShape
 from octavo.core.recording import layout_of
@@ -26,14 +26,16 @@ from octavo.costs.fitting import MeasuredStep, fit, predicted_s
 from octavo.distributed.handoff import Link
 from octavo.distributed.router import create_router
 from octavo.distributed.wire import WorkerLimits
+from octavo.reproduce.crowding import HELD_UP, Predicted, crowding_of, pace_of, spread_of
+from octavo.simulator.delivery import Delivery
 from octavo.simulator.engine_spec import EngineSpec
 from octavo.simulator.handing_over import HandoffOptions
+from octavo.simulator.records import RequestRecord
+from octavo.simulator.shared_host import Crowding, HostSharing, Spread, StepKind
 from octavo.simulator.simulation import Simulation, SimulationOptions
 from octavo.workload.requests import WorkloadRequest
 
-_HELD_UP = 3.0  # times its prediction: more of a step is not looked at where neighbours are weighed
-_MIN_SPREAD = 0.1  # of overlaps, in standard deviations: below, nothing can be told of neighbours
-_NUM_ROUNDS = 4  # of simulations, until shares of busy neighbours are those that were assumed
+_NUM_ROUNDS = 6  # of fits, until what steps take alone and what neighbours add go together
 _FASTEST_LINK = 1e12  # bytes per second: beyond, time does not go by bytes
 
 
@@ -78,49 +80,47 @@ class KindCost:
 
     def seconds_of(self, shape: StepShape) -> float:
         """As ``seconds`` of any plan of this shape."""
-        return self.base.seconds_of(shape) * (self.decode_by if _only_decodes(shape) else self.prompt_by)
+        return self.base.seconds_of(shape) * (self.decode_by if shape.only_decodes else self.prompt_by)
 
     def times(self, factor: float) -> KindCost:
         """All of it, idleness too, at ``factor`` times its price."""
         return replace(self, base=self.base.times(factor))
 
 
-    def beside(self, crowding: Crowding, share: float) -> KindCost:
-        """Beside neighbours that are busy for a ``share`` of the time. What follows on idleness is beside them as a prompt is."""
-        decode_by, prompt_by = 1.0 + crowding.decode * share, 1.0 + crowding.prompt * share
-        base = replace(self.base, wake_s=self.base.wake_s * prompt_by)
-        return KindCost(base, self.decode_by * decode_by, self.prompt_by * prompt_by)
-
-
-def _only_decodes(shape: StepShape) -> bool:
-    """Prompts of one token take what a decoding sequence does."""
-    return shape.num_rows == shape.num_sequences
-
-
-class Crowding(NamedTuple):
-    """What neighbours that are always busy add to a step, as a share: to one that only decodes, and to one with prompts."""
-
-    decode: float = 0.0
-    prompt: float = 0.0
-
-
 @dataclass(frozen=True, slots=True)
 class Predictor:
-    """``cost``: of a step beside idle neighbours. ``crowding``: what busy ones add to it. ``link``: of hand-offs. ``in_s``: from when a
-    request is sent until a worker has it, ``out_s``: from the end of a step until its tokens are read."""
+    """``cost``: of a step beside idle neighbours. ``crowding``: what busy ones add to it; ``spread``: how much steps differ beside that.
+    ``link``: of hand-offs. ``in_s``: from when a request is sent until a worker has it, ``out_s``: from the end of a step until its tokens
+    are read, where no ``delivery`` says so of each."""
 
     cost: KindCost
     crowding: Crowding
     link: Link
     in_s: float
     out_s: float
+    spread: Spread | None = None
+    delivery: Delivery[StepKind | None] | None = None
 
-    def step_s(self, step: LoggedStep, overlap: float) -> float:
-        """What a step beside neighbours that are busy for a share ``overlap`` of it should take."""
-        wake_s = self.cost.wake_s if step.follows_idleness else 0.0
-        return (self.cost.seconds_of(step.shape) + wake_s) * _beside(self.crowding, step, overlap)
+    @property
+    def draws(self) -> bool:
+        """Whether what the simulator says goes by the seed."""
+        return bool(self.spread or self.delivery)
 
-    def bias(self, steps: Iterable[tuple[LoggedStep, float]]) -> float:
+    @property
+    def back_s(self) -> tuple[float, float]:
+        """The middle, and the 99th percentile, of what tokens take from the end of their step until they are read."""
+        delays = sorted(self.delivery.all_s) if self.delivery else [self.out_s]
+        return percentile(delays, 50), percentile(delays, 99)
+
+    def step_s(self, step: LoggedStep, overlap: Overlap) -> float:
+        """What a step beside these neighbours should take."""
+        return self.alone_s(step) / pace_of(self.crowding, step.shape, overlap)
+
+    def alone_s(self, step: LoggedStep) -> float:
+        """What it should take beside idle ones."""
+        return self.cost.seconds_of(step.shape) + (self.cost.wake_s if step.follows_idleness else 0.0)
+
+    def bias(self, steps: Iterable[tuple[LoggedStep, Overlap]]) -> float:
         """The seconds of ``steps`` as predicted over those that they took, less 1; 0 without steps."""
         pairs = [(self.step_s(step, overlap), step.total_s) for step, overlap in steps]
         took = sum(total for _, total in pairs)
@@ -130,27 +130,28 @@ class Predictor:
         """With all steps as much slower as those were that were predicted with ``bias``."""
         return replace(self, cost=self.cost.times(1.0 / (1.0 + bias)))
 
-    def answers(self, way: Way, limits: WorkerLimits, requests: Seq[WorkloadRequest], concurrency: int | None = None) -> list[Answer]:
-        """What the simulator says of ``requests``; with ``concurrency`` in a closed loop."""
+    def answers(
+        self, way: Way, limits: WorkerLimits, requests: Seq[WorkloadRequest], concurrency: int | None = None, seed: int = 0
+    ) -> list[Answer]:
+        """What the simulator says of ``requests``; with ``concurrency`` in a closed loop. ``seed``: of what is drawn."""
         specs = specs_of(way, limits, self.cost)
         due = [replace(request, arrival_s=request.arrival_s + self.in_s) for request in requests]
-        shares = [0.5] * len(specs)
-        for _ in range(_NUM_ROUNDS if any(self.crowding) else 1):
-            costs = [self.cost.beside(self.crowding, share) for share in shares]
-            crowded = [replace(spec, cost=cost, wake_s=cost.wake_s) for spec, cost in zip(specs, costs, strict=True)]
-            handoff = HandoffOptions(replace(self.link), router=create_router(ROUTER))
-            options = SimulationOptions(keep_requests=True, keep_gaps=True, concurrency=concurrency, handoff=handoff)
-            simulation = Simulation(crowded, create_router(ROUTER), options)
-            report = simulation.run(due)
-            busy = [engine.busy_share or 0.0 for engine in report.engines]
-            shares = [sum(busy) - own for own in busy]
-        out = []
-        for record in sorted(report.records, key=lambda record: int(record.request_id)):  # as the requests came
-            assert record.ttft_s is not None, "every request of a load has output"
-            gaps = tuple(simulation.log.gaps[record.request_id])
-            first_s = record.arrival_s + record.ttft_s + self.out_s
-            out.append(Answer(record.arrival_s - self.in_s, first_s, gaps))
-        return out
+        holds_up = any(self.crowding) or self.draws
+        host = HostSharing(tuple(range(len(specs))), self.crowding, self.spread, self.delivery)
+        layers = layout_of(limits.kv_layout)
+        link = replace(self.link, num_layers=len(layers.layers) if layers else 0)
+        options = SimulationOptions(
+            seed=seed, keep_requests=True, keep_gaps=True, concurrency=concurrency, hosts=[host] if holds_up else [],
+            handoff=HandoffOptions(link, router=create_router(ROUTER), min_layerwise=MIN_LAYERWISE),
+        )  # fmt: skip
+        simulation = Simulation(specs, create_router(ROUTER), options)
+        report = simulation.run(due)
+        return [self._answer(record, simulation) for record in sorted(report.records, key=lambda record: int(record.request_id))]
+
+    def _answer(self, record: RequestRecord, simulation: Simulation) -> Answer:
+        assert record.ttft_s is not None, "every request of a load has output"
+        first_s = record.arrival_s + record.ttft_s + (0.0 if self.delivery else self.out_s)
+        return Answer(record.arrival_s - self.in_s, first_s, tuple(simulation.log.gaps[record.request_id]))
 
     def capacity(self, way: Way, limits: WorkerLimits, requests: Seq[WorkloadRequest]) -> float:
         """The requests per second that ``way`` serves while there are always as many as its workers take at once."""
@@ -176,24 +177,33 @@ def measured(step: LoggedStep, factor: float = 1.0) -> MeasuredStep:
     return MeasuredStep(step.shape, step.kind, step.device_s * factor, step.total_s * factor, step.follows_idleness)
 
 
-def _beside(crowding: Crowding, step: LoggedStep, overlap: float) -> float:
-    """By how much a step is longer beside neighbours that are busy for a share ``overlap`` of it."""
-    return 1.0 + (crowding.decode if _only_decodes(step.shape) else crowding.prompt) * overlap
-
-
 # --- learning ---------------------------------------------------------------------------------------------------------------------------
 
 
-def learned(steps: Seq[tuple[LoggedStep, float]], found: Mapping[str, Seq[Probe]], about: str = "") -> Predictor:
-    """``steps``: each with the share of it in which others were busy; ``found``: probes of each way. Raises FitError for too few steps."""
-    first = fit((measured(step) for step, _ in steps), about)
-    kinds = [[one for one in steps if _only_decodes(one[0].shape) is decodes] for decodes in (True, False)]
-    crowding = Crowding(*(crowding_of(first, some) for some in kinds))
-    alone = [measured(step, 1.0 / _beside(crowding, step, overlap)) for step, overlap in steps]
+def learned(
+    steps: Seq[tuple[LoggedStep, Overlap]], found: Mapping[str, Seq[Probe]], delivered: Iterable[Delivered] = (), about: str = ""
+) -> Predictor:
+    """``steps``: each with what its neighbours did; ``found``: probes of each way; ``delivered``: tokens in their order. Raises FitError
+    for too few steps."""
+    crowding, alone = Crowding(), [measured(step) for step, _ in steps]
+    for _ in range(_NUM_ROUNDS):
+        base = fit(alone, about)
+        crowding = crowding_of(Predicted(step, predicted_s(base, measured(step)), overlap) for step, overlap in steps)
+        alone = [measured(step, pace_of(crowding, step.shape, overlap)) for step, overlap in steps]
     cost = to_both_means(fit(alone, about), alone)
     probes = [probe for some in found.values() for probe in some]
     in_s, out_s = (max(0.0, _median([getattr(probe, name) for probe in probes])) for name in ("in_s", "out_s"))
-    return Predictor(cost, crowding, link_of(probes), in_s, out_s)
+    predictor = Predictor(cost, crowding, link_of(probes), in_s, out_s)
+    spread = spread_of(crowding, [Predicted(step, predictor.alone_s(step), overlap) for step, overlap in steps])
+    return replace(predictor, spread=spread, delivery=delivery_of(delivered))
+
+
+def delivery_of(delivered: Iterable[Delivered]) -> Delivery[StepKind | None] | None:
+    """None: nothing is known. What was read before the next step could begin, which is where a measured one ends, was read at once."""
+    delays = dict[StepKind | None, list[float]]()
+    for one in delivered:
+        delays.setdefault(None if one.beside is None else StepKind.of(one.beside), []).append(max(0.0, one.delay_s))
+    return Delivery(delays) if delays else None
 
 
 def to_both_means(cost: Coefficients, steps: Iterable[MeasuredStep]) -> KindCost:
@@ -202,31 +212,11 @@ def to_both_means(cost: Coefficients, steps: Iterable[MeasuredStep]) -> KindCost
     sums = {True: [0.0, 0.0], False: [0.0, 0.0]}  # by whether they only decode: seconds predicted, and taken
     for step in steps:
         guess = predicted_s(cost, step)
-        kind = sums[_only_decodes(step.shape)]
+        kind = sums[step.shape.only_decodes]
         kind[0] += guess
-        kind[1] += min(step.total_s, _HELD_UP * guess)
+        kind[1] += min(step.total_s, HELD_UP * guess)
     decode_by, prompt_by = (took / guess if guess else 1.0 for guess, took in (sums[True], sums[False]))
     return KindCost(cost, decode_by, prompt_by)
-
-
-def crowding_of(cost: Coefficients, steps: Iterable[tuple[LoggedStep, float]]) -> float:
-    """By how much steps are longer that had busy neighbours all along, as a share of those that had none: a straight line through what
-    steps took over ``cost``, by their overlap, each weighing what it was predicted to take. 0 where overlaps are too much alike."""
-    weight = x1 = y1 = x2 = xy = 0.0
-    for step, overlap in steps:
-        guess = predicted_s(cost, measured(step))
-        if step.follows_idleness or not guess > 0.0:
-            continue
-        ratio = min(_HELD_UP, step.total_s / guess)
-        weight, x1, y1 = weight + guess, x1 + guess * overlap, y1 + guess * ratio
-        x2, xy = x2 + guess * overlap * overlap, xy + guess * overlap * ratio
-    if not weight:
-        return 0.0
-    mean, variance = x1 / weight, x2 / weight - (x1 / weight) ** 2
-    if variance < _MIN_SPREAD**2:
-        return 0.0
-    slope = (xy / weight - mean * y1 / weight) / variance
-    return max(0.0, slope / (y1 / weight - slope * mean))
 
 
 def link_of(probes: Iterable[Probe]) -> Link:

@@ -109,6 +109,7 @@ class Service:
             speculative=SpeculativeParams.of(request.speculative),
             priority=request.priority or 0,
             user=request.user,
+            session=request.checked_cache_key(),
             received_s=exchange.received_s,
         )
         explain = (self.options.explain_cache, bool(request.explain))

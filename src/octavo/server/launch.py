@@ -42,7 +42,8 @@ def run_server(
     replayer: Replayer | None = None,
     load_engine: LoadEngine = load_in_process,
 ) -> None:
-    """Serve until a signal. Port 0 takes a free one. Before that: ConfigError, ModelFileError, BackendError, OSError (port in use).
+    """Serve until a signal. Port 0 takes a free one. Before that: ConfigError, ModelFileError, BackendError, OSError (port in use), and
+    what the engine's ``ready`` raises.
     ``replayer``: see ``create_app``. ``load_engine``: makes the engine, and calls its second argument meanwhile."""
     options = options or ServerOptions()
     listener = _listen(host, port)
@@ -68,6 +69,8 @@ def run_server(
     gc.enable()
     try:
         server.run(sockets=[listener])
+        if server.failure is not None:
+            raise server.failure
     finally:
         gc.unfreeze()  # else the interpreter ends without taking it apart, and the native module complains of leaks
 

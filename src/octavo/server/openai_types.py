@@ -23,6 +23,7 @@ MAX_PROMPTS = 2048
 MAX_BIASES = 300_000  # above any vocabulary
 MAX_WARNINGS = 20
 MAX_REQUEST_ID_CHARS = 128
+MAX_CACHE_KEY_CHARS = 256
 DIAGNOSED_BYTES = 1 << 20  # of a body that is not JSON; a larger one is not searched for what exactly is wrong
 
 
@@ -68,6 +69,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     request_id: str | None = None
     priority: int | None = None
     user: str | None = None
+    prompt_cache_key: str | None = None
     explain: bool | None = None
     warnings: list[str] = []  # filled by parse_body, never read from the body
 
@@ -93,6 +95,13 @@ class SamplingFields(msgspec.Struct, kw_only=True):
             limit = f"1 to {MAX_REQUEST_ID_CHARS} printable characters"
             raise invalid(f"request_id: {_shown(name)} is not allowed; {limit}", "request_id")
         return name
+
+    def checked_cache_key(self) -> str | None:
+        """The session that the client says this request belongs to; None: none."""
+        key = self.prompt_cache_key
+        if key is not None and len(key) > MAX_CACHE_KEY_CHARS:
+            raise invalid(f"prompt_cache_key: {_shown(key)} is not allowed; at most {MAX_CACHE_KEY_CHARS} characters", "prompt_cache_key")
+        return key or None
 
     def check_stream_options(self) -> bool:
         """Whether a usage chunk is wanted."""
@@ -229,7 +238,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 NEUTRAL_STREAM_OPTIONS: dict[str, tuple[Any, ...]] = {"continuous_usage_stats": _OFF, "include_obfuscation": _OFF}
 # Fields that change nothing about the answer by their nature.
-METADATA = frozenset({"metadata", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls"})
+METADATA = frozenset({"metadata", "service_tier", "safety_identifier", "parallel_tool_calls"})
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 

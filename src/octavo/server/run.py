@@ -29,10 +29,14 @@ CLOSE_S = 5  # for responses to be written after the engine has stopped
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server with a drain before its shutdown, limits for slow clients, and exit code 0 for a signal that was obeyed."""
+    """uvicorn's server with a drain before its shutdown, limits for slow clients, and exit code 0 for a signal that was obeyed.
+
+    ``failure``: why the engine could not be made ready. The server has ended as at any other time then, for whoever ran it to raise it.
+    """
 
     def __init__(self, config: uvicorn.Config, engine: ServingEngine, options: ServerOptions, ready_message: str) -> None:
         super().__init__(config)
+        self.failure: Exception | None = None
         self._engine = engine
         self._drain_s = options.drain_s
         self._enforce_s = min(1.0, options.head_s / 4, options.stall_s / 4)
@@ -45,9 +49,14 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         for listener in sockets or ():
             listener.listen(LISTEN_BACKLOG)
-        if not self.started or not await self._engine_ready():
+        if not self.started:
             return
-        if self._ready_message:
+        try:
+            is_ready = await self._engine_ready()
+        except Exception as error:
+            self.failure, self.should_exit = error, True
+            return
+        if is_ready and self._ready_message:
             print(self._ready_message, flush=True)
 
     async def _engine_ready(self) -> bool:

@@ -25,12 +25,14 @@ from octavo.simulator.sim_engine import SimEngine
 @dataclass(frozen=True, slots=True)
 class HandoffOptions:
     """``link``: each engine that sends has one like it, to all others. ``links``: those of (sender, receiver) pairs that differ, each of
-    which is shared by that pair alone. ``router`` chooses among the decode engines that have room, where nobody was chosen before."""
+    which is shared by that pair alone. ``router`` chooses among the decode engines that have room, where nobody was chosen before. Prompts
+    below ``min_layerwise`` tokens go in one piece, whatever the link does with others."""
 
     link: Link = field(default_factory=lambda: Link(25e9, 1e-4))
     limits: HandoffLimits = HandoffLimits()
     router: Router = field(default_factory=ShortestQueue)
     links: Mapping[tuple[int, int], Link] = field(default_factory=dict)
+    min_layerwise: int = 0
 
 
 @dataclass(slots=True)
@@ -88,7 +90,8 @@ class Handovers:
         output_token_ids = sender.offer(request.request_id)
         num_tokens = len(request.prompt_token_ids) + len(output_token_ids) - 1
         num_bytes = num_tokens * sender.spec.kv_bytes_per_token
-        load, key = _Load(request, overlap_s, wanted), next(self._keys)
+        goes_whole = len(request.prompt_token_ids) < self._options.min_layerwise
+        load, key = _Load(request, 0.0 if goes_whole else overlap_s, wanted), next(self._keys)
         if len(self._open) > 64 + 2 * len(self._desk):
             self._open = [one for one in self._open if self._desk.find(one) is not None]
         self._open.append(key)

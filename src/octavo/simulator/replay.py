@@ -30,6 +30,10 @@ _WRONG = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, R
 """What a line that is not what it should be may raise on its way through the scheduler."""
 
 MAX_STEP_S = 1e6
+_MOVES = {
+    "offer": "offered", "release": "released", "resume": "resumed", "reserve": "reserved", "begin": "begun", "cancel": "cancelled",
+}  # fmt: skip
+"""Lines of sequences that go to or come from another engine, and what is then done with these."""
 _MAX_FITTED = 20_000  # steps; of more, some in equal distances tell as much
 
 StepObserver = Callable[[StepPlan, StepResult], None]
@@ -37,8 +41,9 @@ StepObserver = Callable[[StepPlan, StepResult], None]
 
 @dataclass(slots=True)
 class Replay:
-    """What a recorded run held. ``requests``: by arrival, with as many output tokens as they made; ``num_left_out`` others made none, or
-    had not ended when the recording did.
+    """What a recorded run held. ``requests``: by arrival, with as many output tokens as they made, those made elsewhere before among them;
+    ``num_left_out`` others made none, had not ended when the recording did, or left for another engine: ``num_handed_over`` of them.
+    ``num_taken_over`` came from one; they arrived when room was reserved for them.
 
     ``device_s``: what the steps took, ``first_s`` and ``last_s``: when the first and the last were planned. ``samples``: of each step, its
     seconds up to the plan of the next one where that followed at once, so that what was done beside the device is in them.
@@ -56,6 +61,14 @@ class Replay:
     samples: list[Sample] = field(default_factory=list)
     requests: list[WorkloadRequest] = field(default_factory=list)
     num_left_out: int = 0
+    num_handed_over: int = 0
+    num_taken_over: int = 0
+
+    def left_out(self) -> str:
+        """Why requests of the run are not among ``requests``, with how many; empty where all are."""
+        num_others = self.num_left_out - self.num_handed_over
+        parts = [f"{num_others} made no token, or had not ended when it did"] if num_others else []
+        return "; ".join(parts + ([f"{self.num_handed_over} left for another worker"] if self.num_handed_over else []))
 
     def coefficients(self) -> Coefficients:
         """The cost model that the steps of this run teach: together they took what it says, those that were held up apart. Raises FitError
@@ -107,11 +120,11 @@ class ReplayedPreemptionCost:
 
 
 class _LiveRequest:
-    """A request on its way: output tokens by choice, and how many choices have not ended."""
+    """A request on its way: output tokens by choice, and how many choices have not ended. ``num_made``: tokens that it came with."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, num_made: int = 0) -> None:
         self.request = request
-        self.num_output = [0] * request.params.n
+        self.num_output = [num_made] * request.params.n
         self.num_open = request.params.n
 
 
@@ -131,32 +144,73 @@ class Replayer:
         self._plan: StepPlan | None = None
         self._last: tuple[StepShape, float, float, float] | None = None  # step: shape, planned at, device, moves; no sample yet
         self._live: dict[str, _LiveRequest] = {}
+        self._coming: dict[str, Request] = {}  # that room is reserved for
+        self._now = 0.0  # of the last line that tells the time
 
     def take(self, kind: str, step: int, data: list[Any]) -> None:
         """One line. Raises RecordingError when the scheduler does something else than the recorded one."""
         if kind == "add":
-            request = recording.request_of(data[0])
-            _seconds("arrival_s", request.arrival_s, MAX_SECONDS, -MAX_SECONDS)  # of one handed over: before this engine's clock began
+            request = _request_of(data[0])
             self.scheduler.add(request, *data[1:])
-            self._live[request.request_id] = _LiveRequest(request)
+            self._live[request.request_id] = _LiveRequest(request, sum(map(len, data[1:])))
         elif kind == "abort":
             self.replay.num_aborts += 1
             self._ended(self.scheduler.abort(data[0]))
         elif kind == "fail":
             self._ended(self.scheduler.fail_all(data[0]))
+            self.replay.num_left_out += len(self._live)  # on their way to another engine: of these the scheduler tells no end
+            self._live.clear()
+            self._coming.clear()
         elif kind == "plan":
             self._make_plan(step, *data)
         elif kind == "result":
             self._apply(step, data)
+        elif kind in _MOVES:
+            self._move(kind, step, *data)
         else:
             raise RecordingError(f"{as_written(kind)} is no kind of line")
         if not self.scheduler.has_work:
             self._sample(None)  # idleness follows: when the next plan was made tells nothing
 
+    def _goes_on(self, kind: str, done: str, step: int, now: float) -> None:
+        """It is ``now``, and no earlier than it was."""
+        _seconds(f"time of the {kind}", now, MAX_SECONDS)
+        if now < self._now:
+            raise RecordingError(f"step {step}: it is {done} at {now!r} s, before the one above it at {self._now!r} s")
+        self._now = now
+
+    def _move(self, kind: str, step: int, now: float, *data: Any) -> None:
+        """A sequence goes to, or comes from, another engine."""
+        self._goes_on(kind, _MOVES[kind], step, now)
+        transfers = self.scheduler.transfers
+        if kind == "reserve":
+            self._reserve(step, *data)
+        elif kind == "begin":
+            request_id, output_token_ids, exact = data
+            transfers.begin(request_id, output_token_ids, exact)
+            self._live[request_id] = _LiveRequest(self._coming.pop(request_id), len(output_token_ids))
+            self.replay.num_taken_over += 1
+        else:
+            (request_id,) = data
+            getattr(transfers, kind)(request_id)
+            if kind == "cancel":
+                del self._coming[request_id]
+            elif kind == "release":
+                del self._live[request_id]
+                self.replay.num_handed_over += 1
+                self.replay.num_left_out += 1
+
+    def _reserve(self, step: int, fields: dict[str, Any], num_tokens: int, had_room: bool) -> None:
+        request = _request_of(fields)
+        has_room = self.scheduler.transfers.reserve(request, num_tokens) is not None
+        if has_room is not had_room:
+            found = "room, and the recorded run found none" if has_room else "no room, and the recorded run found some"
+            raise RecordingError(f"step {step}: for {as_written(request.request_id)} there is {found}")
+        if has_room:
+            self._coming[request.request_id] = request
+
     def _make_plan(self, step: int, now: float, digest: str | None, drafts: list[Any], costs: list[Any]) -> None:
-        _seconds("time of the plan", now, MAX_SECONDS)
-        if self.replay.last_s is not None and now < self.replay.last_s:
-            raise RecordingError(f"step {step}: it is planned at {now!r} s, before the one above it at {self.replay.last_s!r} s")
+        self._goes_on("plan", "planned", step, now)
         self._sample(now)
         for cost, state in zip((self._gap, self._preemption), costs, strict=True):
             if cost is not None:
@@ -164,7 +218,8 @@ class Replayer:
         plan = self._plan = self.scheduler.plan(now, {seq_id: guess for seq_id, guess in drafts})
         made = None if plan is None else recording.plan_digest(plan, self.replay.header["cache"]["block_size"])
         if made != digest:
-            raise RecordingError(f"step {step}: the plan is another than the recorded one ({made} instead of {digest})")
+            why = "" if self.replay.header["version"] > 1 else "; version 1 tells nothing of requests that go from one worker to another"
+            raise RecordingError(f"step {step}: the plan is another than the recorded one ({made} instead of {digest}){why}")
         if plan is not None:
             self.replay.num_plans += 1
             self.replay.first_s = now if self.replay.first_s is None else self.replay.first_s
@@ -216,6 +271,12 @@ class Replayer:
         return self.replay
 
 
+def _request_of(fields: dict[str, Any]) -> Request:
+    request = recording.request_of(fields)
+    _seconds("arrival_s", request.arrival_s, MAX_SECONDS, -MAX_SECONDS)  # of one handed over: before this engine's clock began
+    return request
+
+
 def _seconds(name: str, value: object, most: float = MAX_SECONDS, least: float = 0.0) -> None:
     """Raise RecordingError for what is no number of seconds from ``least`` to ``most``."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
@@ -232,8 +293,9 @@ def replay_recording(path: str | Path, on_step: StepObserver | None = None) -> R
     if first is None:
         raise RecordingError(f"{path}: the file is empty")
     head = first[1]
-    if not isinstance(head, dict) or head.get("format") != recording.FORMAT or head.get("version") != recording.VERSION:
-        raise RecordingError(f'{path}: line 1: "format": "{recording.FORMAT}" and "version": {recording.VERSION} are needed')
+    if not isinstance(head, dict) or head.get("format") != recording.FORMAT or head.get("version") not in recording.READ_VERSIONS:
+        versions = " or ".join(map(str, recording.READ_VERSIONS))
+        raise RecordingError(f'{path}: line 1: "format": "{recording.FORMAT}" and "version": {versions} are needed')
     try:
         replayer = Replayer(head, on_step)
     except _WRONG as error:

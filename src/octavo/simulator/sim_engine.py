@@ -271,6 +271,12 @@ class SimEngine:
             self.in_flight, self._known_load = InFlight(plan, result, now + result.seconds), None
             self._schedule(self.in_flight.end_s)
 
+    def ends_at(self, end_s: float, seconds: float) -> None:
+        """The step in flight will end then, after so many seconds: something outside of the engine holds it up."""
+        assert self.in_flight is not None, "no step is in flight"
+        self.in_flight.end_s, self.in_flight.result.seconds = end_s, seconds
+        self._schedule(end_s)
+
     def _wake_s(self, now: float) -> float:
         """What a step takes more that begins now, for the idleness before it."""
         return self.spec.wake_s if now > self._ended_s else 0.0

@@ -4,7 +4,7 @@
 
 The engines are the real ones; only the device is a cost model, and time is told instead of read. Everything follows from the specs, the
 requests and the seed. At one moment things happen in this order: steps end (by engine), engines go or come back, hand-offs move on,
-requests arrive, steps begin (by engine).
+requests arrive, steps begin (by engine), and those of a shared host settle how they hold each other up.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from octavo.simulator.handing_over import HandoffOptions, Handovers
 from octavo.simulator.outages import Outage, continued, moments
 from octavo.simulator.records import RequestLog, Slo
 from octavo.simulator.report import SimulationReport, report_of
+from octavo.simulator.shared_host import HostSharing, SharedHost, check_hosts
 from octavo.simulator.sim_engine import SimEngine
 from octavo.workload.requests import WorkloadRequest
 
@@ -46,6 +47,7 @@ class SimulationOptions:
     handoff: HandoffOptions = field(default_factory=HandoffOptions)  # where there are prefill engines
     mixed: MixedLimits | None = None  # prefill and decode engines lend each other a hand
     outages: Seq[Outage] = ()
+    hosts: Seq[HostSharing] = ()  # engines that hold each other up; nobody does so to those that are in none
     jump: bool = True  # take steps that only repeat at once: the same figures, sooner
 
 
@@ -59,8 +61,12 @@ class Simulation:
         self.clock = VirtualClock()
         self.log = RequestLog(self.options.slo, self.options.keep_requests, self.options.keep_gaps)
         self._events: list[tuple[float, int, int]] = []  # (end of a step, engine, number of the engine's event)
-        shared = (self.clock, self.log, self._events, self.options.seed, self.options.jump)
-        self.engines = [SimEngine(i, spec, *shared) for i, spec in enumerate(specs)]
+        check_hosts(self.options.hosts, len(specs))
+        held_up = {index for host in self.options.hosts for index in host.engines}
+        shared = (self.clock, self.log, self._events, self.options.seed)
+        self.engines = [SimEngine(i, spec, *shared, self.options.jump and i not in held_up) for i, spec in enumerate(specs)]
+        self._hosts = [SharedHost(self.engines, host, self.options.seed) for host in self.options.hosts]
+        self._host_of = {index: host for host, sharing in zip(self._hosts, self.options.hosts, strict=True) for index in sharing.engines}
         self._entries = [engine for engine in self.engines if engine.spec.role != "decode"]
         if not self._entries:
             raise ValueError("engines: all are of role decode; nobody computes prompts")
@@ -161,6 +167,8 @@ class Simulation:
         for index in sorted(self._dirty):
             self.engines[index].begin(now)
         self._dirty.clear()
+        for host in self._hosts:
+            host.settle(now)
 
     # --- outages ------------------------------------------------------------------------------------------------------------------------
 
@@ -257,8 +265,11 @@ class Simulation:
     def _take_event(self, engine: SimEngine, event: OutputEvent, now: float) -> int:
         """Write down what a step gave a request; 1 when it has ended."""
         is_first = False
+        host, read_s = self._host_of.get(engine.index), now
         if event.token_ids:
-            live = self.log.got_tokens(event.request_id, len(event.token_ids), now)
+            if host is not None:
+                read_s = host.read_s(engine, event.request_id, now, event.finish_reason is not None)
+            live = self.log.got_tokens(event.request_id, len(event.token_ids), read_s)
             is_first = live.num_output == len(event.token_ids)
             if is_first:
                 live.num_cached = event.num_cached_tokens
@@ -275,5 +286,5 @@ class Simulation:
         if event.error is not None:
             self.log.failed(event.request_id)
         else:
-            self.log.completed(event.request_id, engine.index, now)
+            self.log.completed(event.request_id, engine.index, read_s)
         return 1

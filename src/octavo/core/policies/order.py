@@ -85,7 +85,7 @@ class ByPriority(FirstCome):
         self.ageing_s = ageing_s
 
     def rank(self, request: Request, sequences: Seq[Sequence], max_tokens: int) -> Rank:
-        return (request.priority + request.arrival_s / self.ageing_s,)
+        return (request.priority + request.queued_s / self.ageing_s,)
 
 
 class ShortestRemaining(FirstCome):
@@ -101,7 +101,7 @@ class ShortestRemaining(FirstCome):
         for seq in sequences:
             prompt = max(0, seq.num_prompt_tokens - seq.num_computed)
             remaining += prompt + seq.num_choices * (max_tokens - (len(seq.token_ids) - seq.num_prompt_tokens))
-        return (remaining + self.ageing * request.arrival_s,)
+        return (remaining + self.ageing * request.queued_s,)
 
 
 class FairByKey(ShortestRemaining):
