@@ -201,6 +201,16 @@ def test_what_was_sent_and_not_told_of_is_added() -> None:
     load.told(Told(0))
 
 
+def test_what_a_step_of_few_tokens_takes_is_no_price_of_a_prompt() -> None:
+    load = ToldLoad(0, token_s=0.5)
+    load.told(Told(pending_tokens=1, pending_s=0.1, num_sequences=1))
+    assert load.token_s == 0.1  # until it tells of a prompt
+    load.told(Told(pending_tokens=101, pending_s=0.2, num_sequences=1))
+    load.told(Told(pending_tokens=1, pending_s=0.1, num_sequences=1))
+    load.sent(100)
+    assert load.pending_s == pytest.approx(0.1 + 100 * 0.2 / 101)
+
+
 def test_a_burst_between_two_reports_is_spread() -> None:
     loads = [ToldLoad(i, num_blocks=100) for i in range(4)]
     router, counts = ShortestQueue(by_seconds=True), [0] * 4

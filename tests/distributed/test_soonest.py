@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from octavo.distributed.published_keys import PublishedKeys
-from octavo.distributed.soonest import LearnedCosts, SoonestDone
+from octavo.distributed.soonest import SoonestDone
 from octavo.distributed.views import EngineView
 from tests.distributed.views import View, keys, route
 
@@ -99,8 +97,6 @@ def test_an_engine_without_room_for_the_prompt_comes_last() -> None:
 def test_what_an_engine_forgot_it_has_not() -> None:
     one, engines = router(), [View(0, num_sequences=1), View(1)]
     one.told(0, keys("abcd"), ())
-    assert one.choose(route("a", 80, num_output=1, prefix_keys=keys("abcd")), engines) == 0
-    one.ended("a", 1)
     one.told(0, (), keys("abcd")[1:])
     assert one.choose(route("b", 80, num_output=20, prefix_keys=keys("abcd")), engines) == 0  # a block is left: 0.16 s
     one.ended("b", 1)
@@ -108,23 +104,35 @@ def test_what_an_engine_forgot_it_has_not() -> None:
     assert one.choose(route("c", 80, num_output=20, prefix_keys=keys("abcd")), engines) == 1
 
 
-@given(st.lists(st.integers(1, 5000), min_size=2, max_size=40, unique=True), st.floats(0.0, 1.0), st.floats(1e-5, 0.1))
-def test_a_line_is_learned_from_what_engines_tell(sizes: list[int], base_s: float, token_s: float) -> None:
-    learned = LearnedCosts()
-    for size in sizes:
-        learned.saw(View(3, pending_tokens=size, pending_s=base_s + token_s * size))
-    assert learned.line(3) == pytest.approx((base_s, token_s), rel=1e-3, abs=1e-4 * (base_s + token_s * max(sizes)))
-    learned.forget(3)
-    assert learned.line(3) == LearnedCosts().line(0)
+def test_what_would_be_displaced_counts_as_often_as_it_is_asked_for_again() -> None:
+    one, engines = router(), [View(0), View(1, pending_s=0.1)]
+    for name in ("abcd", "efgh"):
+        one.told(0, keys(name), ())
+        one.choose(route(name, 80, num_output=0, prefix_keys=keys(name)), engines)  # 4 of 5 blocks are used again, after 1 to 2 requests
+        one.ended(name, 0)
+    assert one.choose(route("new", 80, num_output=0, prefix_keys=keys("ijkl")), engines) == 0  # it has forgotten nothing: there is room
+    one.ended("new", 0)
+    one.told(0, keys("ijkl"), (*keys("abcd")[::-1], *keys("efgh")[::-1]))
+    assert one.choose(route("newer", 80, num_output=0, prefix_keys=keys("mnop")), engines) == 1
+    one.ended("newer", 0)
+    for i in range(40):  # what it keeps gets old
+        one.choose(route(str(i), 80, num_output=0, prefix_keys=()), [engines[1]])
+    engines[0].num_sequences = engines[1].num_sequences = 0
+    assert one.choose(route("newest", 80, num_output=0, prefix_keys=keys("qrst")), engines) == 0
 
 
-@given(st.lists(st.tuples(st.integers(0, 1000), st.floats(0.0, 10.0)), max_size=30))
-def test_prices_are_never_below_zero_whatever_was_told(told: list[tuple[int, float]]) -> None:
-    learned = LearnedCosts()
-    for tokens, seconds in told:
-        learned.saw(View(0, pending_tokens=tokens, pending_s=seconds))
-    base_s, token_s = learned.line(0)
-    assert base_s >= -1e-9 and token_s > 0.0
+def test_equal_prompts_are_spread_over_full_caches_as_over_empty_ones() -> None:
+    one, engines = router(), [View(i) for i in range(4)]
+    for i in range(4):
+        one.told(i, keys(f"{i}bcd"), ())
+    for i in range(4):
+        one.told(i, (), keys(f"{i}bcd")[::-1])
+    for i in range(40):
+        place = one.choose(route(str(i), 80, num_output=100, prefix_keys=keys("abcd")), engines)
+        one.told(place, keys("abcd"), ())
+        engines[place].num_sequences += 1
+    counts = [engine.num_sequences for engine in engines]
+    assert min(counts) >= 5 and max(counts) <= 17
 
 
 def test_without_a_cost_model_it_learns_who_is_slow() -> None:

@@ -14,6 +14,7 @@ class View:
     num_sequences: int = 0
     num_available_blocks: int = 1000
     pending_s: float = 0.0
+    num_unseen: int = 0
 
 
 def keys(text: str) -> tuple[bytes, ...]:

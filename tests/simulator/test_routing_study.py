@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 
 from octavo.core.cost import StepShape
-from octavo.simulator.routing_study import BASELINE, Routed, RoutingCase, computed_over, route_once
+from octavo.simulator.routing_bounds import BOUNDS, bounds, least_computed
+from octavo.simulator.routing_study import ANSWER_TOKEN, BASELINE, Routed, RoutingCase, computed_over, route_once
+from octavo.workload.requests import WorkloadRequest
 from tests.simulator.engines import LinearCost, engine
 
 SPEC = replace(engine(num_blocks=4000, block_size=16, max_num_seqs=64, max_num_batched_tokens=512), max_model_len=16_384)
@@ -30,6 +32,36 @@ def test_following_the_cache_computes_less_than_half() -> None:
     assert soonest.hit_rate > turns.hit_rate > 0.1 and soonest.ttft_p50_s < turns.ttft_p50_s
     assert soonest.share < 0.5  # and yet all engines work
     assert route_once(spec, CASE, "soonest", 0) == soonest
+
+
+class QuickCost(LinearCost):
+    """A machine that is never busy for long: load is no reason to leave an engine whose cache overflows."""
+
+    def seconds_of(self, shape: StepShape) -> float:
+        return 0.0008 + 0.00003 * shape.num_rows + 2e-9 * shape.num_context
+
+
+@pytest.mark.parametrize("learn", [False, True])
+def test_no_cache_overflows_beside_empty_ones(learn: bool) -> None:
+    spec, case = replace(SPEC, cost=QuickCost(), num_blocks=700), replace(CASE, rate=2.0, duration_s=60.0)
+    turns, soonest = route_once(spec, case, BASELINE, 1), route_once(spec, case, "soonest", 1, learn)
+    found = {bound.name: bound.num_computed for bound in bounds(spec, case, 1)}
+    assert tuple(found) == BOUNDS
+    assert found["one cache"] > 1.1 * found["least"]  # all caches together are too small
+    assert found["least"] <= soonest.num_computed <= 1.45 * found["one cache"] and soonest.num_computed < 0.65 * turns.num_computed
+    assert soonest.share < 0.5
+
+
+def test_the_least_is_every_block_once() -> None:
+    def request(prompt: list[int], num_output: int = 0) -> WorkloadRequest:
+        return WorkloadRequest(0.0, prompt, num_output)
+
+    first = request([1] * 20, 13)
+    assert least_computed([first], 16) == 20
+    assert least_computed([first, first], 16) == 24  # a full block is found
+    assert least_computed([first, request([1] * 20 + [ANSWER_TOKEN] * 13 + [5])], 16) == 22  # and the answer, but for its last token
+    assert least_computed([first, request([1] * 20 + [ANSWER_TOKEN] * 12)], 16) == 36  # the last token is computed in any case
+    assert least_computed([first, request([2] * 20)], 16) == 40
 
 
 def test_ratios_need_the_same_seeds() -> None:

@@ -14,6 +14,7 @@ from octavo.distributed.router import ROUTERS
 if TYPE_CHECKING:
     from octavo.simulator.engine_spec import EngineSpec
     from octavo.simulator.goodput_study import Arm, BestArm, GoodputOptions, GoodputStudy, Slowdowns
+    from octavo.simulator.routing_bounds import Bound
     from octavo.simulator.routing_study import Routed
 
 _MODEL_HELP = "What runs: as for `octavo simulate`."
@@ -35,17 +36,19 @@ _LOOKUPS = ("two-variable", "context", "published")
 @click.option("--seconds", "duration_s", type=POSITIVE, default=60.0, show_default=True, help="Turns that come in this time are run.")
 @click.option("--turns", "mean_turns", type=POSITIVE, default=6.0, show_default=True, help="Turns of a conversation, on average.")
 @click.option("--router", "routers", type=click.Choice(ROUTERS), multiple=True, help="These alone, beside round-robin.")
+@click.option("--learn", is_flag=True, help="`soonest` learns its prices, as in a cluster, instead of asking the cost model.")
 @click.option("--seed", "seeds", type=click.IntRange(0), multiple=True, default=(0, 1, 2), show_default=True, help="A load for each.")
 @click.option("--json", "as_json", is_flag=True, help="Print only the JSON record.")
 def routing(
     model: str, machine: str, machines: str | None, fitted: str | None, num_kv_blocks: int | None, routers: tuple[str, ...],
-    seeds: tuple[int, ...], as_json: bool, **case_options: Any,
+    learn: bool, seeds: tuple[int, ...], as_json: bool, **case_options: Any,
 ) -> None:  # fmt: skip
     """Ways of routing conversations, simulated: the same turns over the same engines, each with its own prefix cache.
 
-    How much of the prompts each router lets the engines find in their caches, how much they compute, and the time to the first token. The
-    last line printed is a JSON record.
+    How much of the prompts each router lets the engines find in their caches, how much they compute, and the time to the first token; and
+    the least that could be computed. The last line printed is a JSON record.
     """
+    from octavo.simulator.routing_bounds import bounds
     from octavo.simulator.routing_study import BASELINE, COMPARED, RoutingCase, route_once
 
     try:
@@ -55,10 +58,12 @@ def routing(
         raise click.BadParameter(str(error).partition(": ")[2], param_hint="'--turns'") from None
     spec = _routed_engine(model, machine, machines, fitted, num_kv_blocks)
     names = (BASELINE, *(name for name in (routers or COMPARED) if name != BASELINE))
-    runs = [route_once(spec, case, name, seed) for seed in dict.fromkeys(seeds) for name in names]
+    runs = [route_once(spec, case, name, seed, learn) for seed in dict.fromkeys(seeds) for name in names]
+    found = [bound for seed in dict.fromkeys(seeds) for bound in bounds(spec, case, seed)]
     if not as_json:
-        click.echo(_routing_table(runs, names))
-    click.echo(json.dumps({"bench": "routing", "model": model, "machine": spec.name, "runs": [run.to_dict() for run in runs]}))
+        click.echo(_routing_table(runs, names, found))
+    record = {"bench": "routing", "model": model, "machine": spec.name, "learn": learn, "runs": [run.to_dict() for run in runs]}
+    click.echo(json.dumps(record | {"bounds": [bound.to_dict() for bound in found]}))
 
 
 def _routed_engine(model: str, machine: str, machines: str | None, fitted: str | None, num_kv_blocks: int | None) -> EngineSpec:
@@ -74,7 +79,7 @@ def _routed_engine(model: str, machine: str, machines: str | None, fitted: str |
     return engine_spec(options, Source.of(options), CacheConfig(), scheduler)
 
 
-def _routing_table(runs: list[Routed], names: tuple[str, ...]) -> str:
+def _routing_table(runs: list[Routed], names: tuple[str, ...], bounds: list[Bound]) -> str:
     from octavo.bench.tables import table
     from octavo.simulator.routing_study import BASELINE, computed_over
 
@@ -90,9 +95,27 @@ def _routing_table(runs: list[Routed], names: tuple[str, ...]) -> str:
             _span([100 * run.share for run in own]),
         ]  # fmt: skip
         rows.append([name, *figures])
+    rows += _bound_rows(runs, bounds)
     first = runs[0]
     head = f"{first.num_requests} turns, {first.num_prompt:,} prompt tokens (seed {first.seed}); least to most over seeds; simulated"
     return f"{head}\n\n{table(rows, ' >>>>>>>')}\n"
+
+
+def _bound_rows(runs: list[Routed], bounds: list[Bound]) -> list[list[str]]:
+    from octavo.simulator.routing_bounds import BOUNDS
+    from octavo.simulator.routing_study import BASELINE
+
+    baseline = {run.seed: run.num_computed for run in runs if run.router == BASELINE}
+    rows = []
+    for name in BOUNDS:
+        own = [bound for bound in bounds if bound.name == name]
+        shares = [bound.num_computed / baseline[bound.seed] for bound in own]
+        figures = [
+            _span([100 * (1 - bound.num_computed / bound.num_prompt) for bound in own]),
+            _span([float(bound.num_computed) for bound in own], ",.0f"), f"{min(shares):.2f} to {max(shares):.2f}",
+        ]  # fmt: skip
+        rows.append([f"({name})", *figures, *[""] * 4])
+    return rows
 
 
 def _span(values: list[float], form: str = ".4g") -> str:

@@ -1,11 +1,13 @@
 """The router that asks where a request would be done soonest, by what each engine has cached and what waits there. Pure.
 
-    seconds = what waits there + weight x its prompt less what is cached there + its answer in steps of that engine's batch
+    seconds = what waits there + weight x (its prompt less what is cached there + what it displaces there) + its answer in steps of that
+    engine's batch
 
 Computing weighs more than waiting: a second of it is one that the request waits, and one that the engine has not for others; and what two
-engines compute both keep, in place of something else. The last term is what keeps a beginning that everybody shares from drawing everybody
-to one engine: each more sequence there makes every step of all a little longer. Prices come from a cost model where there is one
-(``Costs``), else they are learned from what engines tell.
+engines compute both keep, in place of something else. *Displaced* is what the engine has to evict for what the request adds to its cache,
+as often as that would have been used again (``reuse``): somebody will have to compute it. The last term is what keeps a beginning
+that everybody shares from drawing everybody to one engine: each more sequence there makes every step of all a little longer. Prices come
+from a cost model where there is one (``Costs``), else they are learned from what engines tell (``learned_costs``).
 """
 
 from __future__ import annotations
@@ -13,54 +15,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
 
+from octavo.distributed.learned_costs import LearnedCosts
 from octavo.distributed.published_keys import PublishedKeys
+from octavo.distributed.reuse import Reuse
 from octavo.distributed.views import Costs, EngineView, Router, RouteRequest
-
-_DECAY = 0.98  # of what has been learned, with each engine that is looked at
-_FIRST_TOKEN_S = 1e-3  # of a token, until something was learned: it only has to be above 0, so that work counts at all
-
-
-@dataclass(slots=True)
-class LearnedCosts(Costs):
-    """Seconds = ``base_s`` + ``token`` x tokens, by least squares over the loads that engines tell, of which older ones count less.
-
-    A line through what was seen: good enough to weigh one engine against another, and no prediction to show to anybody.
-    """
-
-    _sums: dict[int, list[float]] = field(default_factory=dict)  # by engine: weight, tokens, seconds, tokens**2, tokens x seconds
-
-    def saw(self, engine: EngineView) -> None:
-        """Learn from an engine's own prediction for what waits there."""
-        tokens, seconds = engine.pending_tokens, engine.pending_s
-        if tokens > 0 and seconds > 0.0:
-            sums = self._sums.setdefault(engine.index, [0.0] * 5)
-            for i, term in enumerate((1.0, tokens, seconds, tokens * tokens, tokens * seconds)):
-                sums[i] = _DECAY * sums[i] + term
-
-    def forget(self, index: int) -> None:
-        self._sums.pop(index, None)
-
-    def line(self, index: int) -> tuple[float, float]:
-        """(seconds of a step beside its tokens, seconds of a token), neither below 0; of an engine that told nothing those of another,
-        and before any has a small guess."""
-        sums = self._sums.get(index) or next(iter(self._sums.values()), None)  # engines are alike until they tell otherwise
-        if sums is None:
-            return 0.0, _FIRST_TOKEN_S
-        weight, tokens, seconds, squares, products = sums
-        spread = weight * squares - tokens * tokens
-        slope = (weight * products - tokens * seconds) / spread if spread > 1e-9 * weight * squares else 0.0
-        if not 0.0 < slope <= seconds / tokens:  # one size alone was seen, or the line would cut the axis below 0
-            return 0.0, seconds / tokens
-        return (seconds - slope * tokens) / weight, slope
-
-    def prompt_s(self, engine: EngineView, start: int, num_tokens: int) -> float:
-        return self.line(engine.index)[1] * num_tokens
-
-    def token_s(self, engine: EngineView, num_sequences: int, num_context: int) -> float:
-        base_s, token_s = self.line(engine.index)
-        return base_s + token_s * num_sequences
 
 
 class SoonestDone(Router):
@@ -89,6 +48,7 @@ class SoonestDone(Router):
         if not 1.0 <= work_weight < float("inf"):
             raise ValueError(f"work_weight: {work_weight!r} is not allowed; a finite number from 1")
         self.keys = keys or PublishedKeys()
+        self._reuse = Reuse()
         self._work_weight = work_weight
         self._learned = LearnedCosts() if costs is None else None
         self._costs: Costs = costs or self._learned or LearnedCosts()
@@ -116,11 +76,17 @@ class SoonestDone(Router):
         num_cached = min(num_blocks * self._block_size, request.num_prompt - 1)
         num_new = request.num_prompt - num_cached
         num_output = request.output_or(self._guess_output)
-        seconds = engine.pending_s + self._work_weight * self._costs.prompt_s(engine, num_cached, num_new)
-        seconds += num_output * self._costs.token_s(engine, engine.num_sequences + 1, request.num_prompt)
+        work_s = self._costs.prompt_s(engine, num_cached, num_new)
+        uses_lost = self._reuse.uses_lost(engine.index)
+        if uses_lost:
+            work_s += uses_lost * self._costs.prompt_s(engine, 0, max(1, round(num_new + num_output)))
+        answer_s = num_output * self._costs.token_s(engine, engine.num_sequences + 1, request.num_prompt)
+        seconds = engine.pending_s + self._work_weight * work_s + answer_s
         return num_new > engine.num_available_blocks * self._block_size, seconds
 
     def _sent(self, request: RouteRequest, index: int) -> None:
+        num_blocks = (request.num_prompt + request.output_or(self._guess_output)) / self._block_size
+        self._reuse.sent(index, request.prefix_keys, num_blocks)
         self.keys.expect(request.request_id, index, request.prefix_keys)
         if request.session is not None:
             self._homes[request.session] = index
@@ -129,10 +95,13 @@ class SoonestDone(Router):
                 self._homes.popitem(last=False)
 
     def told(self, index: int, published: Iterable[bytes], forgotten: Iterable[bytes]) -> None:
+        published, forgotten = list(published), list(forgotten)
+        self._reuse.told(index, published, forgotten)
         self.keys.told(index, published, forgotten)
 
     def gone(self, index: int) -> None:
         self.keys.gone(index)
+        self._reuse.gone(index)
         if self._learned is not None:
             self._learned.forget(index)
         self._homes = OrderedDict((session, home) for session, home in self._homes.items() if home != index)

@@ -26,8 +26,9 @@ class Told:
 
 @dataclass(slots=True)
 class ToldLoad:
-    """An ``EngineView``. ``token_s``: seconds of a pending token where the engine has told none; then what it last told is used.
-    ``lengths``: of requests that its whole pool holds (None: of any)."""
+    """An ``EngineView``. ``token_s``: seconds of a prompt's token where the engine has told none; then what it last told is used. What it
+    tells while sequences only wait for their next token counts until it has told of a prompt: a step of few tokens takes nearly as long
+    as one of many. ``lengths``: of requests that its whole pool holds (None: of any)."""
 
     index: int
     block_size: int = 16
@@ -38,6 +39,7 @@ class ToldLoad:
     _sent: deque[int] = field(default_factory=deque)  # prompt tokens to compute, of requests that ``last`` does not count
     _num_sent: int = 0  # of all time
     _extra_tokens: int = 0
+    _knows_prompts: bool = False
 
     def __post_init__(self) -> None:
         self.last = Told(num_available_blocks=self.num_blocks)
@@ -56,7 +58,9 @@ class ToldLoad:
         for _ in range(told.num_received - self.last.num_received):
             self._extra_tokens -= self._sent.popleft()
         self.last = told
-        if told.pending_tokens > 0 and told.pending_s > 0.0:
+        is_prompt = told.pending_tokens > told.num_sequences
+        if told.pending_tokens > 0 and told.pending_s > 0.0 and (is_prompt or not self._knows_prompts):
+            self._knows_prompts = is_prompt
             self.token_s = told.pending_s / told.pending_tokens
 
     def reset(self) -> None:

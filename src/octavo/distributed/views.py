@@ -27,6 +27,11 @@ class EngineView(Protocol):
         ...
 
     @property
+    def num_unseen(self) -> int:
+        """Of these, requests that the engine has not told of itself: what they add to its figures is a guess."""
+        ...
+
+    @property
     def num_available_blocks(self) -> int:
         """KV blocks that can still be handed out."""
         ...

@@ -83,10 +83,11 @@ class Routed:
         }  # fmt: skip
 
 
-def route_once(spec: EngineSpec, case: RoutingCase, router: str, seed: int) -> Routed:
-    """One run of ``case`` over engines like ``spec``, whose text is the answers that the conversations expect."""
+def route_once(spec: EngineSpec, case: RoutingCase, router: str, seed: int, learn: bool = False) -> Routed:
+    """One run of ``case`` over engines like ``spec``, whose text is the answers that the conversations expect. ``learn``: a router that
+    wants prices learns them from what engines tell, as in a cluster; else it asks the engines' cost model."""
     specs = [replace(spec, name=f"engine-{i}", text=PlaceholderText(only=ANSWER_TOKEN)) for i in range(case.num_engines)]
-    made = create_router(router, spec.cache.block_size, SimCosts())
+    made = create_router(router, spec.cache.block_size, None if learn else SimCosts())
     report = Simulation(specs, made, SimulationOptions(seed=seed)).run(case.requests(seed))
     if report.num_completed < report.num_arrived:
         raise ValueError(f"requests: {report.num_arrived - report.num_completed} did not complete: {report.first_refusal}")

@@ -130,6 +130,10 @@ class SimEngine:
     def num_sequences(self) -> int:
         return self._load()[1]
 
+    @property
+    def num_unseen(self) -> int:
+        return 0
+
     def _load(self) -> tuple[int, int]:
         """Pending tokens and number of sequences; steps that only repeat change neither."""
         if self._known_load is None:
