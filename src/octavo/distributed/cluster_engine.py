@@ -388,7 +388,7 @@ class ClusterEngine:
         if isinstance(message, Events):
             self.flights.take(link, message.events)
         else:
-            with self.flights.faults.guarded(self.flights.find_key(getattr(message, "key", 0))):
+            with self.flights.faults.guarded(self.handovers.about(link, message)):
                 self.handovers.said(link, message)
 
     def is_amid_answers(self) -> bool:
