@@ -40,6 +40,7 @@ SECRET = b"a secret of the tests"
 TOKENIZER = byte_tokenizer()
 VOCAB = TOKENIZER.vocab_size
 LIMITS = WorkerLimits(8192, 8192, 64, VOCAB, 16, 1024, 1)
+LAYOUT = {"page_bytes": 64, "num_full": 0, "num_window": 1, "window": 8, "layers": [[0, 0]]}  # of the bigram's one layer
 
 
 class Cluster:
@@ -248,9 +249,22 @@ def test_tokens_are_handed_over_that_were_sent_and_no_others(offered: list[int])
         {"block_size": 0},
         {"vocab_size": VOCAB + 1},
         {"max_num_seqs": 0},
+        {"block_size": 1},
+        {"block_size": 1 << 40},
+        {"max_model_len": 8193},
+        {"kv_layout": {}},
+        {"kv_layout": LAYOUT | {"num_window": 1 << 30}},
+        {"kv_layout": LAYOUT | {"num_full": 1}},
+        {"kv_layout": LAYOUT | {"num_full": -1}},
+        {"kv_layout": LAYOUT | {"num_window": 0}},
+        {"kv_layout": LAYOUT | {"num_window": True}},
+        {"kv_layout": LAYOUT | {"num_full": None}},
+        {"kv_layout": LAYOUT | {"page_bytes": "64"}},
+        {"kv_layout": LAYOUT | {"layers": [[0, 0]] * 2}},
+        *({"kv_layout": LAYOUT | {"window": window}} for window in ("x", -3, 1.5, [], 0, None)),
     ],
 )
-def test_limits_that_no_engine_can_have_are_refused(limits: dict[str, int]) -> None:
+def test_limits_that_no_engine_can_have_are_refused(limits: dict[str, Any]) -> None:
     async def run() -> None:
         async with Cluster() as cluster:
             channel = await connect(cluster.engine.control.address, SECRET, to_worker)
@@ -258,8 +272,25 @@ def test_limits_that_no_engine_can_have_are_refused(limits: dict[str, int]) -> N
             channel.send(Hello(PROTOCOL, "third", "both", "here", 1, "boot"))
             channel.send(Ready("stub", "bigram/stub", msgspec.structs.replace(LIMITS, **limits)))
             await until(lambda: channel.closed_for is not None)
-            assert cluster.engine.control.find("third") is None
+            await until(lambda: cluster.engine.control.find("third") is None)
             assert cluster.engine.room(10) == 8192 - 10
+            assert cluster.engine._sizes._known is not None and cluster.engine._sizes._known[0].kv_layout is None, "it was laid out"
+
+    asyncio.run(run())
+
+
+def test_a_layout_that_can_be_is_taken() -> None:
+    """Else the ones above would be refused whatever is wrong with them."""
+
+    async def run() -> None:
+        async with Cluster() as cluster:
+            channel = await connect(cluster.engine.control.address, SECRET, to_worker)
+            channel.start(lambda messages: None, lambda reason: None)
+            channel.send(Hello(PROTOCOL, "third", "both", "here", 1, "boot"))
+            channel.send(Ready("stub", "bigram/stub", msgspec.structs.replace(LIMITS, kv_layout=LAYOUT)))
+            await until(lambda: len(cluster.engine.open_links()) == 3)
+            channel.close("it is enough")
+            await until(lambda: cluster.engine.control.find("third") is None)
 
     asyncio.run(run())
 

@@ -113,9 +113,7 @@ class ClusterEngine:
         self.clock = WallClock()
         self.draining = False
         self.max_model_len = resolve_max_model_len(config, model.program.context)
-        self.control = Control(
-            config, model.fingerprint, model.program.vocab_size, secret, self, self.options.liveness, self.clock.now
-        )  # fmt: skip
+        self.control = Control(config, model, secret, self, self.options.liveness, self.clock.now)
         self.journeys = Journeys()
         prompts = create_router(self.options.router, config.cache.block_size)
         pools = RolePools(prompts, None, config.cache.block_size, self.options.handover.may_borrow)

@@ -47,6 +47,8 @@ from octavo.distributed.messages import (
     shown_reason,
 )
 from octavo.distributed.told_load import Told, ToldLoad
+from octavo.distributed.worker_sizes import check_limits
+from octavo.models.loaded import LoadedModel
 
 logger = logging.getLogger("octavo.cluster")
 
@@ -131,14 +133,13 @@ class ControlHandler(Protocol):
 
 
 class Control:
-    """``config``: what workers are to run. ``model_fingerprint``: of the model that they are to have, as its file says, with ``vocab_size``
-    tokens. What they say is checked as far as it leads anywhere: a worker that lies loses its channel, and its streams go on elsewhere."""
+    """``config``: what workers are to run; ``model``: that they are to have. What they say is checked as far as it leads anywhere: a worker
+    that lies loses its channel, and its streams go on elsewhere."""
 
     def __init__(
         self,
         config: EngineConfig,
-        model_fingerprint: str,
-        vocab_size: int,
+        model: LoadedModel,
         secret: bytes,
         handler: ControlHandler,
         limits: LivenessLimits,
@@ -147,7 +148,7 @@ class Control:
         self.fleet = Fleet(limits)
         self.fingerprint: str | None = None  # of the workers that are ready, or were last: all have the same
         self.last_words: dict[str, str] = {}  # of workers that ended before they were ready, or left; the latest
-        self._config, self._model_fingerprint, self._vocab_size = config, model_fingerprint, vocab_size
+        self._config, self._model = config, model
         self._handler = handler
         self._now = clock
         self._listener = Listener(secret, from_worker, self._open)
@@ -259,10 +260,10 @@ class Control:
     def _ready(self, link: Link, message: Ready) -> None:
         are_others = any(other.ready is not None for other in self)
         for others, is_final in ((None, True), (self.fingerprint if are_others or self._handler.is_amid_answers() else None, are_others)):
-            if (fault := misfit(message.model, message.fingerprint, self._model_fingerprint, others)) is not None:
+            if (fault := misfit(message.model, message.fingerprint, self._model.fingerprint, others)) is not None:
                 self._refuse(link.channel, link.name, shown_reason(fault), is_final)  # else: until the answers are over
                 return
-        message.limits.check(self._vocab_size)
+        check_limits(message.limits, self._config, self._model.program)
         self.fingerprint = message.fingerprint
         link.ready, limits, now = message, message.limits, self._now()
         link.view = ToldLoad(link.index, limits.block_size, limits.num_kv_blocks)
@@ -308,7 +309,7 @@ class Control:
             case _:
                 if isinstance(message, Events):
                     for event in message.events:
-                        event.check(self._vocab_size)
+                        event.check(self._model.program.vocab_size)
                 if link.worker.state is WorkerState.READY:
                     self._handler.said(link, message)
 

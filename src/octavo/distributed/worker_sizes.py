@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from octavo.config import EngineConfig
+from octavo.core.kv_pages import PageLayout
 from octavo.core.limits import LengthLimits
 from octavo.core.recording import layout_of
 from octavo.core.request import ParameterError, Request
@@ -18,10 +19,45 @@ from octavo.core.scheduler import Scheduler
 from octavo.distributed.messages import MessageError, Ready, WorkerLimits
 from octavo.distributed.told_load import ToldLoad
 from octavo.distributed.views import EngineView
+from octavo.distributed.wire import MAX_LIMIT
+from octavo.engine.engine import resolve_max_model_len
 from octavo.engine.params import PreparedRequest, RequestPreparer
 
 if TYPE_CHECKING:
     from octavo.models.loaded import LoadedModel
+    from octavo.models.program import Program
+
+
+def check_limits(limits: WorkerLimits, config: EngineConfig, program: Program) -> None:
+    """MessageError unless an engine that runs ``program`` as ``config`` says can be like that: memory is laid out by these numbers."""
+    limits.check(program.vocab_size)
+    if limits.block_size != config.cache.block_size:
+        raise MessageError(f"block_size: {limits.block_size} is not allowed; it was told to have {config.cache.block_size}")
+    most = resolve_max_model_len(config, program.context)
+    if limits.max_model_len > most:
+        raise MessageError(f"max_model_len: {limits.max_model_len} is not allowed; at most {most} here")
+    if (layout := _layout_of(limits)) is not None:
+        _check_layout(layout, len(program.kv_layers))
+
+
+def _layout_of(limits: WorkerLimits) -> PageLayout | None:
+    try:
+        return layout_of(limits.kv_layout)
+    except (LookupError, TypeError, ValueError) as error:
+        raise MessageError(f"kv_layout: no KV pool is like that: {error}") from error
+
+
+def _check_layout(layout: PageLayout, num_layers: int) -> None:
+    """A page holds one layer or more: there are no more pages than layers."""
+    parts = {"page_bytes": (layout.page_bytes, 1), "num_full": (layout.num_full, 0), "num_window": (layout.num_window, 0)}
+    if layout.window is not None:
+        parts["window"] = layout.window, 1
+    for name, (value, least) in parts.items():
+        if type(value) is not int or not least <= value <= MAX_LIMIT:
+            raise MessageError(f"kv_layout: {name} {str(value)[:100]!r} is not allowed; from {least} to {MAX_LIMIT}")
+    num_pages, num_placed = layout.num_pages, len(layout.layers)
+    if not 1 <= num_pages <= num_layers or num_placed != num_layers or (layout.window is None) != (layout.num_window == 0):
+        raise MessageError(f"kv_layout: {num_pages} pages of {num_placed} layers are not allowed; the model has {num_layers} layers")
 
 
 def lack(request: Request, lengths: LengthLimits) -> ParameterError | None:
@@ -71,7 +107,7 @@ class WorkerSizes:
             enough = 2 << (limits.max_model_len // limits.block_size).bit_length()
             scheduler = Scheduler(
                 replace(config.scheduler, max_itl_ms=None), config.cache, min(limits.num_kv_blocks, enough), limits.max_model_len,
-                layout=layout_of(limits.kv_layout),
+                layout=_layout_of(limits),
             )  # fmt: skip
         except (LookupError, TypeError, ValueError, ArithmeticError) as error:
             raise MessageError(f"limits: {limits} cannot be; no KV pool is like that: {error}") from error
