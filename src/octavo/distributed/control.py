@@ -277,12 +277,13 @@ class Control:
     def _heed(self, link: Link, message: FromWorker) -> None:
         """Deal with a message. MessageError, which costs the worker its channel, when it cannot be; a fault of ours does so only while it
         joins, since it can neither stay nor be told otherwise."""
+        joins = link.ready is None
         try:
             self._take(link, message)
         except MessageError:
             raise
         except Exception as error:
-            if link.ready is None:
+            if joins:
                 raise
             self._handler.fault(error)
 
