@@ -112,6 +112,13 @@ def lies(key: int) -> dict[str, list[Message]]:
         "prices that are no numbers": [Load(prompt_token_s=float("inf"))],
         "prices below nothing": [Load(output_token_s=-1e-9)],
         "a step in the future": [Load(step_age_s=-1.0)],
+        "fewer requests than none": [Load(num_running=-1)],
+        "fewer waiting than none": [Load(num_waiting=-(1 << 40))],
+        "tokens below nothing": [Load(pending_tokens=-5)],
+        "blocks below nothing": [Load(num_available_blocks=-1)],
+        "used blocks below nothing": [Load(num_used_blocks=-1)],
+        "steps below nothing": [Load(num_steps=-1)],
+        "less cached than nothing": [Events([Event(key, token_ids=[5], num_cached_tokens=-1)])],
         "hello again": [Hello(PROTOCOL, "liar", "both", "here", 1, "boot")],
         "ready again": [Ready("stub", "bigram/stub", LIMITS)],
     }

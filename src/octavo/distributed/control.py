@@ -315,10 +315,10 @@ class Control:
                     self._handler.said(link, message)
 
     def _load(self, link: Link, load: Load) -> None:
+        for name in load.__struct_fields__:
+            if not 0 <= (value := getattr(load, name)) < math.inf:
+                raise MessageError(f"a worker's Load cannot be: {name} {value!r} is not allowed; a finite number from 0")
         self.fleet.told_steps(link.worker, load.num_steps, load.step_age_s, self._now())
-        for name in ("pending_s", "step_age_s", "prompt_token_s", "output_token_s"):
-            if not 0.0 <= (value := getattr(load, name)) < math.inf:
-                raise MessageError(f"a worker's Load cannot be: {name} {value!r}")
         if link.ready is None:
             return
         link.load = load
