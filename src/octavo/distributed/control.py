@@ -258,11 +258,14 @@ class Control:
             del self.last_words[next(iter(self.last_words))]
 
     def _ready(self, link: Link, message: Ready) -> None:
-        are_others = any(other.ready is not None for other in self)
-        for others, is_final in ((None, True), (self.fingerprint if are_others or self._handler.is_amid_answers() else None, are_others)):
-            if (fault := misfit(message.model, message.fingerprint, self._model.fingerprint, others)) is not None:
-                self._refuse(link.channel, link.name, shown_reason(fault), is_final)  # else: until the answers are over
-                return
+        are_others, model = any(other.ready is not None for other in self), self._model.fingerprint
+        if (fault := misfit(message.model, message.fingerprint, model, None)) is not None:
+            self._refuse(link.channel, link.name, shown_reason(fault))
+            return
+        is_bound = are_others or self._handler.is_amid_answers()
+        if is_bound and (fault := misfit(message.model, message.fingerprint, model, self.fingerprint)) is not None:
+            self._refuse(link.channel, link.name, shown_reason(fault), is_final=are_others)  # else: until the answers are over
+            return
         check_limits(message.limits, self._config, self._model.program)
         self.fingerprint = message.fingerprint
         link.ready, limits, now = message, message.limits, self._now()
