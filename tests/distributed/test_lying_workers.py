@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 import msgspec
@@ -314,16 +315,25 @@ def test_a_pool_of_any_size_costs_the_front_end_nothing() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "x" * 129, "two words", "line\nbreak", "\x1b[2Jescape", "é"])
-def test_names_that_could_not_be_shown_are_turned_away(name: str) -> None:
+def test_names_that_could_not_be_shown_are_turned_away(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever started the worker is told why, and the front end's log has a line of it."""
+
     async def run() -> None:
         async with Cluster() as cluster:
+            heard: list[Message] = []
             channel = await connect(cluster.engine.control.address, SECRET, to_worker)
-            channel.start(lambda messages: None, lambda reason: None)
+            channel.start(heard.extend, lambda reason: None)
             channel.send(Hello(PROTOCOL, name, "both", "here", 1, "boot"))
             await until(lambda: channel.closed_for is not None)
+            (refuse,) = heard
+            assert isinstance(refuse, Refuse) and refuse.is_final and refuse.reason.startswith(f"name: {name[:128]!r} is not allowed")
             assert len(cluster.engine.control.fleet) == 2
 
+    caplog.set_level(logging.WARNING, "octavo")
     asyncio.run(run())
+    (refused,) = [record for record in caplog.records if "is refused" in record.message]
+    assert refused.exc_info is None and refused.message.isprintable()
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 @pytest.mark.parametrize(("protocol", "role", "word"), [(PROTOCOL + 1, "both", "protocol"), (PROTOCOL, "king", "role")])

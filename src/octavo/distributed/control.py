@@ -24,6 +24,7 @@ from octavo.distributed.channel import HANDSHAKE_S, Address, Channel, Listener
 from octavo.distributed.fingerprints import misfit
 from octavo.distributed.fleet import Change, Fleet, LivenessLimits, Worker, WorkerState
 from octavo.distributed.messages import (
+    MAX_NAME_CHARS,
     PROTOCOL,
     ROLES,
     Answer,
@@ -223,7 +224,11 @@ class Control:
         """The first message: the link of a worker that may join; None: it was refused."""
         if not isinstance(message, Hello):
             raise MessageError(f"a worker says {type(message).__name__} before Hello")
-        check_name(message.name)
+        try:
+            check_name(message.name)
+        except MessageError as error:
+            self._refuse(channel, shown_reason(message.name[:MAX_NAME_CHARS]), str(error))
+            return None
         known = self._links.get(message.name)
         is_taken = known is not None and known.worker.boot_id != message.boot_id and known.worker.state is not WorkerState.SUSPECT
         fault = None
