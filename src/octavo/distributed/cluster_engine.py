@@ -365,6 +365,7 @@ class ClusterEngine:
 
     def worker_gone(self, link: Link) -> None:
         self.flights.dispatcher.gone(link.index)
+        self._sizes.gone(other.ready for other in self.control if other.ready is not None)
         self._changed.set()
 
     def worker_leaves(self, link: Link) -> None:

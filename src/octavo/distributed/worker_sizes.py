@@ -80,23 +80,36 @@ def holds(request: Request, engine: EngineView) -> bool:
 
 
 class WorkerSizes:
-    """``least``: of the worker that holds least of all that have been there; None before the first."""
+    """``least``: of the worker that holds least of those that are there or, while there is none, that were there last; None before the
+    first."""
 
     def __init__(self, model: LoadedModel, config: EngineConfig) -> None:
         self.least: Ready | None = None
         self.preparer: RequestPreparer | None = None  # for what every worker can do
         self.methods: set[str] = set()
         self._model, self._config = model, config
+        self._is_of_gone = False  # ``least`` is: the next worker's counts in its place
         self._known: tuple[WorkerLimits, LengthLimits] | None = None  # the last that were worked out: workers are alike, mostly
 
     def take(self, ready: Ready) -> LengthLimits:
         """A worker has come: what it holds. Raises MessageError for limits that no worker has."""
-        limits = ready.limits
-        lengths = self._lengths(limits)
-        if self.least is None or self.least.limits.num_kv_blocks > limits.num_kv_blocks:
-            self.preparer = self._preparer(lengths)
-            self.least, self.methods = ready, set(limits.draft_methods)
+        lengths = self._lengths(ready.limits)
+        if self.least is None or self._is_of_gone or self.least.limits.num_kv_blocks > ready.limits.num_kv_blocks:
+            self._set_least(ready)
         return lengths
+
+    def gone(self, left: Iterable[Ready]) -> None:
+        """A worker has gone. ``left``: those that are there."""
+        least = min(left, key=lambda ready: ready.limits.num_kv_blocks, default=None)
+        self._is_of_gone = least is None
+        if least is not None:
+            self._set_least(least)
+
+    def _set_least(self, ready: Ready) -> None:
+        if self.least is None or self.least.limits != ready.limits:
+            self.preparer = self._preparer(self._lengths(ready.limits))
+            self.methods = set(ready.limits.draft_methods)
+        self.least, self._is_of_gone = ready, False
 
     def _lengths(self, limits: WorkerLimits) -> LengthLimits:
         if self._known is not None and self._known[0] == limits:
