@@ -25,11 +25,8 @@ from octavo.distributed.messages import (
     Keys,
     Load,
     Message,
-    Offered,
-    PromptStarted,
     Ready,
     Refuse,
-    Welcome,
     WorkerLimits,
     to_worker,
 )
@@ -190,58 +187,6 @@ def test_keys_that_a_worker_does_not_have_make_no_answer_wrong() -> None:
             cluster.liar.give(6)
             assert [await read(stream) for stream in streams] == [expected(i) for i in range(12)]
             assert cluster.engine.control.find("liar") is not None
-
-    asyncio.run(run())
-
-
-# --- hand-offs ----------------------------------------------------------------------------------------------------------------------------
-
-
-class MovesKV(StubWorker):
-    """A stub that others could bring KV to."""
-
-    def _ready(self, welcome: Welcome) -> Ready:
-        return msgspec.structs.replace(StubWorker._ready(self, welcome), kv_address="tcp=127.0.0.1:1", transports=["tcp"])
-
-
-FIRST = expected(1)[0]
-
-
-@pytest.mark.parametrize("offered", [[10**9], [-1], [VOCAB], [FIRST + 1], [], [FIRST, FIRST], [FIRST]])
-def test_tokens_are_handed_over_that_were_sent_and_no_others(offered: list[int]) -> None:
-    """Nobody would notice others that can be, and those that cannot would end the engine of the receiver, and of the next."""
-
-    async def run() -> None:
-        model, options = bigram_model(TOKENIZER, context=8192), ClusterOptions(liveness=PATIENT)
-        engine = ClusterEngine(model, bigram_config(), Address("127.0.0.1", 0), SECRET, options)
-        engine.start()
-        assert engine._opening is not None
-        await engine._opening
-        sender, receiver = (MovesKV(role, "bigram", VOCAB, role=role) for role in ("prefill", "decode"))
-        tasks = [asyncio.create_task(worker.run(engine.control.address, SECRET)) for worker in (sender, receiver)]
-        await until(lambda: len(engine.open_links()) == 2)
-        params = engine.check_params(SamplingParams(max_tokens=6, seed=1))
-        stream = engine.submit([engine.prepare_checked([4, 7], params, "r1")])
-        reading = asyncio.create_task(read(stream))
-        await until(lambda: sender.num_attempts == 1)
-        key, channel = next(iter(sender._attempts)), sender._channel
-        assert channel is not None
-        channel.send(PromptStarted(key))
-        sender.give(1)
-        channel.send(Offered(key, offered))
-        if offered == [FIRST]:
-            await until(lambda: (moving := engine.handovers.desk.find(key)) is not None and moving.handoff.drawn)
-            assert len(engine.open_links()) == 2
-            sender.give(5)
-        else:
-            await until(lambda: receiver.num_attempts == 1)  # from the beginning of its own, after what the client has
-            assert engine.control.find("prefill") is None and not len(engine.handovers.desk)
-            receiver.give(5)
-        assert await reading == expected(1)
-        engine.handovers.check_invariants()
-        engine.flights.check_invariants()
-        await engine.stop()
-        await asyncio.gather(*tasks)
 
     asyncio.run(run())
 

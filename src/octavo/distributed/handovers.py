@@ -180,9 +180,9 @@ class Handovers:
         if self._begun.get(message.key) is link:  # it has begun there, and lost its KV meanwhile: nobody has it
             self._flights.failed(message.key, f"worker {link.name}: {reason}")
             return
-        logger.warning("hand-off %d: worker %s: %s", message.key, link.name, reason)
         moving = self.desk.find(message.key)
-        if moving is not None and link.index in (moving.sender, moving.handoff.receiver):
+        if moving is not None and link.index in (moving.sender, moving.handoff.receiver):  # else it is over, or was withdrawn
+            logger.warning("hand-off %d: worker %s: %s", message.key, link.name, reason)
             self._follow(self.desk.failed(message.key, reason, self._now()))
 
     # --- orders -------------------------------------------------------------------------------------------------------------------------
