@@ -69,7 +69,7 @@ class AskError(RuntimeError):
 @dataclass(slots=True, eq=False)
 class Link:
     """One worker that is connected. ``view``: as routers see it. ``keys``: attempts that it has. ``is_leaving``: it was told to end, so
-    that its end is nobody's fault. ``has_told_keys``: of its prefix cache."""
+    that its end is nobody's fault. ``has_begun_keys``: it has told its whole prefix cache anew."""
 
     channel: Channel[FromWorker]
     worker: Worker
@@ -78,7 +78,7 @@ class Link:
     load: Load = field(default_factory=Load)
     keys: set[int] = field(default_factory=set)
     is_leaving: bool = False
-    has_told_keys: bool = False
+    has_begun_keys: bool = False
     questions: dict[int, asyncio.Future[bytes]] = field(default_factory=dict)
 
     @property
@@ -304,9 +304,9 @@ class Control:
             case Answer():
                 self._answered(link, message)
             case Keys() if link.ready is not None:
-                if message.anew and link.has_told_keys:  # each time what all workers have would be looked through
-                    raise MessageError("a worker's Keys cannot be: anew is for the first of them")
-                link.has_told_keys = True
+                if message.anew and link.has_begun_keys:  # each time what all workers have would be looked through
+                    raise MessageError("a worker's Keys cannot be: anew is said once")
+                link.has_begun_keys = link.has_begun_keys or message.anew
                 self._handler.told_keys(link, message)
             case Goodbye():
                 link.worker.reason = shown_reason(message.reason)

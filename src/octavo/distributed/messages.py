@@ -89,7 +89,8 @@ class Load(Message, tag="load"):
 class Keys(Message, tag="keys"):
     """Blocks that have come into the worker's prefix cache, and have gone since; of their keys the first ``SHORT_KEY_BYTES``.
 
-    ``anew``: what was said before, by whoever it was, does not hold any more. It is the first after ``Ready`` alone that says so.
+    ``anew``: what was said before, by whoever it was, does not hold any more; said once, after ``Ready``. One without keys is a heartbeat
+    of a worker that has no ``Load`` to tell yet.
     """
 
     published: list[bytes] = []
