@@ -183,6 +183,17 @@ def test_a_request_ends_of_workers_that_are_gone_and_not_of_those_that_come_back
         assert not attempts.is_held
 
 
+@pytest.mark.parametrize("loss", [loss for loss in Loss if not loss.is_open and loss is not Loss.LEFT])
+def test_what_a_worker_brought_about_while_it_spoke_counts_at_once(loss: Loss) -> None:
+    attempts = Attempts(request(), RetryLimits(in_place=3))
+    for key in (1, 2):
+        attempts.begin(key)
+        assert attempts.lost(loss) is None and not attempts.is_held
+    attempts.begin(3)
+    why = attempts.lost(loss)
+    assert why is not None and f"3 workers in a row {loss.value} while they ran this request" in why
+
+
 def test_it_is_held_while_the_losses_are_open() -> None:
     attempts = Attempts(request(), RetryLimits(in_place=3))
     for key in (1, 2, 3):

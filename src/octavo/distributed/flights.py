@@ -279,7 +279,7 @@ class Flights:
             with self.faults.guarded(flight):
                 self._leave_link(flight)
                 self._lose(flight, loss)
-        if loss in (Loss.DIED, Loss.HUNG):
+        if loss.is_open:
             ids = [flight.request.request_id for flight in struck]
             had_to_go = loss is Loss.DIED and link.worker.draining  # it does not come back
             self._confirm(ids if had_to_go else self._lost.struck(link.name, link.worker.boot_id, ids, self._now()))
