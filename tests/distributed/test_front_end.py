@@ -8,12 +8,13 @@ from collections.abc import Sequence
 
 import pytest
 
+from octavo.bench.stub_worker import StubWorker
 from octavo.distributed import cluster_engine, control
 from octavo.distributed.channel import Address, Channel, connect
 from octavo.distributed.cluster_engine import ClusterEngine
 from octavo.distributed.cluster_options import ClusterOptions
 from octavo.distributed.dispatcher import Backpressure
-from octavo.distributed.messages import PROTOCOL, Hello, ToWorker, to_worker
+from octavo.distributed.messages import PROTOCOL, Hello, Load, ToWorker, to_worker
 from tests.distributed.clusters import PATIENT
 from tests.distributed.test_stub_worker import SECRET, TOKENIZER, expected, front_end, open_stream, read, stub, until
 from tests.engine.scripted import bigram_config, bigram_model
@@ -126,6 +127,43 @@ def test_a_request_ends_when_the_workers_that_it_was_lost_with_are_known_to_be_g
             worker.give(3)
         assert await read(other) == expected(1, 3)
         await engine.stop()
+
+    asyncio.run(run())
+
+
+class Stalling(StubWorker):
+    """Speaks, and has been at its step for ``step_age_s``."""
+
+    step_age_s = 0.0
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(0.01)
+            assert self._channel is not None
+            self._channel.send(Load(step_age_s=self.step_age_s, num_received=self.num_received))
+
+
+def test_a_request_that_stalls_its_workers_ends_though_they_go_on_afterwards() -> None:
+    """Each makes its step in the end, as the process that it was: it had spoken all the time, and was not only stopped."""
+
+    async def run() -> None:
+        engine = await front_end()
+        worker = Stalling("a", "bigram", TOKENIZER.vocab_size)
+        task = asyncio.create_task(worker.run(engine.control.address, SECRET))
+        await until(engine.open_links)
+        stream = open_stream(engine, 0, 3)
+        for _ in range(3):
+            await until(lambda: worker.num_attempts == 1)
+            worker.step_age_s = 1e6
+            await until(lambda: not engine.open_links())
+            assert worker.num_attempts == 1 and not engine.flights._lost._struck
+            worker.step_age_s = 0.0
+            await until(engine.open_links)
+        with pytest.raises(AssertionError, match="3 workers in a row stalled while they ran this request"):
+            await read(stream)
+        assert engine.flights.num_lost == 3 and engine.flights.num_given_up == 1
+        await engine.stop()
+        await task
 
     asyncio.run(run())
 

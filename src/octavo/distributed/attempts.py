@@ -28,7 +28,8 @@ class Loss(Enum):
     """Why an attempt has no worker any more."""
 
     DIED = "died"  # the process ended, or its connection was cut
-    HUNG = "hung"  # it said nothing, or made no step, for too long
+    HUNG = "hung"  # it said nothing for too long
+    STALLED = "stalled"  # it spoke, and made no step for too long
     FAILED = "failed"  # its engine could not compute the step that the request was in
     LIED = "said what cannot be"  # and its channel was closed for it
     LEFT = "left"  # it was told to go, or to begin anew: nothing that the request could have caused

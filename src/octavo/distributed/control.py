@@ -332,8 +332,8 @@ class Control:
 
     def _changed(self, link: Link, change: Change) -> None:
         logger.warning("worker %s is %s: %s", link.name, change.value, link.worker.reason or "it speaks again")
-        if change is Change.SUSPECTED:
-            self._handler.worker_lost(link, Loss.HUNG)
+        if change in (Change.SUSPECTED, Change.STALLED):
+            self._handler.worker_lost(link, Loss.HUNG if change is Change.SUSPECTED else Loss.STALLED)
         elif change is Change.RECOVERED:
             link.channel.send(Reset())
             self._handler.worker_ready(link)
