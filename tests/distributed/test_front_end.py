@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from octavo.bench.stub_worker import StubWorker
+from octavo.bench.stub_worker import StubWorker, token_of
+from octavo.core.request import SamplingParams
 from octavo.distributed import cluster_engine, control
 from octavo.distributed.channel import Address, Channel, connect
 from octavo.distributed.cluster_engine import ClusterEngine
@@ -127,6 +128,35 @@ def test_a_request_ends_when_the_workers_that_it_was_lost_with_are_known_to_be_g
             worker.give(3)
         assert await read(other) == expected(1, 3)
         await engine.stop()
+
+    asyncio.run(run())
+
+
+def test_a_suspect_that_no_worker_for_prompts_could_hold_goes_to_one_that_can() -> None:
+    """As it did before it was one. The worker that has died with it twice is the only one of its size."""
+
+    async def run() -> None:
+        engine = await front_end()
+        small = StubWorker("p", "bigram", TOKENIZER.vocab_size, num_kv_blocks=4, role="prefill")
+        tasks = [asyncio.create_task(small.run(engine.control.address, SECRET))]
+        await until(engine.open_links)
+        stream = None
+        for i in range(3):
+            large = StubWorker("d", "bigram", TOKENIZER.vocab_size, role="decode")
+            tasks.append(asyncio.create_task(large.run(engine.control.address, SECRET)))
+            await until(lambda: len(engine.open_links()) == 2)
+            stream = stream or engine.submit([engine.prepare_checked([5] * 200, engine.check_params(SamplingParams(max_tokens=4)), "r")])
+            await until(lambda one=large: one.num_attempts == 1)
+            flight = engine.flights.find("r")
+            assert flight is not None and flight.attempts.is_suspect == (i == 2)
+            if i < 2:
+                tasks.pop().cancel()
+                await until(lambda: engine.control.find("d") is None)
+        assert small.num_received == 0 and stream is not None
+        large.give(4)
+        assert await read(stream) == [token_of([5] * 200, k, TOKENIZER.vocab_size) for k in range(4)]
+        await engine.stop()
+        await asyncio.gather(*tasks)
 
     asyncio.run(run())
 

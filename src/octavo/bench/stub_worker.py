@@ -64,6 +64,7 @@ class StubWorker:
     tokens_per_s: float = 0.0
     max_model_len: int = 8192
     num_kv_blocks: int = 1 << 20
+    role: str = "both"
     num_sent: int = 0
     boot_id: str = field(default_factory=lambda: secrets.token_hex(8))
     num_received: int = 0  # attempts
@@ -78,7 +79,7 @@ class StubWorker:
         self.num_received = 0
         channel = self._channel = await connect(address, secret, to_worker)
         channel.start(self._take, lambda reason: self._ended.set())
-        channel.send(Hello(PROTOCOL, self.name, "both", socket.gethostname(), os.getpid(), self.boot_id))
+        channel.send(Hello(PROTOCOL, self.name, self.role, socket.gethostname(), os.getpid(), self.boot_id))
         ticking = asyncio.create_task(self._tick())
         try:
             await self._ended.wait()

@@ -189,9 +189,8 @@ class Flights:
                 self._dispatch()
 
     def _dispatch(self) -> None:
-        entries = self._entries()
-        links = [*entries, *(link for link in self._links() if link not in entries)]
-        views, spare = [link.view for link in entries], [link.view for link in links[len(entries) :]]
+        entries, others = self._places()
+        links, views, spare = [*entries, *others], [link.view for link in entries], [link.view for link in others]
         while True:
             try:
                 found = self.dispatcher.next(views, self._now(), spare)
@@ -208,6 +207,11 @@ class Flights:
     def _entries(self) -> Sequence[Link]:
         """Workers that may be given prompts now."""
         return self._links() if self.handovers is None else self.handovers.entries(self._links())
+
+    def _places(self) -> tuple[Sequence[Link], Sequence[Link]]:
+        """Workers that may be given prompts now, and all others that take requests: for what none of the first could ever hold."""
+        entries = self._entries()
+        return entries, [link for link in self._links() if link not in entries]
 
     def _send(self, flight: Flight, link: Link) -> None:
         request, now, key = flight.request, self._now(), next(self._keys)
@@ -352,7 +356,7 @@ class Flights:
 
     def _go_again(self) -> None:
         """Let those of the lost go on whose turn it is: into the queue, or past it to one of the links, if there are any."""
-        while (found := self._lost.next(self._entries(), self._now())) is not None:
+        while (found := self._lost.next(*self._places(), self._now())) is not None:
             flight, links = found
             with self.faults.guarded(flight):
                 if links:

@@ -58,14 +58,15 @@ class LostFlights:
         self._lost.remove(flight)
         return True
 
-    def next(self, links: Sequence[Link], now: float) -> tuple[Flight, Sequence[Link]] | None:
-        """Whose turn it is, and those of ``links`` that are to have it, past the queue; none: into the queue. Ask until None."""
+    def next(self, links: Sequence[Link], spare: Sequence[Link], now: float) -> tuple[Flight, Sequence[Link]] | None:
+        """Whose turn it is, and those of the links that are to have it, past the queue; none: into the queue. Ask until None.
+        ``spare``: for what none of ``links`` could ever hold, as in ``Dispatcher.next``."""
         if self._timer is not None:
             return None
         for flight in self._lost:
             if flight.attempts.is_held:
                 continue
-            able = self._able(flight, links) if flight.attempts.is_suspect else []
+            able = self._able(flight, links, spare) if flight.attempts.is_suspect else []
             if flight.attempts.is_suspect and not able:
                 continue
             if not self._pacer.take(now):
@@ -75,8 +76,9 @@ class LostFlights:
             return flight, able
         return None
 
-    def _able(self, flight: Flight, links: Sequence[Link]) -> list[Link]:
-        return [link for link in links if link not in self._suspects and self._holds(flight, link)]
+    def _able(self, flight: Flight, links: Sequence[Link], spare: Sequence[Link]) -> list[Link]:
+        holders = [link for link in links if self._holds(flight, link)] or [link for link in spare if self._holds(flight, link)]
+        return [link for link in holders if link not in self._suspects]
 
     def _timed_out(self) -> None:
         self._timer = None
