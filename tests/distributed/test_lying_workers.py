@@ -102,6 +102,7 @@ def lies(key: int) -> dict[str, list[Message]]:
     return {
         "a choice below the first": [Events([Event(key, choice=-1, token_ids=[5])])],
         "a choice that was not asked for": [Events([Event(key, choice=3, token_ids=[5])])],
+        "more tokens than were asked for": [Events([Event(key, token_ids=[5] * 5)])],  # two have been given
         "a token beyond the vocabulary": [Events([Event(key, token_ids=[VOCAB])])],
         "a negative token": [Events([Event(key, token_ids=[-1])])],
         "log-probabilities of no token": [Events([Event(key, token_ids=[5], logprobs=[TokenLogprobs(5, -1.0, 1, [VOCAB], [-1.0])])])],

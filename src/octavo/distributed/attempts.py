@@ -123,6 +123,11 @@ class Attempts:
             choice.num_repeated_chars = 0 if made else choice.num_chars
         return made
 
+    def room(self, choice: int) -> int | None:
+        """Tokens that the running attempt may still say of a choice, those that it makes again among them. None: any number."""
+        most, found = self.request.params.max_tokens, self._choices[choice]
+        return None if most is None else most - len(found.token_ids) + found.num_repeated
+
     def take(self, event: OutputEvent) -> OutputEvent | None:
         """What is new of an event of the running attempt; None: nothing. Raises Divergence.
 

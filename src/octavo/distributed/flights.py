@@ -239,6 +239,9 @@ class Flights:
                 continue
             if event.choice >= flight.request.params.n:
                 raise MessageError(f"choice: {event.choice!r} is not allowed; the request has {flight.request.params.n}")
+            room = flight.attempts.room(event.choice)
+            if room is not None and len(event.token_ids) > room:
+                raise MessageError(f"token_ids: {len(event.token_ids)} are not allowed; at most {room}, for the rest of max_tokens")
             try:
                 self._take(flight, link, event)
             except Exception as error:
