@@ -133,15 +133,13 @@ class Flights:
             if flight is not None:
                 with self.faults.guarded(flight):
                     self._withdraw(flight)
-                    self._end(flight, FinishReason.ABORT)
+                    self._close(flight, FinishReason.ABORT)
         self.pump()
 
     def fail(self, flight: Flight, message: str, code: str | None = None) -> None:
         """End a request with error events."""
         self._withdraw(flight)
-        for event in flight.attempts.failed(message, code):
-            flight.stream.put(event)
-        self._end(flight, FinishReason.ERROR)
+        self._close_failed(flight, message, code)
 
     def fail_all(self, message: str, code: str | None = None) -> None:
         for flight in list(self._flights.values()):
@@ -151,14 +149,16 @@ class Flights:
     def fail_waiting(self, message: str, since_s: float) -> None:
         """End the requests that nobody has and that came before ``since_s``: there is no worker."""
         for flight in [flight for flight in self._flights.values() if flight.link is None and flight.request.arrival_s <= since_s]:
-            self.fail(flight, message, NO_WORKER)
+            with self.faults.guarded(flight):
+                self.fail(flight, message, NO_WORKER)
 
     def fail_unheld(self, there: Sequence[LengthLimits], wait_s: float) -> None:
         """End requests that no worker of these sizes, ``there`` or to be there again, could ever hold, and none has for ``wait_s``."""
         suspects = [flight for flight in self._lost if flight.attempts.is_suspect]
         for flight in (*(self._flights[route.request_id] for route in self.dispatcher.set_aside()), *suspects):
-            if (why := flight.unheld_for(there, self._now(), wait_s)) is not None:
-                self.fail(flight, why, REFUSED)
+            with self.faults.guarded(flight):
+                if (why := flight.unheld_for(there, self._now(), wait_s)) is not None:
+                    self.fail(flight, why, REFUSED)
 
     def _withdraw(self, flight: Flight) -> None:
         """From wherever it is."""
@@ -168,15 +168,43 @@ class Flights:
         elif not self._lost.remove(flight):
             self.dispatcher.withdraw(flight.request.request_id)
 
-    def _end(self, flight: Flight, reason: FinishReason) -> None:
+    def _close(self, flight: Flight, reason: FinishReason) -> None:
+        """It is over, and in no place any more. All of it happens, whatever fails."""
         request_id = flight.request.request_id
         del self._flights[request_id]
         self.num_ended += 1
-        self.dispatcher.ended(request_id, flight.attempts.num_sent_tokens)
-        if self.watcher is not None:
-            self.watcher.ended(request_id, reason, self._now())
         if not self._flights:
             self._idle.set()
+        with self.faults.guarded(flight):
+            self.dispatcher.ended(request_id, flight.attempts.num_sent_tokens)
+        if self.watcher is not None:
+            with self.faults.guarded(flight):
+                self.watcher.ended(request_id, reason, self._now())
+
+    def _close_failed(self, flight: Flight, message: str, code: str | None = None) -> None:
+        with self.faults.guarded():
+            for event in flight.attempts.failed(message, code):
+                flight.stream.put(event)
+        self._close(flight, FinishReason.ERROR)
+
+    def _uproot(self, flight: Flight, message: str) -> None:
+        """End a request of which the books may be half written: wherever it may be, it is taken away."""
+        if self._flights.get(flight.request.request_id) is not flight:
+            return
+        link, key = flight.link, flight.attempts.key
+        self._by_key.pop(key, None)
+        self._lost.forget(flight)
+        flight.link = None
+        if link is not None:
+            link.keys.discard(key)
+            with self.faults.guarded():
+                link.channel.send(Abort([key]))
+        if self.handovers is not None:
+            with self.faults.guarded():
+                self.handovers.left(key)
+        with self.faults.guarded():
+            self.dispatcher.drop(flight.request.request_id)
+        self._close_failed(flight, message)
 
     # --- to workers ---------------------------------------------------------------------------------------------------------------------
 
@@ -269,7 +297,7 @@ class Flights:
             self.abort(flight.stream.request_ids)
         elif flight.attempts.is_over:
             self._leave_link(flight)
-            self._end(flight, event.finish_reason or FinishReason.STOP)
+            self._close(flight, event.finish_reason or FinishReason.STOP)
         else:
             self._lost.went_on(flight)
 
@@ -368,32 +396,6 @@ class Flights:
                     self._send(flight, link)
                 else:
                     self.dispatcher.resubmit(flight.route, flight.request.arrival_s)
-
-    def _uproot(self, flight: Flight, message: str) -> None:
-        """End a request of which the books may be half written: wherever it may be, it is afterwards nowhere."""
-        request_id, link, key, handovers = flight.request.request_id, flight.link, flight.attempts.key, self.handovers
-        if self._flights.get(request_id) is not flight:
-            return
-        del self._flights[request_id]
-        self._by_key.pop(key, None)
-        self._lost.forget(flight)
-        flight.link = None
-        if link is not None:
-            link.keys.discard(key)
-            with self.faults.guarded():
-                link.channel.send(Abort([key]))
-        if handovers is not None:
-            with self.faults.guarded():
-                handovers.left(key)
-        with self.faults.guarded():
-            self.dispatcher.drop(request_id)
-        for event in flight.attempts.failed(message):
-            flight.stream.put(event)
-        if self.watcher is not None:
-            with self.faults.guarded():
-                self.watcher.ended(request_id, FinishReason.ERROR, self._now())
-        if not self._flights:
-            self._idle.set()
 
     def check_invariants(self) -> None:
         """AssertionError unless every flight is in one place, and every key leads to its flight. For tests."""
