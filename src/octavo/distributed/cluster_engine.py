@@ -215,20 +215,23 @@ class ClusterEngine:
         """End requests that wait while no worker comes."""
         while True:
             await asyncio.sleep(WATCH_S)
-            try:
-                self._look()
-            except Exception as error:  # a fault of ours must not end the watch over all that wait
-                logger.critical("requests that wait could not be looked after", exc_info=error)
+            self._look()
 
     def _look(self) -> None:
+        """Raises nothing: a fault in one duty ends neither the others nor the watch."""
+        for duty in (self.handovers.tick, self.flights.tick, self._end_waiting, self._end_unheld):
+            with self.flights.faults.guarded():
+                duty()
+
+    def _end_waiting(self) -> None:
         now = self.clock.now()
-        self.handovers.tick()
-        self.flights.tick()
         if any(link.takes_requests or self._has_successor(link) for link in self.control):
             self._none_since_s = now
         elif now - self._none_since_s > self.options.worker_wait_s:
             message = f"no worker has been there for {self.options.worker_wait_s:g} s"
             self.flights.fail_waiting(message, now - self.options.worker_wait_s)
+
+    def _end_unheld(self) -> None:
         there = [link.view.lengths for link in self.control if link.takes_requests or self._has_successor(link)]
         self.flights.fail_unheld([lengths for lengths in there if lengths is not None], self.options.worker_wait_s)
 
