@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, Unpack
 
@@ -44,8 +43,6 @@ from octavo.engine.serving import Health, Reports
 if TYPE_CHECKING:
     from octavo.engine.replay_advice import Replayer
     from octavo.models.loaded import LoadedModel
-
-logger = logging.getLogger("octavo.cluster")
 
 WATCH_S = 0.25  # between two looks for requests that wait in vain
 
@@ -209,6 +206,7 @@ class ClusterEngine:
             if self._clean_up is not None:
                 self._clean_up()
         finally:
+            self.flights.faults.flush()
             self._ended.set()
 
     async def _watch(self) -> None:
