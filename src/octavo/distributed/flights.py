@@ -32,7 +32,6 @@ from octavo.distributed.flight import Flight, Watcher, route_of
 from octavo.distributed.lost_flights import LostFlights
 from octavo.distributed.messages import Abort, Event, MessageError, Submit, WireRequest
 from octavo.distributed.worker_engine import REFUSED, engine_id
-from octavo.distributed.worker_sizes import holds
 from octavo.engine.event_stream import EventStream
 from octavo.engine.outputs import OutputEvent
 from octavo.engine.serving import NO_WORKER
@@ -68,8 +67,8 @@ class Flights:
         self._by_key: dict[int, Flight] = {}
         # No front end before this one has used these: a worker may outlive that, and still be at a step with attempts of it.
         self._keys = itertools.count(1 + (secrets.randbits(30) << 32))
-        self._lost = LostFlights(Pacer(options.resubmit_per_s, options.resubmit_burst), self.pump, Flight.fits)
-        dispatcher.holds = lambda route, view: holds(self._flights[route.request_id].request, view)
+        self._lost = LostFlights(Pacer(options.resubmit_per_s, options.resubmit_burst), self.pump)
+        dispatcher.holds = lambda route, view: self._flights[route.request_id].fits(view)
         self.faults = Faults(self._uproot)
         self._idle = asyncio.Event()
         self._idle.set()

@@ -33,10 +33,10 @@ class _Struck:
 
 
 class LostFlights:
-    """``wake``: called by the event loop when ``next`` may have another. ``holds``: whether a worker could ever hold a flight."""
+    """``wake``: called by the event loop when ``next`` may have another."""
 
-    def __init__(self, pacer: Pacer, wake: Callable[[], None], holds: Callable[[Flight, Link], bool]) -> None:
-        self._pacer, self._wake, self._holds = pacer, wake, holds
+    def __init__(self, pacer: Pacer, wake: Callable[[], None]) -> None:
+        self._pacer, self._wake = pacer, wake
         self._lost: deque[Flight] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._suspects: dict[Link, Flight] = {}  # by the worker that has one
@@ -77,7 +77,7 @@ class LostFlights:
         return None
 
     def _able(self, flight: Flight, links: Sequence[Link], spare: Sequence[Link]) -> list[Link]:
-        holders = [link for link in links if self._holds(flight, link)] or [link for link in spare if self._holds(flight, link)]
+        holders = [link for link in links if flight.fits(link.view)] or [link for link in spare if flight.fits(link.view)]
         return [link for link in holders if link not in self._suspects]
 
     def _timed_out(self) -> None:
