@@ -14,6 +14,7 @@ from octavo.distributed import cluster_engine, control
 from octavo.distributed.channel import Address, Channel, connect
 from octavo.distributed.cluster_engine import ClusterEngine
 from octavo.distributed.cluster_options import ClusterOptions
+from octavo.distributed.control import Link
 from octavo.distributed.dispatcher import Backpressure
 from octavo.distributed.messages import PROTOCOL, Hello, Load, ToWorker, to_worker
 from tests.distributed.clusters import PATIENT
@@ -157,6 +158,26 @@ def test_a_suspect_that_no_worker_for_prompts_could_hold_goes_to_one_that_can() 
         assert await read(stream) == [token_of([5] * 200, k, TOKENIZER.vocab_size) for k in range(4)]
         await engine.stop()
         await asyncio.gather(*tasks)
+
+    asyncio.run(run())
+
+
+def test_whose_turn_it_is_among_workers_is_found_without_a_search_for_each() -> None:
+    """Hundreds of workers, at every load that one of them tells."""
+
+    class Unsearchable(list[Link]):
+        def __contains__(self, link: object) -> bool:
+            raise AssertionError("a search in a list")
+
+    async def run() -> None:
+        engine = await front_end()
+        stubs = [stub(engine, name) for name in ("a", "b", "c")]
+        await until(lambda: len(engine.open_links()) == 3)
+        links = engine.open_links()
+        engine.handovers.entries = lambda links: Unsearchable(links[1:])  # type: ignore[method-assign]
+        assert engine.flights._places() == (links[1:], links[:1])
+        await engine.stop()
+        await asyncio.gather(*(task for _, task in stubs))
 
     asyncio.run(run())
 

@@ -238,7 +238,8 @@ class Flights:
     def _places(self) -> tuple[Sequence[Link], Sequence[Link]]:
         """Workers that may be given prompts now, and all others that take requests: for what none of the first could ever hold."""
         entries = self._entries()
-        return entries, [link for link in self._links() if link not in entries]
+        firsts = {link.index for link in entries}
+        return entries, [link for link in self._links() if link.index not in firsts]
 
     def _send(self, flight: Flight, link: Link) -> None:
         request, now, key = flight.request, self._now(), next(self._keys)
