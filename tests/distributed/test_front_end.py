@@ -94,9 +94,9 @@ def test_of_a_lost_workers_requests_only_those_that_run_are_kept() -> None:
         await until(lambda: second.num_attempts == 4)
         second.give(3)
         assert [await read(stream) for stream in streams] == [expected(i, 3) for i in range(4)]
-        assert len(engine.flights._lost._struck[boot_id].request_ids) in range(1, 5)
-        assert len(engine.flights._lost.expired(engine.clock.now())) in range(1, 5)  # of requests that are over
-        assert boot_id not in engine.flights._lost._struck
+        assert len(engine.flights._struck._processes[boot_id].request_ids) in range(1, 5)
+        assert len(engine.flights._struck.expired(engine.clock.now())) in range(1, 5)  # of requests that are over
+        assert boot_id not in engine.flights._struck._processes
         await engine.stop()
         await other
 
@@ -207,7 +207,7 @@ def test_a_request_that_stalls_its_workers_ends_though_they_go_on_afterwards() -
             await until(lambda: worker.num_attempts == 1)
             worker.step_age_s = 1e6
             await until(lambda: not engine.open_links())
-            assert worker.num_attempts == 1 and not engine.flights._lost._struck
+            assert worker.num_attempts == 1 and not engine.flights._struck._processes
             worker.step_age_s = 0.0
             await until(engine.open_links)
         with pytest.raises(AssertionError, match="3 workers in a row stalled while they ran this request"):

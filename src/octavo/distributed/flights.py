@@ -31,6 +31,7 @@ from octavo.distributed.faults import Faults
 from octavo.distributed.flight import Flight, Watcher, route_of
 from octavo.distributed.lost_flights import LostFlights
 from octavo.distributed.messages import Abort, Event, MessageError, Submit, WireRequest
+from octavo.distributed.struck import Struck
 from octavo.distributed.worker_engine import REFUSED, engine_id
 from octavo.engine.event_stream import EventStream
 from octavo.engine.outputs import OutputEvent
@@ -68,6 +69,7 @@ class Flights:
         # No front end before this one has used these: a worker may outlive that, and still be at a step with attempts of it.
         self._keys = itertools.count(1 + (secrets.randbits(30) << 32))
         self._lost = LostFlights(Pacer(options.resubmit_per_s, options.resubmit_burst), self.pump)
+        self._struck = Struck()
         dispatcher.holds = lambda route, view: self._flights[route.request_id].fits(view)
         self.faults = Faults(self._uproot)
         self._idle = asyncio.Event()
@@ -317,13 +319,13 @@ class Flights:
         if loss.is_open:
             ids = [flight.request.request_id for flight in struck]
             had_to_go = loss is Loss.DIED and link.worker.draining  # it does not come back
-            self._confirm(ids if had_to_go else self._lost.struck(link.name, link.worker.boot_id, ids, self._now()))
+            self._confirm(ids if had_to_go else self._struck.lost(link.name, link.worker.boot_id, ids, self._now()))
         self.pump()
 
     def returned(self, link: Link) -> None:
         """A worker takes requests, or does again. If it was lost and is the same process, what it had did it no harm; if another had its
         name before, that one is gone."""
-        forgiven, gone = self._lost.returned(link.name, link.worker.boot_id)
+        forgiven, gone = self._struck.returned(link.name, link.worker.boot_id)
         for request_id in forgiven:
             if (flight := self._flights.get(request_id)) is not None:
                 flight.attempts.forgive()
@@ -331,7 +333,7 @@ class Flights:
 
     def tick(self) -> None:
         """Time has passed: who has been lost for so long does not come back. To be called a few times a second."""
-        self._confirm(self._lost.expired(self._now() - self._options.liveness.gone_s))
+        self._confirm(self._struck.expired(self._now() - self._options.liveness.gone_s))
         self.pump()
 
     def _confirm(self, request_ids: Iterable[str]) -> None:
