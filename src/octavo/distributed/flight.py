@@ -10,6 +10,7 @@ from octavo.core.limits import LengthLimits
 from octavo.core.prefix_index import Namespace, prompt_keys
 from octavo.core.request import FinishReason, Request
 from octavo.distributed.attempts import Attempts
+from octavo.distributed.messages import Event, MessageError
 from octavo.distributed.told_load import ToldLoad
 from octavo.distributed.views import EngineView, RouteRequest
 from octavo.distributed.worker_sizes import lack
@@ -58,6 +59,14 @@ class Flight:
         if found is None:
             found = self._fits[lengths] = lack(self.request, lengths) is None
         return found
+
+    def check(self, event: Event) -> None:
+        """Raises MessageError for an event that no worker can make of its running attempt."""
+        if event.choice >= self.request.params.n:
+            raise MessageError(f"choice: {event.choice!r} is not allowed; the request has {self.request.params.n}")
+        room = self.attempts.room(event.choice)
+        if room is not None and len(event.token_ids) > room:
+            raise MessageError(f"token_ids: {len(event.token_ids)} are not allowed; at most {room}, for the rest of max_tokens")
 
     def unheld_for(self, there: Sequence[LengthLimits], now: float, wait_s: float) -> str | None:
         """Why it has to end: for ``wait_s`` none of the workers, which have these sizes, could ever hold it. None: it may wait."""

@@ -129,12 +129,10 @@ class Flights:
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Nobody reads these any more. Unknown ones do nothing."""
-        for request_id in request_ids:
-            flight = self._flights.get(request_id)
-            if flight is not None:
-                with self.faults.guarded(flight):
-                    self._withdraw(flight)
-                    self._close(flight, FinishReason.ABORT)
+        for flight in filter(None, map(self._flights.get, request_ids)):
+            with self.faults.guarded(flight):
+                self._withdraw(flight)
+                self._close(flight, FinishReason.ABORT)
         self.pump()
 
     def fail(self, flight: Flight, message: str, code: str | None = None) -> None:
@@ -267,11 +265,7 @@ class Flights:
             flight = self._by_key.get(event.key)
             if flight is None or flight.link is not link:
                 continue
-            if event.choice >= flight.request.params.n:
-                raise MessageError(f"choice: {event.choice!r} is not allowed; the request has {flight.request.params.n}")
-            room = flight.attempts.room(event.choice)
-            if room is not None and len(event.token_ids) > room:
-                raise MessageError(f"token_ids: {len(event.token_ids)} are not allowed; at most {room}, for the rest of max_tokens")
+            flight.check(event)
             try:
                 self._take(flight, link, event)
             except Exception as error:
@@ -280,7 +274,7 @@ class Flights:
     def _take(self, flight: Flight, link: Link, event: Event) -> None:
         output = event.output(flight.request.request_id)
         if output.error is not None and output.error_code is None:
-            self._failed(flight, output.error)
+            self.failed(event.key, output.error)
             return
         try:
             new = flight.attempts.take(output)
@@ -303,12 +297,6 @@ class Flights:
         else:
             self._lost.went_on(flight)
 
-    def _failed(self, flight: Flight, error: str) -> None:
-        """Its worker's engine could not go on with it: another may."""
-        self._withdraw(flight)
-        self._lose(flight, Loss.FAILED, error)
-        self.pump()
-
     def lost(self, link: Link, loss: Loss) -> None:
         """Nothing that ``link`` says of its attempts counts any more: others go on with them."""
         struck = [self._by_key[key] for key in sorted(link.keys)]
@@ -326,9 +314,8 @@ class Flights:
         """A worker takes requests, or does again. If it was lost and is the same process, what it had did it no harm; if another had its
         name before, that one is gone."""
         forgiven, gone = self._struck.returned(link.name, link.worker.boot_id)
-        for request_id in forgiven:
-            if (flight := self._flights.get(request_id)) is not None:
-                flight.attempts.forgive()
+        for flight in filter(None, map(self._flights.get, forgiven)):
+            flight.attempts.forgive()
         self._confirm(gone)
 
     def tick(self) -> None:
@@ -338,18 +325,16 @@ class Flights:
 
     def _confirm(self, request_ids: Iterable[str]) -> None:
         """The workers that these were lost with do not come back."""
-        for request_id in request_ids:
-            flight = self._flights.get(request_id)
-            if flight is not None and (given_up := flight.attempts.confirm()) is not None and flight.link is None:
+        for flight in filter(None, map(self._flights.get, request_ids)):
+            if (given_up := flight.attempts.confirm()) is not None and flight.link is None:
                 with self.faults.guarded(flight):
                     self._give_up(flight, given_up)
 
     def _lose(self, flight: Flight, loss: Loss, error: str | None = None) -> None:
         """The request waits for its turn to go on, or has to fail, with ``error`` if there is one."""
         self.num_lost += 1
-        request_id = flight.request.request_id
         if self.watcher is not None:
-            self.watcher.lost(request_id, self._now())
+            self.watcher.lost(flight.request.request_id, self._now())
         given_up = flight.attempts.lost(loss)
         self._lost.add(flight)
         if given_up is not None:
@@ -361,10 +346,12 @@ class Flights:
         self.fail(flight, error or given_up)
 
     def failed(self, key: int, error: str) -> None:
-        """Its worker cannot go on with it, and has said so otherwise than by an event."""
+        """The worker that has an attempt cannot go on with it: another may."""
         flight = self._by_key.get(key)
         if flight is not None:
-            self._failed(flight, error)
+            self._withdraw(flight)
+            self._lose(flight, Loss.FAILED, error)
+            self.pump()
 
     def moved(self, key: int, link: Link) -> None:
         """An attempt goes on at ``link``, which has its KV."""
