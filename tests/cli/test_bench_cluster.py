@@ -44,8 +44,9 @@ def test_what_is_not_there_is_named(octavo: Octavo, tmp_path: Path) -> None:
     assert ended.code == 1 and "splitwise_perf_model.csv" in ended.err
     ended = octavo("bench", "goodput", "--data", tmp_path, "--slo", "ttft=1")
     assert ended.code == 2 and "'--slo'" in ended.err and "goodput needs both limits" in ended.err
-    ended = octavo("bench", "goodput", "--data", tmp_path, "--slowdown", "ttft=3,e2e=2")
-    assert ended.code == 2 and "'--slowdown': 'ttft=3,e2e=2' is not allowed; ttft=TIMES,itl=TIMES" in ended.err
+    for text in ("ttft=3,e2e=2", "ttft=3", "itl=2", "ttft=3,itl=2,gap=2", "ttft=0.5,itl=2"):
+        ended = octavo("bench", "goodput", "--data", tmp_path, "--slowdown", text)
+        assert ended.code == 2 and f"'--slowdown': {text!r} is not allowed; ttft=TIMES,itl=TIMES" in ended.err
 
 
 def test_goodput_of_a_small_cluster(octavo: Octavo, tmp_path: Path) -> None:

@@ -19,6 +19,9 @@ import openai
 import pytest
 
 from octavo import LLM, SamplingParams
+from octavo.cli.cluster_flags import cluster_plan
+from octavo.cli.serve import serve
+from octavo.distributed.cluster_options import HandoverOptions
 from tests.cli.conftest import Octavo
 from tests.models.tiny import write_tiny_gguf
 
@@ -116,6 +119,13 @@ def test_a_stream_goes_on_when_its_worker_is_killed(served: Served, client: open
     assert {worker["name"] for worker in served.get("/v1/cluster")["workers"]} <= set(before)
 
 
+BOTH = "it does nothing where all workers do both; it goes with --workers prefill=N,decode=N"
+HANDOFF_FLAGS = (
+    "--kv-transport tcp", "--kv-wire-dtype int8", "--kv-checksum crc32", "--handoff-min-layerwise 1", "--no-borrow-workers",
+    "--handoff-reserve-s 1", "--handoff-copy-s 1",
+)  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -129,11 +139,24 @@ def test_a_stream_goes_on_when_its_worker_is_killed(served: Served, client: open
         ("--max-workers 3", "it does nothing without --workers"),
         ("--workers 3 --max-workers 2", "at least --workers (3)"),
         ("--workers prefill=1,decode=1 --max-workers 4", "a number of --workers"),
+        *((f"--workers {workers} {flag}", BOTH) for flag in HANDOFF_FLAGS for workers in ("2", "both=1")),
     ],
 )
 def test_flags_that_make_no_cluster_are_refused(octavo: Octavo, flags: str, message: str) -> None:
     result = octavo("serve", *flags.split())
     assert result.code == 2 and message in result.err
+
+
+HERE = "--workers-listen 127.0.0.1:1"
+
+
+@pytest.mark.parametrize("workers", ["--workers prefill=1,decode=1", "--workers both=1,prefill=1", f"--workers 1 {HERE}", HERE])
+@pytest.mark.parametrize("flag", HANDOFF_FLAGS)
+def test_where_workers_may_have_roles_there_may_be_hand_offs(workers: str, flag: str) -> None:
+    context = serve.make_context("serve", [*workers.split(), *flag.split()])
+    with context:
+        plan = cluster_plan(context.params)
+    assert plan is not None and plan.options.handover != HandoverOptions()
 
 
 def test_a_worker_without_a_secret_or_an_address_says_so(octavo: Octavo, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 import msgspec
@@ -40,6 +41,7 @@ SECRET = b"a secret of the tests"
 TOKENIZER = byte_tokenizer()
 VOCAB = TOKENIZER.vocab_size
 LIMITS = WorkerLimits(8192, 8192, 64, VOCAB, 16, 1024, 1)
+LAYOUT = {"page_bytes": 64, "num_full": 0, "num_window": 1, "window": 8, "layers": [[0, 0]]}  # of the bigram's one layer
 
 
 class Cluster:
@@ -112,8 +114,17 @@ def lies(key: int) -> dict[str, list[Message]]:
         "prices that are no numbers": [Load(prompt_token_s=float("inf"))],
         "prices below nothing": [Load(output_token_s=-1e-9)],
         "a step in the future": [Load(step_age_s=-1.0)],
+        "fewer requests than none": [Load(num_running=-1)],
+        "fewer waiting than none": [Load(num_waiting=-(1 << 40))],
+        "tokens below nothing": [Load(pending_tokens=-5)],
+        "blocks below nothing": [Load(num_available_blocks=-1)],
+        "used blocks below nothing": [Load(num_used_blocks=-1)],
+        "steps below nothing": [Load(num_steps=-1)],
+        "less cached than nothing": [Events([Event(key, token_ids=[5], num_cached_tokens=-1)])],
         "hello again": [Hello(PROTOCOL, "liar", "both", "here", 1, "boot")],
         "ready again": [Ready("stub", "bigram/stub", LIMITS)],
+        "keys anew again": [Keys(anew=True), Keys(anew=True)],
+        "keys anew after others": [Keys([b"a key of"]), Keys(anew=True)],
     }
 
 
@@ -173,7 +184,7 @@ def test_keys_that_a_worker_does_not_have_make_no_answer_wrong() -> None:
     async def run() -> None:
         async with Cluster() as cluster:
             rubbish = [i.to_bytes(8, "big") for i in range(5000)]
-            cluster.say(Keys(rubbish, [b"", b"x" * 100]), Keys(rubbish, rubbish), Keys([b"short", b"much longer than a key is"], [], True))
+            cluster.say(Keys([b"short", b"much longer than a key is"], [], True), Keys(rubbish, [b"", b"x" * 100]), Keys(rubbish, rubbish))
             streams = [cluster.open(i) for i in range(12)]
             await until(lambda: cluster.honest.num_attempts + cluster.liar.num_attempts == 12)
             cluster.honest.give(6)
@@ -250,9 +261,22 @@ def test_lies_that_come_back_end_the_request_that_they_answer_and_wait_at_the_do
         {"block_size": 0},
         {"vocab_size": VOCAB + 1},
         {"max_num_seqs": 0},
+        {"block_size": 1},
+        {"block_size": 1 << 40},
+        {"max_model_len": 8193},
+        {"kv_layout": {}},
+        {"kv_layout": LAYOUT | {"num_window": 1 << 30}},
+        {"kv_layout": LAYOUT | {"num_full": 1}},
+        {"kv_layout": LAYOUT | {"num_full": -1}},
+        {"kv_layout": LAYOUT | {"num_window": 0}},
+        {"kv_layout": LAYOUT | {"num_window": True}},
+        {"kv_layout": LAYOUT | {"num_full": None}},
+        {"kv_layout": LAYOUT | {"page_bytes": "64"}},
+        {"kv_layout": LAYOUT | {"layers": [[0, 0]] * 2}},
+        *({"kv_layout": LAYOUT | {"window": window}} for window in ("x", -3, 1.5, [], 0, None)),
     ],
 )
-def test_limits_that_no_engine_can_have_are_refused(limits: dict[str, int]) -> None:
+def test_limits_that_no_engine_can_have_are_refused(limits: dict[str, Any]) -> None:
     async def run() -> None:
         async with Cluster() as cluster:
             channel = await connect(cluster.engine.control.address, SECRET, to_worker)
@@ -260,8 +284,25 @@ def test_limits_that_no_engine_can_have_are_refused(limits: dict[str, int]) -> N
             channel.send(Hello(PROTOCOL, "third", "both", "here", 1, "boot"))
             channel.send(Ready("stub", "bigram/stub", msgspec.structs.replace(LIMITS, **limits)))
             await until(lambda: channel.closed_for is not None)
-            assert cluster.engine.control.find("third") is None
+            await until(lambda: cluster.engine.control.find("third") is None)
             assert cluster.engine.room(10) == 8192 - 10
+            assert cluster.engine._sizes._known is not None and cluster.engine._sizes._known[0].kv_layout is None, "it was laid out"
+
+    asyncio.run(run())
+
+
+def test_a_layout_that_can_be_is_taken() -> None:
+    """Else the ones above would be refused whatever is wrong with them."""
+
+    async def run() -> None:
+        async with Cluster() as cluster:
+            channel = await connect(cluster.engine.control.address, SECRET, to_worker)
+            channel.start(lambda messages: None, lambda reason: None)
+            channel.send(Hello(PROTOCOL, "third", "both", "here", 1, "boot"))
+            channel.send(Ready("stub", "bigram/stub", msgspec.structs.replace(LIMITS, kv_layout=LAYOUT)))
+            await until(lambda: len(cluster.engine.open_links()) == 3)
+            channel.close("it is enough")
+            await until(lambda: cluster.engine.control.find("third") is None)
 
     asyncio.run(run())
 
@@ -278,16 +319,25 @@ def test_a_pool_of_any_size_costs_the_front_end_nothing() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "x" * 129, "two words", "line\nbreak", "\x1b[2Jescape", "é"])
-def test_names_that_could_not_be_shown_are_turned_away(name: str) -> None:
+def test_names_that_could_not_be_shown_are_turned_away(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever started the worker is told why, and the front end's log has a line of it."""
+
     async def run() -> None:
         async with Cluster() as cluster:
+            heard: list[Message] = []
             channel = await connect(cluster.engine.control.address, SECRET, to_worker)
-            channel.start(lambda messages: None, lambda reason: None)
+            channel.start(heard.extend, lambda reason: None)
             channel.send(Hello(PROTOCOL, name, "both", "here", 1, "boot"))
             await until(lambda: channel.closed_for is not None)
+            (refuse,) = heard
+            assert isinstance(refuse, Refuse) and refuse.is_final and refuse.reason.startswith(f"name: {name[:128]!r} is not allowed")
             assert len(cluster.engine.control.fleet) == 2
 
+    caplog.set_level(logging.WARNING, "octavo")
     asyncio.run(run())
+    (refused,) = [record for record in caplog.records if "is refused" in record.message]
+    assert refused.exc_info is None and refused.message.isprintable()
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 @pytest.mark.parametrize(("protocol", "role", "word"), [(PROTOCOL + 1, "both", "protocol"), (PROTOCOL, "king", "role")])

@@ -242,6 +242,34 @@ def test_a_fault_that_is_about_no_request_is_told_and_costs_nothing(caplog: pyte
     assert "a fault of the front end's own: Fault: a fault of ours" in caplog.text
 
 
+@pytest.mark.parametrize("place", ["worker_ready", "flights.returned", "_sizes.take"])
+def test_a_worker_that_a_fault_strikes_as_it_joins_is_turned_away_whole(place: str) -> None:
+    """It would be here by half else: asked for nothing, and in the way of its own successor. It may come again."""
+
+    async def run() -> None:
+        engine = await front_end()
+        worker, task = stub(engine, "honest")
+        await until(lambda: len(engine.open_links()) == 1)
+        owner, name = {"flights": engine.flights, "_sizes": engine._sizes}.get(place.partition(".")[0], engine), place.rpartition(".")[2]
+        whole = getattr(owner, name)
+
+        def fail(*args: object) -> None:
+            raise Fault("a fault of ours")
+
+        setattr(owner, name, fail)
+        other, joining = stub(engine, "other")
+        await asyncio.wait_for(joining, 60)  # its channel is closed
+        await until(lambda: engine.control.find("other") is None)
+        setattr(owner, name, whole)
+        other, joining = stub(engine, "other")
+        await until(lambda: len(engine.open_links()) == 2)
+        assert await asyncio.wait_for(serve(engine, [worker, other]), 120) == [expected(i, 5) for i in range(8)]
+        await engine.stop()
+        await asyncio.gather(task, joining)
+
+    asyncio.run(run())
+
+
 def test_what_costs_a_worker_its_channel_is_its_own_doing(caplog: pytest.LogCaptureFixture) -> None:
     """Pages that no pool can have are a lie of the worker, though it is our arithmetic that fails on them."""
 

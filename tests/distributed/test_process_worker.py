@@ -86,6 +86,39 @@ def test_a_process_that_cannot_be_started_is_tried_again() -> None:
     asyncio.run(run())
 
 
+def test_a_worker_that_ends_whenever_it_is_started_is_trouble_and_tried_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits for it is told, so that nobody waits for ever; once it is ready, or replaced, that is forgotten."""
+    monkeypatch.setattr(process_worker, "MAX_FAILED", 2)
+    monkeypatch.setattr(process_worker, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(process_worker, "END_S", 0.1)
+
+    async def run() -> None:
+        processes = LocalProcesses({"worker-0": "both"}, "secret", command=ENDS)
+        child = processes._children["worker-0"]
+        child.pause_s = 0.01
+        await processes.start(NOWHERE)
+        await until(lambda: processes.trouble is not None)
+        assert processes.trouble is not None and "was never ready in" in processes.trouble and processes.trouble.endswith("status 1")
+        assert child.keeper is not None and not child.keeper.done()
+        processes._command = list(STAYS)
+        await until(lambda: set(processes.pids) == {"worker-0"})  # it is tried on
+        processes.ready("worker-0")
+        assert processes.trouble is None
+        processes._command = list(ENDS)
+        child.process.kill()  # type: ignore[union-attr]
+        await until(lambda: processes.trouble_of("worker-0") is not None)
+        processes._command = list(STAYS)
+        await processes.replace("worker-0")
+        assert processes.trouble is None
+        await until(lambda: set(processes.pids) == {"worker-0"})
+        processes.release("worker-0")
+        child.trouble = "it was, and is of no interest any more"
+        assert processes.trouble is None
+        await processes.stop()
+
+    asyncio.run(run())
+
+
 def test_what_a_killed_front_end_left_is_swept_and_nothing_else(tmp_path: Path) -> None:
     def listening(folder: str, name: str = SOCKET) -> socket.socket:
         (tmp_path / folder).mkdir()

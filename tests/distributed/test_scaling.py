@@ -60,10 +60,19 @@ def test_a_second_worker_comes_with_the_load_and_goes_when_it_is_over(monkeypatc
 class Launcher:
     def __init__(self, *names: str) -> None:
         self.names = list(names)
+        self.trouble: dict[str, str] = {}
+        self.released: list[str] = []
 
     def add(self, role: str) -> str:
-        self.names.append(f"worker-{len(self.names)}")
+        self.names.append(f"worker-{len(self.names) + len(self.released)}")
         return self.names[-1]
+
+    def trouble_of(self, name: str) -> str | None:
+        return self.trouble.get(name)
+
+    def release(self, name: str) -> None:
+        self.names.remove(name)
+        self.released.append(name)
 
 
 @dataclass(eq=False)
@@ -158,3 +167,57 @@ def test_a_worker_that_somebody_sent_away_is_not_counted_on(leaving: bool, start
     scaler.look()
     assert kept == ([] if leaving else [workers[1]])
     assert len(launcher.names) == (1 if leaving else 2) + started
+
+
+class Cluster:
+    """Workers that are there, and what is done to them."""
+
+    def __init__(self, launcher: Launcher, limits: ScaleLimits, *workers: Told) -> None:
+        self.workers, self.drained, self.now = list(workers), list[Any](), 1.0
+        fleet = SimpleNamespace(drain=self.drained.append, keep=lambda worker: None)
+        control = type("Control", (), {"fleet": fleet, "__iter__": lambda control: iter(self.workers)})()
+        operations = SimpleNamespace(is_restarting=False, is_leaving=lambda link: False)
+        known = (cast(Any, control), cast(Any, Came()), cast(Any, operations))
+        self.scaler = scaling.Scaling(limits, *known, launcher, lambda: self.now)
+
+    def look(self, num_seconds: int) -> None:
+        for _ in range(num_seconds):
+            self.now += 1.0
+            self.scaler.look()
+
+
+def test_a_worker_that_can_never_run_is_not_counted_on() -> None:
+    """One that serves would be drained in its favour. Another is started in its place, now and then, until one is ready."""
+    launcher = Launcher("worker-0", "worker-1", "worker-2")
+    two = Cluster(launcher, ScaleLimits(least=2, most=4, down_after_s=1.0), Told("worker-0", 0), Told("worker-1", 1))
+    launcher.trouble["worker-2"] = "it cannot run"
+    two.look(60)
+    assert not two.drained and launcher.names == ["worker-0", "worker-1"] and launcher.released == ["worker-2"]
+
+    two.workers.pop()  # worker-1 is gone, and can never run again
+    launcher.trouble |= {f"worker-{i}": "it cannot run" for i in (1, 3, 4, 5)}
+    two.look(1)
+    assert launcher.released == ["worker-2", "worker-1"] and launcher.names == ["worker-0"], "the next one rests"
+    rest_s = int(2 * scaling.FIRST_REST_S)
+    two.look(rest_s)
+    assert launcher.names == ["worker-0", "worker-3"]
+    two.look(2 * rest_s)
+    assert launcher.released[2:] == ["worker-3"] and launcher.names == ["worker-0"]
+    two.look(1)
+    assert launcher.names == ["worker-0", "worker-4"]
+    two.workers.append(Told("worker-4", 1))  # it runs
+    two.look(1)
+    two.workers.pop()
+    two.look(1)
+    assert launcher.released[3:] == ["worker-4"]
+    two.look(int(scaling.FIRST_REST_S))
+    assert launcher.names == ["worker-0", "worker-5"], "the pauses have begun anew"
+
+
+def test_while_nobody_serves_nobody_is_given_up() -> None:
+    """That no worker can run is the launcher's to tell whoever waits for the first."""
+    launcher = Launcher("worker-0", "worker-1")
+    launcher.trouble |= dict.fromkeys(launcher.names, "it cannot run")
+    none = Cluster(launcher, ScaleLimits(least=2, most=4))
+    none.look(60)
+    assert launcher.names == ["worker-0", "worker-1"] and not launcher.released

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Iterator
+
 import pytest
 
 from octavo.distributed.published_keys import PublishedKeys
@@ -84,6 +87,28 @@ def test_a_session_stays_for_a_little_and_moves_for_much() -> None:
     assert one.choose(route("d", 100, num_output=1, session="s"), engines) == 1  # it has moved
     one.gone(1)
     assert one.choose(route("e", 100, num_output=1, session="s"), engines) == 0
+
+
+class NobodyWalks(OrderedDict[str, tuple[int, int]]):
+    """Of the remembered sessions, tens of thousands."""
+
+    def __iter__(self) -> Iterator[str]:
+        raise AssertionError("all of them were looked at")
+
+    items = values = __iter__  # type: ignore[assignment]
+
+
+def test_an_engine_that_goes_costs_no_look_at_every_session() -> None:
+    one, engines = router(), [View(0), View(1)]
+    one._homes = NobodyWalks()
+    for name in ("s", "t"):
+        assert one.choose(route(name, 100, num_output=1, session=name), engines) == 0
+    one.ended("s", 1)
+    one.ended("t", 1)
+    one.gone(0)
+    engines[0].pending_s = 0.05  # little enough to stay, if the one that is there were the one that was
+    assert one.choose(route("u", 100, num_output=1, session="s"), engines) == 1
+    assert len(one._homes) == 2
 
 
 def test_an_engine_without_room_for_the_prompt_comes_last() -> None:

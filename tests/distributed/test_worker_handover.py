@@ -366,17 +366,21 @@ def test_a_step_that_fails_ends_what_was_held_or_reserved(paths: dict[str, Path]
     run(engines, use)
 
 
-def test_a_begin_that_does_not_fit_ends_the_hand_off_and_not_the_engine(paths: dict[str, Path]) -> None:
+NO_BEGINNINGS = {"KV of 0 of them is reserved for": [], "token ids are integers from 0": [10**9], "output_token_ids: -1": [-1]}
+
+
+@pytest.mark.parametrize("reason", NO_BEGINNINGS)
+def test_a_begin_that_cannot_be_ends_the_hand_off_and_not_the_engine(paths: dict[str, Path], reason: str) -> None:
     async def use(cluster: Cluster) -> None:
         def hook(order: Order[int]) -> bool:
             if order.kind is OrderKind.BEGIN:
-                order.moving.output_token_ids.clear()
+                order.moving.output_token_ids[:] = NO_BEGINNINGS[reason]
             return True
 
         cluster.order_hook = hook
         cluster.submit(prompt_of(40), SAMPLED)
         await cluster.until(lambda: bool(cluster.heard(CopyFailed)))
-        assert "KV of 0 of them is reserved for" in cluster.heard(CopyFailed)[0][1].reason
+        assert reason in cluster.heard(CopyFailed)[0][1].reason
         cluster.order_hook = lambda order: True
         other = cluster.submit(prompt_of(50), SAMPLED)
         await cluster.answered(other)

@@ -248,6 +248,54 @@ def test_what_is_asked_for_openly_is_what_every_worker_has_and_more_is_given_whe
     asyncio.run(run())
 
 
+def ready_of(num_blocks: int, *methods: str) -> Ready:
+    return Ready("m", "f", WorkerLimits(256, min(256, num_blocks * BLOCK + 1), 4, 300, BLOCK, num_blocks, 1, list(methods)))
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 5), st.integers(1, 20)), max_size=30))
+def test_the_least_is_that_of_those_that_are_there(moves: list[tuple[bool, int, int]]) -> None:
+    sizes, there, last = WorkerSizes(bigram_model(byte_tokenizer()), bigram_config()), dict[int, Ready](), None
+    for comes, worker_index, num_blocks in moves:
+        if comes and worker_index not in there:
+            there[worker_index] = ready_of(num_blocks)
+            sizes.take(there[worker_index])
+        elif not comes and there.pop(worker_index, None) is not None:
+            sizes.gone(there.values())
+        last = min(there.values(), key=lambda ready: ready.limits.num_kv_blocks, default=last)
+        assert (sizes.least and sizes.least.limits) == (last and last.limits)
+        if last is not None:
+            assert sizes.preparer is not None and sizes.preparer.limits.max_total_tokens == last.limits.max_total_tokens
+
+
+def test_what_drafts_there_are_is_said_by_the_least_that_is_there() -> None:
+    sizes = WorkerSizes(bigram_model(byte_tokenizer()), bigram_config())
+    sizes.take(big := ready_of(BIG, "ngram"))
+    sizes.take(ready_of(SMALL))
+    assert sizes.methods == set()
+    sizes.gone([big])
+    assert sizes.methods == {"ngram"}
+
+
+def test_a_small_worker_that_has_left_cuts_no_answer() -> None:
+    async def run() -> None:
+        async with front_end() as engine:
+            small, big = worker(engine.control.address, "small", SMALL), worker(engine.control.address, "big", BIG)
+            await there(engine, "small", "big")
+            assert engine.room(4) == SMALL * BLOCK - 3
+            await taken_off(engine, "small", small)
+            assert engine.room(4) == BIG * BLOCK - 3
+            openly = engine.prepare_checked(PROMPT, replace(PARAMS, max_tokens=None), "r0")
+            assert openly.request.params.max_tokens == BIG * BLOCK - 3
+            await taken_off(engine, "big", big)
+            assert engine.room(4) == BIG * BLOCK - 3, "as far as is known"
+            small = worker(engine.control.address, "small", SMALL)
+            await there(engine, "small")
+            assert engine.room(4) == SMALL * BLOCK - 3
+        await small
+
+    asyncio.run(run())
+
+
 async def read(stream: EventStream, output: RequestOutput) -> tuple[str | None, str | None]:
     """All of it; code and message of the error that ended it."""
     found: tuple[str | None, str | None] = None, None

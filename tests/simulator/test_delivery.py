@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from octavo.distributed.handoff import Link
 from octavo.simulator.delivery import Delivery, TokenReader
+from octavo.simulator.handing_over import HandoffOptions
 from octavo.simulator.shared_host import Crowding, HostSharing, StepKind
 from octavo.simulator.simulation import Simulation, SimulationOptions
 from tests.simulator.engines import engine, run, work
@@ -15,34 +17,57 @@ from tests.simulator.engines import engine, run, work
 RISING = [float(i) for i in range(40)]
 
 
-def reader(seed: int = 1, **delays: list[float]) -> TokenReader[str]:
-    return TokenReader(Delivery(delays), random.Random(seed))
+class Reader(TokenReader[str]):
+    """Of streams that one engine makes."""
+
+    def __init__(self, seed: int, delays: dict[str, list[float]]) -> None:
+        super().__init__(random.Random(seed))
+        self.delivery = Delivery(delays)
+
+    def at(self, name: str, beside: str, now: float) -> float:
+        return self.read_s(name, now, self.delivery, beside)
+
+
+def reader(seed: int = 1, **delays: list[float]) -> Reader:
+    return Reader(seed, delays)
 
 
 def test_a_stream_goes_on_in_the_order_of_what_was_measured() -> None:
     some = reader(idle=RISING)
-    first = some.read_s("a", "idle", 0.0)
+    first = some.at("a", "idle", 0.0)
     for i in range(1, 100):
-        assert some.read_s("a", "idle", 1000.0 * i) == 1000.0 * i + (first + i) % 40
-    starts = {reader(seed, idle=RISING).read_s("a", "idle", 0.0) for seed in range(60)}
+        assert some.at("a", "idle", 1000.0 * i) == 1000.0 * i + (first + i) % 40
+    starts = {reader(seed, idle=RISING).at("a", "idle", 0.0) for seed in range(60)}
     assert len(starts) > 20
 
 
 def test_what_neighbours_are_in_counts_where_it_is_known() -> None:
     some = reader(idle=[0.001] * 20, busy=[0.5] * 20, seldom=[9.0])
-    assert some.read_s("a", "idle", 1.0) == 1.001 and some.read_s("a", "busy", 2.0) == 2.5
-    drawn = {reader(seed, idle=[0.001] * 20, busy=[0.5] * 20, seldom=[9.0]).read_s("a", "seldom", 0.0) for seed in range(100)}
+    assert some.at("a", "idle", 1.0) == 1.001 and some.at("a", "busy", 2.0) == 2.5
+    drawn = {reader(seed, idle=[0.001] * 20, busy=[0.5] * 20, seldom=[9.0]).at("a", "seldom", 0.0) for seed in range(100)}
     assert drawn == {0.001, 0.5, 9.0} or drawn == {0.001, 0.5}  # of all
-    assert reader().read_s("a", "idle", 3.0) == 3.0
+    assert reader().at("a", "idle", 3.0) == 3.0
 
 
 def test_no_token_is_read_before_the_one_before_it() -> None:
     """A late one holds up those behind it; another stream is read meanwhile, and who comes again under a name begins anew."""
     some = reader(idle=[0.0] * 20, busy=[5.0] * 20)
-    assert [some.read_s("a", beside, now) for beside, now in (("busy", 1.0), ("idle", 2.0), ("idle", 7.0))] == [6.0, 6.0, 7.0]
-    assert some.read_s("b", "idle", 2.0) == 2.0
+    assert [some.at("a", beside, now) for beside, now in (("busy", 1.0), ("idle", 2.0), ("idle", 7.0))] == [6.0, 6.0, 7.0]
+    assert some.at("b", "idle", 2.0) == 2.0
     some.ended("a")
-    assert some.read_s("a", "idle", 3.0) == 3.0
+    assert some.at("a", "idle", 3.0) == 3.0
+
+
+def test_a_stream_that_goes_on_elsewhere_is_read_in_order_there() -> None:
+    """By others' delays, or none at all; what was late holds up what comes after it."""
+    some, other = reader(idle=[5.0] * 20), Delivery({"idle": RISING})
+    assert some.at("a", "idle", 1.0) == 6.0 and some.at_s("a", 2.0) == 6.0
+    place = some.read_s("a", 100.0, other, "idle") - 100.0
+    assert some.read_s("a", 200.0, other, "idle") == 200.0 + (place + 1) % 40
+    assert some.read_s("a", 150.0, Delivery({}), "idle") == 200.0 + (place + 1) % 40
+    assert some.at_s("a", 300.0) == 300.0 and some.at_s("b", 3.0) == 3.0 and len(some) == 1
+    some.ended("a")
+    assert not len(some)
 
 
 @pytest.mark.parametrize("delay", [-1e-9, float("inf"), float("nan")])
@@ -76,3 +101,20 @@ def test_what_a_token_is_late_by_goes_by_the_neighbour_at_the_end_of_its_step() 
 
     (first, second), exact = gaps_of(delivery=Delivery(delays)), gaps_of()
     assert first == pytest.approx(exact[0] - 0.1) and second == pytest.approx(exact[1])
+
+
+LATE: dict[StepKind | None, list[float]] = {None: [0.5] * 20}
+
+
+@pytest.mark.parametrize("receiver", [[], [HostSharing((1,), Crowding())], [HostSharing((1,), Crowding(), delivery=Delivery(LATE))]])
+def test_a_request_that_is_handed_over_has_no_token_read_before_the_one_before_it(receiver: list[HostSharing]) -> None:
+    """Its first token is read late, when others, from another host, have long come; and nothing is kept of it in the end."""
+    delays: dict[StepKind | None, list[float]] = {None: [8.0] * 20, StepKind.PROMPT: [8.0] * 20}
+    hosts = [HostSharing((0,), Crowding(), delivery=Delivery(delays)), *receiver]
+    handoff = HandoffOptions(Link(5e3, 0.01))
+    options = SimulationOptions(hosts=hosts, keep_requests=True, keep_gaps=True, handoff=handoff)
+    simulation = Simulation([engine(role=role, kv_bytes_per_token=100) for role in ("prefill", "decode")], options=options)
+    simulation.run([work(0.0, 10, 20), work(0.5, 10, 1, token=2)])
+    gaps = list(simulation.log.gaps["0"])
+    assert len(gaps) == 19 and min(gaps) >= 0.0 and gaps[:10] == [0.0] * 10 and gaps[-1] > 0.5
+    assert simulation._reader is not None and not len(simulation._reader)

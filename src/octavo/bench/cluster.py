@@ -58,6 +58,7 @@ class ServedModel:
     path: str
     fingerprint: str
     vocab_size: int
+    context: int
 
     @classmethod
     def of(cls, spec: str) -> ServedModel:
@@ -67,7 +68,7 @@ class ServedModel:
 
         path = str(ensure_model(spec))
         body = open_model(path).body
-        return cls(path, body.fingerprint, body.program.vocab_size)
+        return cls(path, body.fingerprint, body.program.vocab_size, body.program.context)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +127,7 @@ class Stubs:
         argv = [sys.executable, "-m", "octavo.bench.stub_workers", "--connect", connect, "--secret-file", secret_file]
         argv += ["--workers", str(case.num_workers), "--rate", str(case.rate)]
         argv += ["--fingerprint", model.fingerprint, "--vocab-size", str(model.vocab_size)]
+        argv += ["--max-model-len", str(model.context)]
         self.counts = {"attempts": 0, "events": 0}
         self._process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
         self._reader = threading.Thread(target=self._read, daemon=True)

@@ -1,6 +1,7 @@
 """Several stub workers in a process of their own, which answer at a rate of all of them together once they are told to.
 
-    python -m octavo.bench.stub_workers --connect unix:PATH --secret-file FILE --workers 4 --rate 2000 --fingerprint F --vocab-size V
+    python -m octavo.bench.stub_workers --connect unix:PATH --secret-file FILE --workers 4 --rate 2000 --fingerprint F --vocab-size V \\
+        --max-model-len L
 
 What is sent to them waits until a line is read from stdin; then every attempt in turn gets an event with one token, ``rate`` a second in
 all, until it has its max_tokens. Each line on stdout is a JSON object: how many attempts there have been, and how many events.
@@ -56,8 +57,10 @@ def main() -> None:
         parser.add_argument(name, type=kind, required=True)
     parser.add_argument("--fingerprint", required=True)
     parser.add_argument("--vocab-size", type=int, required=True)
+    parser.add_argument("--max-model-len", type=int, required=True)
     options = parser.parse_args()
-    workers = [StubWorker(f"stub-{i}", options.fingerprint, options.vocab_size) for i in range(options.workers)]
+    model = (options.fingerprint, options.vocab_size)
+    workers = [StubWorker(f"stub-{i}", *model, max_model_len=options.max_model_len) for i in range(options.workers)]
     asyncio.run(run(workers, options.connect, read_secret(options.secret_file), options.rate))
 
 

@@ -184,9 +184,9 @@ def _slowdowns(text: str) -> Slowdowns:
     from octavo.simulator.scenario import parse_slo
 
     try:
-        limits = {name.removesuffix("_s"): limit for name, limit in parse_slo(text).items()}
-        return Slowdowns(**limits)
-    except (TypeError, ValueError):
+        limits = parse_slo(text)
+        return Slowdowns(ttft=limits.pop("ttft_s"), itl=limits.pop("itl_s"), **limits)
+    except (KeyError, TypeError, ValueError):
         raise ValueError(f"slowdown: {text!r} is not allowed; ttft=TIMES,itl=TIMES, each at least 1") from None
 
 

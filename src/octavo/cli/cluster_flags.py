@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,9 +41,11 @@ _BORROW_HELP = "Workers of one role never take on the other, however busy its ow
 _RESERVE_HELP = "Seconds that an answer waits for a decode worker with room; then its prefill worker makes it."
 _COPY_HELP = "Seconds that its KV may take from its first token on."
 
+_HANDOFF_FLAGS = (
+    "kv_transport", "kv_wire_dtype", "kv_checksum", "handoff_min_layerwise", "no_borrow_workers", "handoff_reserve_s", "handoff_copy_s",
+)  # fmt: skip
 _CLUSTER_FLAGS = (
-    "max_workers", "cluster_secret_file", "router", "worker_wait_s", "worker_suspect_s", "worker_stall_s", "kv_transport", "kv_wire_dtype",
-    "kv_checksum", "handoff_min_layerwise", "no_borrow_workers", "handoff_reserve_s", "handoff_copy_s",
+    "ray", "max_workers", "cluster_secret_file", "router", "worker_wait_s", "worker_suspect_s", "worker_stall_s", *_HANDOFF_FLAGS,
 )  # fmt: skip
 
 
@@ -74,7 +76,7 @@ def cluster_options(function: Callable) -> Callable:
 def cluster_plan(options: dict[str, Any]) -> ClusterPlan | None:
     """What the flags ask for; None: the engine runs in this process. Raises BadParameter that names the flag."""
     if options["workers"] is None and (options["ray"] or options["workers_listen"] is None):
-        _refuse_alone(options)
+        _refuse(_CLUSTER_FLAGS, "it does nothing without --workers")
         return None
     from octavo.distributed.channel import Address
     from octavo.distributed.cluster_options import ClusterOptions, HandoverOptions, parse_workers
@@ -90,6 +92,8 @@ def cluster_plan(options: dict[str, Any]) -> ClusterPlan | None:
         listen = None if options["workers_listen"] is None else Address.parse(options["workers_listen"])
     except ValueError as error:
         raise click.BadParameter(str(error).partition(": ")[2], param_hint="'--workers-listen'") from None
+    if workers.keys() == {"both"} and listen is None:  # workers that come from elsewhere may have roles
+        _refuse(_HANDOFF_FLAGS, "it does nothing where all workers do both; it goes with --workers prefill=N,decode=N")
     scale = _scale(options, workers)
     suspect_s = options["worker_suspect_s"]
     liveness = LivenessLimits(suspect_s, options["worker_stall_s"], max(30.0, 10 * suspect_s))
@@ -146,10 +150,10 @@ def _on_ray(model: str, plan: ClusterPlan) -> ClusterFile:
     return ClusterFile(model, groups, secret_file, host, port, ray=Ray())
 
 
-def _refuse_alone(options: dict[str, Any]) -> None:
-    """A flag that does nothing without workers is a mistake."""
+def _refuse(names: Iterable[str], why: str) -> None:
+    """A flag that does nothing is a mistake. Raises BadParameter for the first of those that were given."""
     context = click.get_current_context(silent=True)
-    for name in ("ray", *_CLUSTER_FLAGS):
+    for name in names:
         source = None if context is None else context.get_parameter_source(name)
         if source is click.core.ParameterSource.COMMANDLINE:
-            raise click.BadParameter("it does nothing without --workers", context, param_hint=f"'--{name.replace('_', '-')}'")
+            raise click.BadParameter(why, context, param_hint=f"'--{name.replace('_', '-')}'")

@@ -110,9 +110,7 @@ class ClusterEngine:
         self.clock = WallClock()
         self.draining = False
         self.max_model_len = resolve_max_model_len(config, model.program.context)
-        self.control = Control(
-            config, model.fingerprint, model.program.vocab_size, secret, self, self.options.liveness, self.clock.now
-        )  # fmt: skip
+        self.control = Control(config, model, secret, self, self.options.liveness, self.clock.now)
         self.journeys = Journeys()
         prompts = create_router(self.options.router, config.cache.block_size)
         pools = RolePools(prompts, None, config.cache.block_size, self.options.handover.may_borrow)
@@ -368,6 +366,7 @@ class ClusterEngine:
 
     def worker_gone(self, link: Link) -> None:
         self.flights.dispatcher.gone(link.index)
+        self._sizes.gone(other.ready for other in self.control if other.ready is not None)
         self._changed.set()
 
     def worker_leaves(self, link: Link) -> None:
@@ -389,7 +388,7 @@ class ClusterEngine:
         if isinstance(message, Events):
             self.flights.take(link, message.events)
         else:
-            with self.flights.faults.guarded(self.flights.find_key(getattr(message, "key", 0))):
+            with self.flights.faults.guarded(self.handovers.about(link, message)):
                 self.handovers.said(link, message)
 
     def is_amid_answers(self) -> bool:

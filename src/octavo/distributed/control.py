@@ -25,6 +25,7 @@ from octavo.distributed.control_handler import ControlHandler
 from octavo.distributed.fingerprints import misfit
 from octavo.distributed.fleet import Change, Fleet, LivenessLimits, Worker, WorkerState
 from octavo.distributed.messages import (
+    MAX_NAME_CHARS,
     PROTOCOL,
     ROLES,
     Answer,
@@ -48,6 +49,8 @@ from octavo.distributed.messages import (
     shown_reason,
 )
 from octavo.distributed.told_load import Told, ToldLoad
+from octavo.distributed.worker_sizes import check_limits
+from octavo.models.loaded import LoadedModel
 
 logger = logging.getLogger("octavo.cluster")
 
@@ -67,7 +70,7 @@ class AskError(RuntimeError):
 @dataclass(slots=True, eq=False)
 class Link:
     """One worker that is connected. ``view``: as routers see it. ``keys``: attempts that it has. ``is_leaving``: it was told to end, so
-    that its end is nobody's fault."""
+    that its end is nobody's fault. ``has_told_keys``: of its prefix cache."""
 
     channel: Channel[FromWorker]
     worker: Worker
@@ -76,6 +79,7 @@ class Link:
     load: Load = field(default_factory=Load)
     keys: set[int] = field(default_factory=set)
     is_leaving: bool = False
+    has_told_keys: bool = False
     questions: dict[int, asyncio.Future[bytes]] = field(default_factory=dict)
 
     @property
@@ -92,14 +96,13 @@ class Link:
 
 
 class Control:
-    """``config``: what workers are to run. ``model_fingerprint``: of the model that they are to have, as its file says, with ``vocab_size``
-    tokens. What they say is checked as far as it leads anywhere: a worker that lies loses its channel, and its streams go on elsewhere."""
+    """``config``: what workers are to run; ``model``: that they are to have. What they say is checked as far as it leads anywhere: a worker
+    that lies loses its channel, and its streams go on elsewhere."""
 
     def __init__(
         self,
         config: EngineConfig,
-        model_fingerprint: str,
-        vocab_size: int,
+        model: LoadedModel,
         secret: bytes,
         handler: ControlHandler,
         limits: LivenessLimits,
@@ -108,7 +111,7 @@ class Control:
         self.fleet = Fleet(limits)
         self.fingerprint: str | None = None  # of the workers that are ready, or were last: all have the same
         self.last_words: dict[str, str] = {}  # of workers that ended before they were ready, or left; the latest
-        self._config, self._model_fingerprint, self._vocab_size = config, model_fingerprint, vocab_size
+        self._config, self._model = config, model
         self._handler = handler
         self._now = clock
         self._listener = Listener(secret, from_worker, self._open)
@@ -184,7 +187,11 @@ class Control:
         """The first message: the link of a worker that may join; None: it was refused."""
         if not isinstance(message, Hello):
             raise MessageError(f"a worker says {type(message).__name__} before Hello")
-        check_name(message.name)
+        try:
+            check_name(message.name)
+        except MessageError as error:
+            self._refuse(channel, shown_reason(message.name[:MAX_NAME_CHARS]), str(error))
+            return None
         known = self._links.get(message.name)
         is_taken = known is not None and known.worker.boot_id != message.boot_id and known.worker.state is not WorkerState.SUSPECT
         fault = None
@@ -222,12 +229,15 @@ class Control:
             del self.last_words[next(iter(self.last_words))]
 
     def _ready(self, link: Link, message: Ready) -> None:
-        are_others = any(other.ready is not None for other in self)
-        for others, is_final in ((None, True), (self.fingerprint if are_others or self._handler.is_amid_answers() else None, are_others)):
-            if (fault := misfit(message.model, message.fingerprint, self._model_fingerprint, others)) is not None:
-                self._refuse(link.channel, link.name, shown_reason(fault), is_final)  # else: until the answers are over
-                return
-        message.limits.check(self._vocab_size)
+        are_others, model = any(other.ready is not None for other in self), self._model.fingerprint
+        if (fault := misfit(message.model, message.fingerprint, model, None)) is not None:
+            self._refuse(link.channel, link.name, shown_reason(fault))
+            return
+        is_bound = are_others or self._handler.is_amid_answers()
+        if is_bound and (fault := misfit(message.model, message.fingerprint, model, self.fingerprint)) is not None:
+            self._refuse(link.channel, link.name, shown_reason(fault), is_final=are_others)  # else: until the answers are over
+            return
+        check_limits(message.limits, self._config, self._model.program)
         self.fingerprint = message.fingerprint
         link.ready, limits, now = message, message.limits, self._now()
         link.view = ToldLoad(link.index, limits.block_size, limits.num_kv_blocks)
@@ -241,12 +251,13 @@ class Control:
     def _heed(self, link: Link, message: FromWorker) -> None:
         """Deal with a message. MessageError, which costs the worker its channel, when it cannot be; a fault of ours does so only while it
         joins, since it can neither stay nor be told otherwise."""
+        joins = link.ready is None
         try:
             self._take(link, message)
         except MessageError:
             raise
         except Exception as error:
-            if link.ready is None:
+            if joins:
                 raise
             self._handler.fault(error)
 
@@ -258,6 +269,9 @@ class Control:
             case Answer():
                 self._answered(link, message)
             case Keys() if link.ready is not None:
+                if message.anew and link.has_told_keys:  # each time what all workers have would be looked through
+                    raise MessageError("a worker's Keys cannot be: anew is for the first of them")
+                link.has_told_keys = True
                 self._handler.told_keys(link, message)
             case Goodbye():
                 link.worker.reason = shown_reason(message.reason)
@@ -273,15 +287,15 @@ class Control:
             case _:
                 if isinstance(message, Events):
                     for event in message.events:
-                        event.check(self._vocab_size)
+                        event.check(self._model.program.vocab_size)
                 if link.worker.state is WorkerState.READY:
                     self._handler.said(link, message)
 
     def _load(self, link: Link, load: Load) -> None:
+        for name in load.__struct_fields__:
+            if not 0 <= (value := getattr(load, name)) < math.inf:
+                raise MessageError(f"a worker's Load cannot be: {name} {value!r} is not allowed; a finite number from 0")
         self.fleet.told_steps(link.worker, load.num_steps, load.step_age_s, self._now())
-        for name in ("pending_s", "step_age_s", "prompt_token_s", "output_token_s"):
-            if not 0.0 <= (value := getattr(load, name)) < math.inf:
-                raise MessageError(f"a worker's Load cannot be: {name} {value!r}")
         if link.ready is None:
             return
         link.load = load

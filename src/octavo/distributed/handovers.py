@@ -22,6 +22,7 @@ from octavo.distributed.messages import (
     Copied,
     CopyFailed,
     FromWorker,
+    MessageError,
     NoRoom,
     Offered,
     PromptStarted,
@@ -132,8 +133,19 @@ class Handovers:
         """Where nobody is left to take a hand-off, waiting for room would be in vain."""
         self._follow(self.desk.give_up(lambda moving: bool(self._receivers(moving)), self._now()))
 
+    def about(self, link: Link, message: FromWorker) -> Flight | None:
+        """The flight that a message is about, if it goes on. MessageError for tokens that its worker has not sent: the receiver would go on
+        after them, and another engine draw others, or none, since it may not have such."""
+        key = getattr(message, "key", 0)
+        ticketed = self._ticketed.get(key)
+        if isinstance(message, Offered) and ticketed is not None and ticketed.flight.link is link:
+            num_offered, sent = len(message.output_token_ids), ticketed.flight.attempts.made_token_ids
+            if message.output_token_ids != sent:
+                raise MessageError(f"output_token_ids: {num_offered} offered tokens are not the {len(sent)} that were sent")
+        return self._flights.find_key(key)
+
     def said(self, link: Link, message: FromWorker) -> None:
-        """Of a hand-off, by a worker that is trusted."""
+        """Of a hand-off, by a worker that is trusted, and which ``about`` had nothing against."""
         now, desk = self._now(), self.desk
         match message:
             case PromptStarted():
@@ -168,9 +180,9 @@ class Handovers:
         if self._begun.get(message.key) is link:  # it has begun there, and lost its KV meanwhile: nobody has it
             self._flights.failed(message.key, f"worker {link.name}: {reason}")
             return
-        logger.warning("hand-off %d: worker %s: %s", message.key, link.name, reason)
         moving = self.desk.find(message.key)
-        if moving is not None and link.index in (moving.sender, moving.handoff.receiver):
+        if moving is not None and link.index in (moving.sender, moving.handoff.receiver):  # else it is over, or was withdrawn
+            logger.warning("hand-off %d: worker %s: %s", message.key, link.name, reason)
             self._follow(self.desk.failed(message.key, reason, self._now()))
 
     # --- orders -------------------------------------------------------------------------------------------------------------------------

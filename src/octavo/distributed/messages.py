@@ -89,7 +89,7 @@ class Load(Message, tag="load"):
 class Keys(Message, tag="keys"):
     """Blocks that have come into the worker's prefix cache, and have gone since; of their keys the first ``SHORT_KEY_BYTES``.
 
-    ``anew``: what was said before does not hold any more.
+    ``anew``: what was said before, by whoever it was, does not hold any more. It is the first after ``Ready`` alone that says so.
     """
 
     published: list[bytes] = []

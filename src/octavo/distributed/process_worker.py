@@ -5,10 +5,10 @@
                  └── released: no other
 
 Owns the processes. What they work at comes by their channels, and so does the word that it is enough; the secret reaches them by their
-environment. Pauses double with each worker that ends before it was ready. A worker that says that it can never work (its exit status is
-``HOPELESS``) is not tried again until it is replaced, and ``trouble`` has why. Children have sessions of their own, so that a Ctrl-C at the
-terminal is the front end's alone to obey; when that is killed they notice at their channel and end, whoever listens
-at its address then.
+environment. Pauses double with each worker that ends before it was ready; after ``MAX_FAILED`` of them in a row ``trouble`` has why, while
+it is tried on. A worker that says that it can never work (exit status ``HOPELESS``) is not tried again until it is replaced. Children
+have sessions of their own, so that a Ctrl-C at the terminal is the front end's alone to obey; when that is killed they notice at their
+channel and end, whoever listens at its address then.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ logger = logging.getLogger("octavo.cluster")
 HOPELESS = 3  # exit status of a worker that another try would not help
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 30.0
+MAX_FAILED = 5  # starts in a row, after which whoever waits for the worker is told
 END_S = 30.0  # that a worker gets to end by itself, and to write its cache to disk if it is to
 GIVE_UP_S = 5.0  # that a child looks for its front end
 
@@ -41,7 +42,9 @@ class _Child:
     process: asyncio.subprocess.Process | None = None
     keeper: asyncio.Task[None] | None = None
     released: bool = False
-    trouble: str | None = None  # why it can never run
+    trouble: str | None = None  # why it can never run, as far as is known
+    num_failed: int = 0  # starts in a row after which it was not ready
+    was_ready: bool = False  # its last process
     is_awaited: bool = False  # whoever has begun waits for it to be ready, and says why it is not
     wanted: asyncio.Event = field(default_factory=asyncio.Event)  # another is to be started at once
     pause_s: float = FIRST_PAUSE_S
@@ -78,7 +81,7 @@ class LocalProcesses:
     @property
     def trouble(self) -> str | None:
         """See Launcher."""
-        return next((child.trouble for child in self._children.values() if child.trouble is not None), None)
+        return next((child.trouble for child in self._children.values() if child.trouble is not None and not child.released), None)
 
     def trouble_of(self, name: str) -> str | None:
         """See Launcher."""
@@ -97,8 +100,9 @@ class LocalProcesses:
         return name
 
     def ready(self, name: str) -> None:
-        if name in self._children:
-            self._children[name].pause_s, self._children[name].is_awaited = FIRST_PAUSE_S, False
+        if (child := self._children.get(name)) is not None:
+            child.pause_s, child.is_awaited = FIRST_PAUSE_S, False
+            child.was_ready, child.num_failed, child.trouble = True, 0, None
 
     def release(self, name: str) -> None:
         self._children[name].released = True
@@ -109,8 +113,10 @@ class LocalProcesses:
         child = self._children[name]
         child.wanted.set()
         await self._end(child)
-        if child.trouble is not None and not child.released:
-            child.trouble, child.keeper = None, asyncio.create_task(self._keep(child))
+        if not child.released:
+            child.trouble, child.num_failed = None, 0
+            if child.keeper is None or child.keeper.done():
+                child.keeper = asyncio.create_task(self._keep(child))
 
     async def stop(self) -> None:
         self._stopping = True
@@ -138,13 +144,14 @@ class LocalProcesses:
         """One process after another."""
         while not (child.released or self._stopping):
             child.wanted.clear()
+            child.was_ready = False
             try:
                 child.process = await self._spawn(child)
             except OSError as error:  # no memory or no process left for it now
                 how = f"could not be started: {error}"
             else:
                 status = await child.process.wait()
-                if status == HOPELESS and not self._stopping:  # also of one that was released because it said so
+                if status == HOPELESS and not (self._stopping or child.wanted.is_set()):  # also of one that was released meanwhile
                     child.trouble = f"worker {child.name} cannot run; its message is above"
                     logger.log(logging.INFO if child.is_awaited else logging.ERROR, "%s", child.trouble)
                     return
@@ -153,10 +160,19 @@ class LocalProcesses:
                 return
             if child.wanted.is_set():
                 continue
+            self._failed(child, how)
             logger.warning("worker %s %s; another is started in %.1f s", child.name, how, child.pause_s)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(child.wanted.wait(), child.pause_s)
             child.pause_s = min(2 * child.pause_s, LONGEST_PAUSE_S)
+
+    def _failed(self, child: _Child, how: str) -> None:
+        """Its process has ended, or there was none, and nobody had wanted it."""
+        child.num_failed = 0 if child.was_ready else child.num_failed + 1
+        if child.num_failed >= MAX_FAILED:
+            child.trouble = f"worker {child.name} was never ready in {child.num_failed} starts in a row; the last one {how}"
+        if child.num_failed == MAX_FAILED:
+            logger.error("%s", child.trouble)
 
     async def _spawn(self, child: _Child) -> asyncio.subprocess.Process:
         args = ["--connect", str(self._address), "--name", child.name, "--role", child.role, "--give-up-s", f"{GIVE_UP_S:g}"]

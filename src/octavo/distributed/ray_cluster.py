@@ -123,7 +123,7 @@ class RayLauncher:
     @property
     def trouble(self) -> str | None:
         """See Launcher."""
-        return next((worker.trouble for worker in self._workers.values() if worker.trouble is not None), None)
+        return next((worker.trouble for worker in self._workers.values() if worker.trouble is not None and not worker.released), None)
 
     def trouble_of(self, name: str) -> str | None:
         """See Launcher."""

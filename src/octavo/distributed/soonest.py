@@ -12,7 +12,7 @@ from a cost model where there is one (``Costs``), else they are learned from wha
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
@@ -56,7 +56,8 @@ class SoonestDone(Router):
         self._stickiness = stickiness
         self._num_remembered = num_remembered
         self._guess_output = guess_output
-        self._homes: OrderedDict[str, int] = OrderedDict()  # session -> engine index
+        self._homes: OrderedDict[str, tuple[int, int]] = OrderedDict()  # session -> (engine index, how many had that and are gone)
+        self._num_gone = Counter[int]()  # by engine index
 
     def choose(self, request: RouteRequest, engines: Seq[EngineView]) -> int:
         matched = self.keys.matched(request.prefix_keys)
@@ -64,7 +65,8 @@ class SoonestDone(Router):
         place = min(range(len(engines)), key=lambda i: (*scores[i], engines[i].num_sequences, i))
         home = None if request.session is None else self._homes.get(request.session)
         for i, engine in enumerate(engines):
-            if engine.index == home and scores[i][0] <= scores[place][0] and scores[i][1] <= (1.0 + self._stickiness) * scores[place][1]:
+            is_home = home == self._home(engine.index)
+            if is_home and scores[i][0] <= scores[place][0] and scores[i][1] <= (1.0 + self._stickiness) * scores[place][1]:
                 place = i
         self._sent(request, engines[place].index)
         return place
@@ -89,10 +91,13 @@ class SoonestDone(Router):
         self._reuse.sent(index, request.prefix_keys, num_blocks)
         self.keys.expect(request.request_id, index, request.prefix_keys)
         if request.session is not None:
-            self._homes[request.session] = index
+            self._homes[request.session] = self._home(index)
             self._homes.move_to_end(request.session)
             if len(self._homes) > self._num_remembered:
                 self._homes.popitem(last=False)
+
+    def _home(self, index: int) -> tuple[int, int]:
+        return index, self._num_gone[index]
 
     def told(self, index: int, published: Iterable[bytes], forgotten: Iterable[bytes]) -> None:
         published, forgotten = list(published), list(forgotten)
@@ -104,7 +109,7 @@ class SoonestDone(Router):
         self._reuse.gone(index)
         if self._learned is not None:
             self._learned.forget(index)
-        self._homes = OrderedDict((session, home) for session, home in self._homes.items() if home != index)
+        self._num_gone[index] += 1
 
     def lost(self, request_id: str) -> None:
         self.keys.ended(request_id)

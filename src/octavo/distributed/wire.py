@@ -120,8 +120,9 @@ class Event(msgspec.Struct, omit_defaults=True, gc=False):
 
     def check(self, vocab_size: int) -> None:
         """MessageError unless a model with ``vocab_size`` tokens could have made it: readers look up what these numbers name."""
-        if self.choice < 0:
-            raise MessageError(f"choice: {self.choice!r} is not allowed; from 0")
+        for name, number in (("choice", self.choice), ("num_cached_tokens", self.num_cached_tokens)):
+            if number < 0:
+                raise MessageError(f"{name}: {number!r} is not allowed; from 0")
         entries = [*(self.logprobs or ()), *(self.prompt_logprobs or ())]
         for token in (*self.token_ids, *(t for entry in entries for t in (entry.token_id, *entry.top_ids))):
             if not 0 <= token < vocab_size:

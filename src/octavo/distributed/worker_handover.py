@@ -42,6 +42,7 @@ from octavo.distributed.messages import (
 from octavo.distributed.tcp_transport import TcpTransport
 from octavo.distributed.throttle import Throttle
 from octavo.distributed.transport import Transport, TransportListener
+from octavo.distributed.wire import check_token_ids
 from octavo.distributed.worker import MakeKV
 from octavo.distributed.worker_engine import KVMessage, WorkerEngine, engine_id
 from octavo.engine.outputs import OutputEvent
@@ -253,6 +254,7 @@ class WorkerHandover:
                 return []
             self._end_coming(key)
             try:
+                check_token_ids("output_token_ids", message.output_token_ids, self._engine.backend.vocab_size)
                 self._engine.begin(coming.request, message.output_token_ids, coming.exact)
             except ParameterError as error:  # the front end wants what was not reserved: its fault is not to end this engine
                 self._engine.scheduler.transfers.cancel(coming.request.request_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Self
@@ -113,6 +114,11 @@ class RequestRecord:
         if self.away is None:
             self.away = {}
         self.away[bottleneck] = self.away.get(bottleneck, 0.0) + seconds
+
+    def take_away(self) -> Mapping[Bottleneck, float]:
+        """What was noted so of the gap that ends now."""
+        away, self.away = self.away or {}, None
+        return away
 
     def note_out(self, seconds: float) -> None:
         """So much time out of steps."""

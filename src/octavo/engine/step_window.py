@@ -115,6 +115,20 @@ class StepWindow:
     def last(self) -> StepParts | None:
         return self.steps[-1] if self.steps else None
 
+    def add_step(self, step: StepParts, num_whole: int, others: Sequence[tuple[float, Mapping[Bottleneck, float]]]) -> None:
+        """A step, and the gaps that have ended with it: ``num_whole`` are the step itself. ``others``: when they began, and what is known
+        of them; the rest consists of what the step does."""
+        self.steps.append(step)
+        if not num_whole and not others:
+            return
+        own = step.parts()
+        if num_whole:
+            self.add_gap(step.end_s, step.end_s - step.since_s, own, num_whole)
+        for since_s, known in others:
+            gap_s, parts = step.end_s - since_s, in_order(known)
+            scale = max(0.0, gap_s - sum(parts)) / (sum(own) or 1.0)
+            self.add_gap(step.end_s, gap_s, [part + scale * more for part, more in zip(parts, own, strict=True)])
+
     def add_gap(self, now_s: float, gap_s: float, parts: Parts, count: int = 1) -> None:
         """``count`` gaps of ``gap_s`` that consisted of ``parts`` ended at ``now_s``."""
         second = int(now_s)

@@ -356,18 +356,7 @@ class Timeline:
         self.samples.mixed(self.last_shape, now_s - self._since_s - self._marks[_SWAPPED])
 
     def _note_gaps(self, num_whole: int, others: Gaps, step: StepParts) -> None:
-        """The step, and the gaps between tokens that it has ended: most are the step itself."""
-        self.window.steps.append(step)
-        if not num_whole and not others:
-            return
-        own = step.parts()
-        if num_whole:
-            self.window.add_gap(step.end_s, step.end_s - step.since_s, own, num_whole)
-        for record, since_s in others:
-            gap_s, parts = step.end_s - since_s, in_order(record.away or {})
-            record.away = None
-            scale = max(0.0, gap_s - sum(parts)) / (sum(own) or 1.0)
-            self.window.add_gap(step.end_s, gap_s, [part + scale * more for part, more in zip(parts, own, strict=True)])
+        self.window.add_step(step, num_whole, [(since_s, record.take_away()) for record, since_s in others])
 
     def _take_events(self, events: Iterable[OutputEvent], now_s: float) -> None:
         for event in events:

@@ -2,7 +2,8 @@
 
     delays measured, in order ─▶ Delivery ─▶ TokenReader ─▶ the moment at which each token of a simulation is read
 
-Owns nothing of steps: they go on meanwhile.
+Owns nothing of steps: they go on meanwhile. There is one reader to a simulation: whoever reads a stream reads it in order, wherever its
+tokens are made.
 """
 
 from __future__ import annotations
@@ -41,8 +42,9 @@ class Delivery(Generic[BesideT]):
 
 @dataclass(slots=True)
 class _Stream(Generic[BesideT]):
-    """``place``: of its last delay, among those beside ``beside``."""
+    """``place``: of its last delay, among those of ``delivery`` beside ``beside``; its next one is drawn where they are others."""
 
+    delivery: Delivery[BesideT]
     beside: BesideT
     place: int
     last_s: float
@@ -52,20 +54,32 @@ class TokenReader(Generic[BesideT]):
     """Draws delays for the streams of a simulation. A stream begins anywhere among the measured ones, and goes on from there in their order
     (a block bootstrap, Künsch, 1989): what is late is late several times in a row, and that is no gap."""
 
-    def __init__(self, delivery: Delivery[BesideT], rng: random.Random) -> None:
-        self._delivery, self._rng = delivery, rng
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
         self._streams: dict[str, _Stream[BesideT]] = {}
 
-    def read_s(self, name: str, beside: BesideT, now: float) -> float:
-        """When what stream ``name`` got at ``now`` is read, never before what it got earlier. ``beside``: what neighbours are in."""
-        delays = self._delivery.beside(beside)
-        if not delays:
-            return now
+    def __len__(self) -> int:
+        """Streams that have not ended, and that something has been late in."""
+        return len(self._streams)
+
+    def at_s(self, name: str, now: float) -> float:
+        """When what stream ``name`` got at ``now`` is read if nothing holds it up: never before what it got earlier."""
         stream = self._streams.get(name)
         if stream is None:
-            stream = self._streams[name] = _Stream(beside, self._rng.randrange(len(delays)), now)
-        elif stream.beside != beside:
-            stream.beside, stream.place = beside, self._rng.randrange(len(delays))
+            return now
+        stream.last_s = max(stream.last_s, now)
+        return stream.last_s
+
+    def read_s(self, name: str, now: float, delivery: Delivery[BesideT], beside: BesideT) -> float:
+        """When it is read where it is made by an engine with that ``delivery``. ``beside``: what neighbours are in."""
+        delays = delivery.beside(beside)
+        if not delays:
+            return self.at_s(name, now)
+        stream = self._streams.get(name)
+        if stream is None:
+            stream = self._streams[name] = _Stream(delivery, beside, self._rng.randrange(len(delays)), now)
+        elif stream.delivery is not delivery or stream.beside != beside:
+            stream.delivery, stream.beside, stream.place = delivery, beside, self._rng.randrange(len(delays))
         else:
             stream.place = (stream.place + 1) % len(delays)
         stream.last_s = max(stream.last_s, now + delays[stream.place])

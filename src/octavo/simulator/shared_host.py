@@ -23,7 +23,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from octavo.core.cost import StepShape
-from octavo.simulator.delivery import Delivery, TokenReader
+from octavo.simulator.delivery import Delivery
 from octavo.simulator.sim_engine import InFlight, SimEngine
 
 
@@ -120,17 +120,12 @@ class SharedHost:
         self._crowding, self._spread = sharing.crowding, sharing.spread
         self._paces: list[_Pace | None] = [None] * len(self._engines)
         self._rngs = [random.Random(f"spread:{seed}:{engine.index}") for engine in self._engines]
-        self._reader = None if sharing.delivery is None else TokenReader(sharing.delivery, random.Random(f"delivery:{seed}"))
+        self.delivery = sharing.delivery
 
-    def read_s(self, engine: SimEngine, request_id: str, now: float, is_last: bool) -> float:
-        """When the tokens are read that a request got at ``now``, as a step of ``engine`` ended."""
-        if self._reader is None:
-            return now
+    def beside(self, engine: SimEngine) -> StepKind | None:
+        """What the neighbours of ``engine`` are in."""
         others = Counter(pace.kind for one, pace in zip(self._engines, self._paces, strict=True) if pace is not None and one is not engine)
-        read_s = self._reader.read_s(request_id, _strongest(others), now)
-        if is_last:
-            self._reader.ended(request_id)
-        return read_s
+        return _strongest(others)
 
     def settle(self, now: float) -> None:
         """Steps have begun and ended at ``now``: say anew when each of those in flight will end."""

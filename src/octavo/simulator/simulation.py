@@ -10,6 +10,7 @@ requests arrive, steps begin (by engine), and those of a shared host settle how 
 from __future__ import annotations
 
 import heapq
+import random
 from collections import deque
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
@@ -22,12 +23,13 @@ from octavo.core.request import ParameterError, Request, SamplingParams, derive_
 from octavo.distributed.roles import MixedLimits, RolePools
 from octavo.distributed.router import Router, RouteRequest, ShortestQueue
 from octavo.engine.outputs import OutputEvent
+from octavo.simulator.delivery import TokenReader
 from octavo.simulator.engine_spec import EngineSpec
 from octavo.simulator.handing_over import HandoffOptions, Handovers
 from octavo.simulator.outages import Outage, continued, moments
 from octavo.simulator.records import RequestLog, Slo
 from octavo.simulator.report import SimulationReport, report_of
-from octavo.simulator.shared_host import HostSharing, SharedHost, check_hosts
+from octavo.simulator.shared_host import HostSharing, SharedHost, StepKind, check_hosts
 from octavo.simulator.sim_engine import SimEngine
 from octavo.workload.requests import WorkloadRequest
 
@@ -63,8 +65,11 @@ class Simulation:
         self._events: list[tuple[float, int, int]] = []  # (end of a step, engine, number of the engine's event)
         check_hosts(self.options.hosts, len(specs))
         held_up = {index for host in self.options.hosts for index in host.engines}
+        is_late = any(host.delivery is not None for host in self.options.hosts)
+        self._reader = TokenReader[StepKind | None](random.Random(f"delivery:{self.options.seed}")) if is_late else None
         shared = (self.clock, self.log, self._events, self.options.seed)
-        self.engines = [SimEngine(i, spec, *shared, self.options.jump and i not in held_up) for i, spec in enumerate(specs)]
+        jumps = self.options.jump and not is_late  # what was read late elsewhere holds up what a jump would give
+        self.engines = [SimEngine(i, spec, *shared, jumps and i not in held_up) for i, spec in enumerate(specs)]
         self._hosts = [SharedHost(self.engines, host, self.options.seed) for host in self.options.hosts]
         self._host_of = {index: host for host, sharing in zip(self._hosts, self.options.hosts, strict=True) for index in sharing.engines}
         self._entries = [engine for engine in self.engines if engine.spec.role != "decode"]
@@ -252,6 +257,8 @@ class Simulation:
         """A request has ended, or was refused: whoever remembers it may forget it."""
         self._requests.pop(request_id, None)
         self._sessions.pop(request_id, None)
+        if self._reader is not None:
+            self._reader.ended(request_id)
         if self._wants_keys:
             self._router.ended(request_id, num_output)
         if self._pools is not None:
@@ -262,13 +269,17 @@ class Simulation:
         params = SamplingParams(max_tokens=work.num_output, ignore_eos=True)
         return Request(str(number), work.prompt_token_ids, params, derive_seed(self.options.seed, number + 1), arrival_s=arrival_s)
 
+    def _read_s(self, reader: TokenReader[StepKind | None], engine: SimEngine, event: OutputEvent, now: float) -> float:
+        """When what a step of ``engine`` gave a request at ``now`` is read."""
+        host = self._host_of.get(engine.index)
+        if host is None or host.delivery is None or not event.token_ids:
+            return reader.at_s(event.request_id, now)
+        return reader.read_s(event.request_id, now, host.delivery, host.beside(engine))
+
     def _take_event(self, engine: SimEngine, event: OutputEvent, now: float) -> int:
         """Write down what a step gave a request; 1 when it has ended."""
-        is_first = False
-        host, read_s = self._host_of.get(engine.index), now
+        is_first, read_s = False, now if self._reader is None else self._read_s(self._reader, engine, event, now)
         if event.token_ids:
-            if host is not None:
-                read_s = host.read_s(engine, event.request_id, now, event.finish_reason is not None)
             live = self.log.got_tokens(event.request_id, len(event.token_ids), read_s)
             is_first = live.num_output == len(event.token_ids)
             if is_first:

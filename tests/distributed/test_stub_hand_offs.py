@@ -1,0 +1,116 @@
+"""Hand-offs between two workers that say what a test has them say: what the front end believes, and what it tells."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+
+from octavo.bench.stub_worker import StubWorker
+from octavo.distributed.cluster_engine import ClusterEngine
+from octavo.distributed.messages import CopyFailed, Message, Offered, PromptStarted, Ready, Welcome
+from octavo.engine.event_stream import EventStream
+from tests.distributed.test_stub_worker import SECRET, TOKENIZER, expected, front_end, open_stream, read, until
+
+NUM_TOKENS = 6
+FIRST = expected(1, NUM_TOKENS)[0]
+
+
+class MovesKV(StubWorker):
+    """A stub that others could bring KV to."""
+
+    def _ready(self, welcome: Welcome) -> Ready:
+        return msgspec.structs.replace(StubWorker._ready(self, welcome), kv_address="tcp=127.0.0.1:1", transports=["tcp"])
+
+    def say(self, *messages: Message) -> None:
+        assert self._channel is not None
+        for message in messages:
+            self._channel.send(message)
+
+
+class Pair:
+    """A front end with one request, whose prompt the prefill worker has begun."""
+
+    def __init__(self, engine: ClusterEngine) -> None:
+        self.engine = engine
+        self.sender, self.receiver = (MovesKV(role, "bigram", TOKENIZER.vocab_size, role=role) for role in ("prefill", "decode"))
+        self.stream: EventStream
+        self.key = 0
+
+
+@contextlib.asynccontextmanager
+async def pair() -> AsyncIterator[Pair]:
+    one = Pair(await front_end())
+    tasks = [asyncio.create_task(worker.run(one.engine.control.address, SECRET)) for worker in (one.sender, one.receiver)]
+    await until(lambda: len(one.engine.open_links()) == 2)
+    one.stream = open_stream(one.engine, 1, NUM_TOKENS)
+    await until(lambda: one.sender.num_attempts == 1)
+    one.key = next(iter(one.sender._attempts))
+    one.sender.say(PromptStarted(one.key))
+    await until(lambda: one.engine.handovers.desk.find(one.key) is not None)
+    yield one
+    one.engine.handovers.check_invariants()
+    one.engine.flights.check_invariants()
+    await one.engine.stop()
+    await asyncio.gather(*tasks)
+
+
+@pytest.mark.parametrize("offered", [[10**9], [-1], [TOKENIZER.vocab_size], [FIRST + 1], [], [FIRST, FIRST], [FIRST]])
+def test_tokens_are_handed_over_that_were_sent_and_no_others(offered: list[int]) -> None:
+    """Nobody would notice others that can be, and those that cannot would end the engine of the receiver, and of the next."""
+
+    async def run() -> None:
+        async with pair() as one:
+            desk, reading = one.engine.handovers.desk, asyncio.create_task(read(one.stream))
+            one.sender.give(1)
+            one.sender.say(Offered(one.key, offered))
+            if offered == [FIRST]:
+                await until(lambda: (moving := desk.find(one.key)) is not None and moving.handoff.drawn)
+                assert len(one.engine.open_links()) == 2
+                one.sender.give(NUM_TOKENS - 1)
+            else:
+                await until(lambda: one.receiver.num_attempts == 1)  # from the beginning of its own, after what the client has
+                assert one.engine.control.find("prefill") is None and not len(desk)
+                one.receiver.give(NUM_TOKENS - 1)
+            assert await reading == expected(1, NUM_TOKENS)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_copy_that_nobody_wants_any_more_is_no_trouble(leaves: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """A client that leaves in the middle of it ends the copy, and the log has nothing of it; of one that fails it has."""
+
+    async def run() -> None:
+        async with pair() as one:
+            if leaves:
+                one.engine.abort(one.stream)
+                await until(lambda: one.sender.num_attempts == 0)
+            failures = [CopyFailed(one.key, "nobody wants it any more"), CopyFailed(one.key, "the sender is gone")]
+            one.sender.say(failures[0])
+            one.receiver.say(failures[1])
+            if leaves:
+                await until(lambda: heard == {"prefill", "decode"})
+            else:
+                await until(lambda: one.engine.handovers.desk.find(one.key) is None)
+                one.sender.give(NUM_TOKENS)
+                assert await read(one.stream) == expected(1, NUM_TOKENS)
+
+    heard = set[str]()
+    with pytest.MonkeyPatch.context() as patch:
+        said = ClusterEngine.said
+
+        def noted(self: ClusterEngine, link: object, message: object) -> None:
+            said(self, link, message)  # type: ignore[arg-type]
+            if isinstance(message, CopyFailed):
+                heard.add(link.name)  # type: ignore[attr-defined]
+
+        patch.setattr(ClusterEngine, "said", noted)
+        caplog.set_level(logging.WARNING, "octavo")
+        asyncio.run(run())
+    warned = [record.message for record in caplog.records if record.message.startswith("hand-off")]
+    assert len(warned) == (0 if leaves else 1)
