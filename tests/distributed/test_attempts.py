@@ -132,6 +132,20 @@ def test_one_choice_goes_on_and_several_begin_again() -> None:
     assert event is not None and (event.text, event.token_ids, event.logprobs) == ("c", [7], [logprob_of(7)])
 
 
+def test_the_room_of_an_attempt_has_what_it_makes_again_in_it() -> None:
+    one, two = Attempts(request()), Attempts(request(2))
+    for attempts in (one, two):
+        attempts.begin(1)
+        attempts.take(OutputEvent("r", 0, "ab", [5, 6], [logprob_of(5), logprob_of(6)]))
+        assert attempts.room(0) == 48
+        attempts.lost(Loss.DIED)
+        attempts.begin(2)
+    assert (one.room(0), two.room(0), two.room(1)) == (48, 50, 50)
+    two.take(OutputEvent("r", 0, "abc", [5, 6, 7], [logprob_of(5), logprob_of(6), logprob_of(7)]))
+    assert two.room(0) == 47
+    assert Attempts(Request("r", [1], SamplingParams(max_tokens=None), seed=0)).room(0) is None
+
+
 def test_workers_that_disagree_are_found_out() -> None:
     attempts = Attempts(request(2))
     attempts.begin(1)
@@ -181,6 +195,17 @@ def test_a_request_ends_of_workers_that_are_gone_and_not_of_those_that_come_back
         if num_gone == 3:
             break
         assert not attempts.is_held
+
+
+@pytest.mark.parametrize("loss", [loss for loss in Loss if not loss.is_open and loss is not Loss.LEFT])
+def test_what_a_worker_brought_about_while_it_spoke_counts_at_once(loss: Loss) -> None:
+    attempts = Attempts(request(), RetryLimits(in_place=3))
+    for key in (1, 2):
+        attempts.begin(key)
+        assert attempts.lost(loss) is None and not attempts.is_held
+    attempts.begin(3)
+    why = attempts.lost(loss)
+    assert why is not None and f"3 workers in a row {loss.value} while they ran this request" in why
 
 
 def test_it_is_held_while_the_losses_are_open() -> None:

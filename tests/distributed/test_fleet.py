@@ -55,10 +55,17 @@ def test_a_suspect_that_speaks_again_is_ready_again() -> None:
 def test_a_loop_that_makes_no_step_is_suspected_although_its_worker_speaks() -> None:
     fleet, (a,) = fleet_of("a")
     assert look_until(fleet, 0.0, 2.0, heard=(a,), age=4.9) == []
-    assert look_until(fleet, 2.1, 2.1, heard=(a,), age=5.1) == [("a", Change.SUSPECTED)]
+    assert look_until(fleet, 2.1, 2.1, heard=(a,), age=5.1) == [("a", Change.STALLED)]
     assert "no step for 5 s" in a.reason
     assert look_until(fleet, 2.2, 4.0, heard=(a,), age=6.0) == []  # and neither recovers nor is given up
     assert look_until(fleet, 4.1, 4.1, heard=(a,), age=0.0) == [("a", Change.RECOVERED)]
+
+
+def test_who_was_silent_first_is_not_found_stalled_as_well() -> None:
+    fleet, (a,) = fleet_of("a")
+    assert look_until(fleet, 0.0, 2.0) == [("a", Change.SUSPECTED)]
+    assert look_until(fleet, 2.1, 3.0, heard=(a,), age=6.0) == []
+    assert look_until(fleet, 3.1, 3.1, heard=(a,), age=0.0) == [("a", Change.RECOVERED)]
 
 
 def test_a_pause_of_this_process_is_no_ones_silence() -> None:

@@ -90,6 +90,43 @@ def test_what_was_counted_is_told_at_the_end(caplog: pytest.LogCaptureFixture) -
     assert told(caplog) == []
 
 
+def test_without_a_timer_each_is_a_line(caplog: pytest.LogCaptureFixture) -> None:
+    """A process that can start no more threads is told so, and whoever says it goes on."""
+    timers = Timers()
+
+    class NoThreads(Timer):
+        def start(self) -> None:
+            raise RuntimeError("can't start new thread")
+
+    log = FloodLog(logger, "turned away", timer=lambda seconds, call: (Timer if i >= 20 else NoThreads)(timers, call))
+    for i in range(20):
+        log.say("no secret", f"from {i}")
+    assert told(caplog) == [f"turned away from {i}: no secret" for i in range(20)]
+    for i in range(20, 20 + MAX_LINES + 2):
+        log.say("no secret", f"from {i}")
+    assert len(told(caplog)) == MAX_LINES
+    timers.pass_time()
+    assert told(caplog) == ["turned away: 2 more within 10 s (2 times: no secret)"]
+
+
+def test_without_a_timer_that_goes_on_what_was_counted_is_told_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    """A period is over, and no other can begin."""
+    timers = Timers()
+    log = FloodLog(logger, "turned away", timer=timers)
+    for _ in range(MAX_LINES + 3):
+        log.say("no secret")
+    told(caplog)
+
+    def no_threads(seconds: float, call: Callable[[], None]) -> Timer:
+        raise RuntimeError("can't start new thread")
+
+    log._make_timer = no_threads
+    timers.pass_time()
+    assert told(caplog) == ["turned away: 3 more within 10 s (3 times: no secret)"]
+    log.say("no secret")
+    assert told(caplog) == ["turned away: no secret"]
+
+
 def test_reasons_that_strangers_think_of_take_no_memory(caplog: pytest.LogCaptureFixture) -> None:
     timers = Timers()
     log = FloodLog(logger, "turned away", timer=timers, max_lines=0)

@@ -12,6 +12,7 @@ import pytest
 from octavo.bench.stub_worker import StubWorker, token_of
 from octavo.core.request import SamplingParams
 from octavo.core.step import TokenLogprobs
+from octavo.distributed.barred import Barred
 from octavo.distributed.channel import Address, connect
 from octavo.distributed.cluster_engine import ClusterEngine
 from octavo.distributed.cluster_options import ClusterOptions
@@ -27,6 +28,8 @@ from octavo.distributed.messages import (
     Message,
     Ready,
     Refuse,
+    Submit,
+    ToWorker,
     WorkerLimits,
     to_worker,
 )
@@ -101,6 +104,7 @@ def lies(key: int) -> dict[str, list[Message]]:
     return {
         "a choice below the first": [Events([Event(key, choice=-1, token_ids=[5])])],
         "a choice that was not asked for": [Events([Event(key, choice=3, token_ids=[5])])],
+        "more tokens than were asked for": [Events([Event(key, token_ids=[5] * 5)])],  # two have been given
         "a token beyond the vocabulary": [Events([Event(key, token_ids=[VOCAB])])],
         "a negative token": [Events([Event(key, token_ids=[-1])])],
         "log-probabilities of no token": [Events([Event(key, token_ids=[5], logprobs=[TokenLogprobs(5, -1.0, 1, [VOCAB], [-1.0])])])],
@@ -187,6 +191,59 @@ def test_keys_that_a_worker_does_not_have_make_no_answer_wrong() -> None:
             cluster.liar.give(6)
             assert [await read(stream) for stream in streams] == [expected(i) for i in range(12)]
             assert cluster.engine.control.find("liar") is not None
+
+    asyncio.run(run())
+
+
+class Broken(StubWorker):
+    """Answers everything with a token that there is not, and comes back at once."""
+
+    num_lies: int = 0
+
+    def _take(self, messages: list[ToWorker]) -> None:
+        super()._take(messages)
+        assert self._channel is not None
+        for message in messages:
+            if isinstance(message, Submit):
+                self.num_lies += 1
+                self._channel.send(Events([Event(message.key, token_ids=[VOCAB])]))
+
+    async def come_again_and_again(self, address: Address) -> None:
+        while True:
+            await self.run(address, SECRET)
+            await asyncio.sleep(0.02)
+
+
+def test_lies_that_come_back_end_the_request_that_they_answer_and_wait_at_the_door() -> None:
+    """The processes live on: what they do to a request is not forgiven for that, and they cut no others' streams without end."""
+
+    async def run() -> None:
+        async with Cluster() as cluster:
+            control = cluster.engine.control
+            for link in cluster.engine.open_links():
+                control.fleet.drain(link.worker)
+            control._barred = Barred(first_s=0.05, most_s=600.0)
+            workers = [Broken(name, "bigram", VOCAB) for name in ("one", "two")]
+            tasks = [asyncio.create_task(worker.come_again_and_again(control.address)) for worker in workers]
+            await until(lambda: len(cluster.engine.open_links()) == 2)
+            with pytest.raises(AssertionError, match="3 workers in a row said what cannot be while they ran this request"):
+                await read(cluster.open(1))
+            assert sum(worker.num_lies for worker in workers) == 3 and cluster.engine.flights.num_given_up == 1
+            control._barred = Barred(first_s=600.0)
+            stream = cluster.open(2)
+            await until(lambda: sum(worker.num_lies for worker in workers) == 5)
+            await until(lambda: all("may come again in" in control.last_words.get(worker.name, "") for worker in workers))
+            assert not cluster.engine.open_links()
+            for link in control:
+                control.fleet.keep(link.worker)
+            cluster.engine.flights.pump()
+            await until(lambda: cluster.honest.num_attempts + cluster.liar.num_attempts == 1)
+            cluster.honest.give(6)
+            cluster.liar.give(6)
+            assert await read(stream) == expected(2)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     asyncio.run(run())
 

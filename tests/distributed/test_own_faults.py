@@ -143,6 +143,76 @@ def test_a_fault_in_the_end_of_a_request_ends_it_all_the_same() -> None:
     asyncio.run(run())
 
 
+def test_a_fault_ends_its_request_though_it_cannot_be_told(caplog: pytest.LogCaptureFixture) -> None:
+    """And what was only counted is told when the engine ends."""
+
+    async def run() -> None:
+        engine = await front_end()
+        worker, task = stub(engine, "first")
+        await until(lambda: len(engine.open_links()) == 1)
+        stream, log = open_stream(engine, 3, 5), engine.flights.faults._log
+        log._max_lines = 0
+
+        def fail(*args: object) -> None:
+            raise Fault("the log is full")
+
+        log.say, say = fail, log.say  # type: ignore[method-assign]
+        with pytest.raises(Fault, match="the log is full"):
+            engine.flights.faults.found(Fault("a fault of ours"), engine.flights.find("r3"))
+        assert await asyncio.wait_for(outcome(stream), 60) == "the server could not go on with this request: Fault: a fault of ours"
+        log.say = say  # type: ignore[method-assign]
+        for _ in range(3):
+            engine.fault(Fault("another"))
+        assert "another" not in caplog.text
+        await engine.stop()
+        await task
+
+    asyncio.run(run())
+    assert "a fault of the front end's own: 3 more within 10 s (3 times: Fault: another)" in caplog.text
+
+
+@pytest.mark.parametrize("place", ["router.ended", "watcher.ended", "handovers.left", "stream.put"])
+@pytest.mark.parametrize("way", ["it is answered", "its client leaves", "all end"])
+def test_whatever_fails_in_the_end_of_a_request_the_rest_of_it_happens(place: str, way: str) -> None:
+    """It is counted, nobody waits for it any more, and every other duty at its end is done."""
+
+    async def run() -> None:
+        engine = await front_end()
+        flights, done = engine.flights, list[str]()
+        worker, task = stub(engine, "first")
+        await until(lambda: len(engine.open_links()) == 1)
+        stream = open_stream(engine, 3, 2)
+        await until(lambda: worker.num_attempts == 1)
+        duties = {"router.ended": flights.dispatcher.router, "watcher.ended": flights.watcher}
+        duties |= {"handovers.left": engine.handovers, "stream.put": stream}
+        for duty, owner in duties.items():
+            name = duty.partition(".")[2]
+            function = getattr(owner, name)
+
+            def call(*args: Any, duty: str = duty, function: Callable[..., Any] = function) -> Any:
+                done.append(duty)
+                if duty == place:
+                    raise Fault("a fault of ours")
+                return function(*args)
+
+            setattr(owner, name, call)
+        if way == "it is answered":
+            worker.give(2)
+        elif way == "its client leaves":
+            engine.abort(stream)
+        else:
+            flights.fail_all("the server is shutting down")
+        await asyncio.wait_for(flights.idle(), 60)
+        assert (len(flights), flights.num_ended, flights.dispatcher.num_sent, len(flights._by_key)) == (0, 1, 0, 0)
+        assert {"watcher.ended", "handovers.left"} <= set(done)
+        flights.check_invariants()
+        await until(lambda: worker.num_attempts == 0)
+        await engine.stop()
+        await task
+
+    asyncio.run(run())
+
+
 def test_a_fault_that_is_about_no_request_is_told_and_costs_nothing(caplog: pytest.LogCaptureFixture) -> None:
     """Looking after hand-offs, at every load that a worker tells; and choosing among workers, until it is mended."""
 

@@ -128,6 +128,44 @@ def test_those_behind_one_that_only_a_busy_engine_can_hold_go_on_and_it_is_the_n
     assert (small.had, big.had) == (["a", "b"], ["large", "large too"]) and not len(desk)
 
 
+def test_what_is_set_aside_is_looked_at_again_when_somebody_takes_more_who_did_not_before() -> None:
+    """Not at each pump: thousands may wait for one engine while others work."""
+    num_asked = 0
+
+    def holds(request: RouteRequest, engine: object) -> bool:
+        nonlocal num_asked
+        num_asked += 1
+        assert isinstance(engine, Sized)
+        return request.num_prompt <= engine.size
+
+    desk = Dispatcher(RoundRobin(), Backpressure(most_sequences=1), holds=holds)
+    small, others, big = Sized(0, size=5), Sized(1, num_sequences=1, size=5), Sized(2, num_sequences=1, size=50)
+    engines = [small, others, big]
+    for i in range(100):
+        desk.submit(route(f"big-{i}", 20), engines, 0.0)
+    drain(desk, engines)
+    assert len(desk.set_aside()) == 100
+
+    def asked() -> int:
+        nonlocal num_asked
+        num_asked = 0
+        drain(desk, engines)
+        return num_asked
+
+    assert asked() == 0
+    small.num_sequences, others.num_sequences = 1, 0  # another that takes more: each is asked about it, once
+    assert asked() > 0
+    assert asked() == 0
+    small.num_sequences = 0
+    desk.submit(route("big-100", 20), engines, 0.0)
+    assert 0 < asked() < 10  # the one that is new
+    engines[1] = Sized(1, size=50)  # in its place another has come
+    assert asked() > 0 and engines[1].had == ["big-0"]
+    big.num_sequences = 0
+    assert asked() > 0 and big.had == ["big-1"]
+    desk.check_invariants()
+
+
 def test_spare_engines_get_what_no_other_could_ever_hold_and_nothing_else() -> None:
     desk, small, big = dispatcher(9), Sized(0, size=10, num_sequences=9), Sized(1, size=100)
     for name, num_prompt in (("a", 5), ("large", 50)):

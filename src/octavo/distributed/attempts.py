@@ -11,7 +11,8 @@ characters. Tokens that are made again are compared with those that were sent: w
 
 A request may itself be what kills workers, so there are limits (``RetryLimits``). But one that fell silent may only have been stopped, or
 cut off: such a loss is *open* until that process is back (``forgive``) or known to be gone (``confirm``). No request ends of a loss that is
-open; it is held back meanwhile. Owns no channel, reads no clock, and never begins an attempt by itself.
+open; it is held back meanwhile. What came of a worker that lived and spoke counts at once, and is never forgiven. Owns no channel, reads no
+clock, and never begins an attempt by itself.
 """
 
 from __future__ import annotations
@@ -27,9 +28,16 @@ class Loss(Enum):
     """Why an attempt has no worker any more."""
 
     DIED = "died"  # the process ended, or its connection was cut
-    HUNG = "hung"  # it said nothing, or made no step, for too long
+    HUNG = "hung"  # it said nothing for too long
+    STALLED = "stalled"  # it spoke, and made no step for too long
     FAILED = "failed"  # its engine could not compute the step that the request was in
+    LIED = "said what cannot be"  # and its channel was closed for it
     LEFT = "left"  # it was told to go, or to begin anew: nothing that the request could have caused
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it counts is not known before that process is back, or known to be gone."""
+        return self in (Loss.DIED, Loss.HUNG)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +123,11 @@ class Attempts:
             choice.num_repeated_chars = 0 if made else choice.num_chars
         return made
 
+    def room(self, choice: int) -> int | None:
+        """Tokens that the running attempt may still say of a choice, those that it makes again among them. None: any number."""
+        most, found = self.request.params.max_tokens, self._choices[choice]
+        return None if most is None else most - len(found.token_ids) + found.num_repeated
+
     def take(self, event: OutputEvent) -> OutputEvent | None:
         """What is new of an event of the running attempt; None: nothing. Raises Divergence.
 
@@ -159,8 +172,7 @@ class Attempts:
             return None
         self.num_losses += 1
         self._last_loss = loss
-        if loss is not Loss.FAILED:
-            self._num_open_losses += 1
+        self._num_open_losses += loss.is_open
         length = self.num_sent_tokens
         self._in_place = self._in_place + 1 if length <= self._length_at_loss else 1
         self._length_at_loss = length

@@ -78,6 +78,7 @@ class Channel(asyncio.Protocol, Generic[Said]):
         self.peer = ""
         self.heard_s = 0.0  # when the last bytes came, on the event loop's clock
         self.closed_for: str | None = None  # the reason, once it is closed
+        self.is_peers_doing = False  # it was closed for what the peer had said, which cannot be
         self._loop = asyncio.get_running_loop()
         self._handshake: ListenerHandshake | ConnectorHandshake | None = handshake
         self._decode = decode
@@ -177,6 +178,7 @@ class Channel(asyncio.Protocol, Generic[Said]):
         except (AuthenticationError, FrameError, MessageError) as error:
             if not self._proven.done():
                 self._proven.set_exception(error)
+            self.is_peers_doing = True
             self.abort(str(error))
             return
         if messages:
@@ -220,6 +222,7 @@ class Channel(asyncio.Protocol, Generic[Said]):
             self._on_messages(messages)
         except Exception as error:  # a fault of ours must not leave a channel that says nothing any more
             logger.error("what %s said could not be dealt with", self.peer, exc_info=error)
+            self.is_peers_doing = isinstance(error, MessageError)
             self.abort(f"what the peer said could not be dealt with: {type(error).__name__}: {error}")
 
     def _flush(self) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, Unpack
 
@@ -44,8 +43,6 @@ from octavo.engine.serving import Health, Reports
 if TYPE_CHECKING:
     from octavo.engine.replay_advice import Replayer
     from octavo.models.loaded import LoadedModel
-
-logger = logging.getLogger("octavo.cluster")
 
 WATCH_S = 0.25  # between two looks for requests that wait in vain
 
@@ -207,26 +204,30 @@ class ClusterEngine:
             if self._clean_up is not None:
                 self._clean_up()
         finally:
+            self.flights.faults.flush()
             self._ended.set()
 
     async def _watch(self) -> None:
         """End requests that wait while no worker comes."""
         while True:
             await asyncio.sleep(WATCH_S)
-            try:
-                self._look()
-            except Exception as error:  # a fault of ours must not end the watch over all that wait
-                logger.critical("requests that wait could not be looked after", exc_info=error)
+            self._look()
 
     def _look(self) -> None:
+        """Raises nothing: a fault in one duty ends neither the others nor the watch."""
+        for duty in (self.handovers.tick, self.flights.tick, self._end_waiting, self._end_unheld):
+            with self.flights.faults.guarded():
+                duty()
+
+    def _end_waiting(self) -> None:
         now = self.clock.now()
-        self.handovers.tick()
-        self.flights.tick()
         if any(link.takes_requests or self._has_successor(link) for link in self.control):
             self._none_since_s = now
         elif now - self._none_since_s > self.options.worker_wait_s:
             message = f"no worker has been there for {self.options.worker_wait_s:g} s"
             self.flights.fail_waiting(message, now - self.options.worker_wait_s)
+
+    def _end_unheld(self) -> None:
         there = [link.view.lengths for link in self.control if link.takes_requests or self._has_successor(link)]
         self.flights.fail_unheld([lengths for lengths in there if lengths is not None], self.options.worker_wait_s)
 

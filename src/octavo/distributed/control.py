@@ -16,11 +16,12 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from octavo.config import EngineConfig
 from octavo.distributed.attempts import Loss
+from octavo.distributed.barred import Barred
 from octavo.distributed.channel import HANDSHAKE_S, Address, Channel, Listener
+from octavo.distributed.control_handler import ControlHandler
 from octavo.distributed.fingerprints import misfit
 from octavo.distributed.fleet import Change, Fleet, LivenessLimits, Worker, WorkerState
 from octavo.distributed.messages import (
@@ -94,46 +95,6 @@ class Link:
         return self.worker.takes_requests and not self.is_leaving
 
 
-class ControlHandler(Protocol):
-    """Who deals with what workers say of attempts."""
-
-    def worker_ready(self, link: Link) -> None:
-        """It takes requests from now on."""
-        ...
-
-    def worker_lost(self, link: Link, loss: Loss) -> None:
-        """Nothing that it says of its attempts counts any more. It may speak again (``worker_ready``), unless its channel is closed."""
-        ...
-
-    def worker_gone(self, link: Link) -> None:
-        """Its channel is closed, after ``worker_lost``."""
-        ...
-
-    def worker_leaves(self, link: Link) -> None:
-        """It wants to end, and has been told to take nothing more."""
-        ...
-
-    def told(self, link: Link) -> None:
-        """Its load has changed."""
-        ...
-
-    def told_keys(self, link: Link, message: Keys) -> None:
-        """Its prefix cache has changed."""
-        ...
-
-    def said(self, link: Link, message: FromWorker) -> None:
-        """Anything else, from a worker that is trusted."""
-        ...
-
-    def is_amid_answers(self) -> bool:
-        """There are answers that have been sent in part, and can only go on as they began."""
-        ...
-
-    def fault(self, error: Exception) -> None:
-        """A fault of ours has come up in dealing with a message: the worker is not to blame."""
-        ...
-
-
 class Control:
     """``config``: what workers are to run; ``model``: that they are to have. What they say is checked as far as it leads anywhere: a worker
     that lies loses its channel, and its streams go on elsewhere."""
@@ -156,6 +117,7 @@ class Control:
         self._listener = Listener(secret, from_worker, self._open)
         self._links: dict[str, Link] = {}  # by name
         self._strangers: set[Channel[FromWorker]] = set()  # proven, and without Hello yet
+        self._barred = Barred()
         self._numbers = itertools.count(1)
         self._watch: asyncio.Task[None] | None = None
 
@@ -239,8 +201,11 @@ class Control:
             fault = f"role: {message.role!r} is not allowed; one of {', '.join(ROLES)}"
         elif known is not None and is_taken:
             fault = f"name: {message.name!r} is not allowed; a worker of that name is here, from {known.channel.peer}"
+        is_final = not is_taken
+        if fault is None and (wait_s := self._barred.wait_s(message.boot_id, self._now())) > 0.0:
+            fault, is_final = f"it said what cannot be, and may come again in {wait_s:.1f} s", False
         if fault is not None:
-            self._refuse(channel, message.name, fault, is_final=not is_taken)
+            self._refuse(channel, message.name, fault, is_final)
             return None
         if known is not None:
             self._closed(known, "it has connected again")
@@ -353,8 +318,12 @@ class Control:
             if not question.done():
                 question.set_exception(AskError(f"worker {link.name} is gone"))
         logger.log(logging.INFO if link.is_leaving else logging.WARNING, "worker %s is gone: %s", link.name, reason)
+        loss = Loss.LEFT if link.is_leaving else Loss.DIED
+        if link.channel.is_peers_doing:
+            loss = Loss.LIED
+            self._barred.lied(link.worker.boot_id, self._now())
         if was_trusted:
-            self._handler.worker_lost(link, Loss.LEFT if link.is_leaving else Loss.DIED)
+            self._handler.worker_lost(link, loss)
         if link.ready is not None:
             self._handler.worker_gone(link)
 
@@ -377,8 +346,8 @@ class Control:
 
     def _changed(self, link: Link, change: Change) -> None:
         logger.warning("worker %s is %s: %s", link.name, change.value, link.worker.reason or "it speaks again")
-        if change is Change.SUSPECTED:
-            self._handler.worker_lost(link, Loss.HUNG)
+        if change in (Change.SUSPECTED, Change.STALLED):
+            self._handler.worker_lost(link, Loss.HUNG if change is Change.SUSPECTED else Loss.STALLED)
         elif change is Change.RECOVERED:
             link.channel.send(Reset())
             self._handler.worker_ready(link)

@@ -70,10 +70,14 @@ class Backpressure:
         return waiting_s <= self.most_pending_s
 
 
+def _same(some: Seq[EngineView], others: Seq[EngineView]) -> bool:
+    return len(some) == len(others) and all(one is other for one, other in zip(some, others, strict=True))
+
+
 @dataclass(slots=True)
 class Dispatcher:
     """``queue``: the order of those who wait. Its ``cost`` of a request is its prompt and, where known, its output. ``holds``: whether an
-    engine that has nothing else to do can hold a request to its end; others never get it.
+    engine that has nothing else to do can hold a request to its end; others never get it. It is the same for as long as they live.
 
     Views have to count what was sent and is not seen by the engine yet (``told_load.ToldLoad`` does), or all would go to one.
     """
@@ -86,6 +90,9 @@ class Dispatcher:
     _waiting: dict[str, RouteRequest] = field(default_factory=dict)
     _num_waiting_tokens: int = 0
     _aside: dict[str, RouteRequest] = field(default_factory=dict)  # of the waiting: their turn was, and no engine that took more holds them
+    _engines: Seq[EngineView] = ()  # of the last ``next``
+    _spare: Seq[EngineView] = ()
+    _tried: set[int] = field(default_factory=set)  # places among these where nobody of ``_aside`` can go
     _sent: dict[str, int] = field(default_factory=dict)  # request -> index of its engine
 
     def __len__(self) -> int:
@@ -160,14 +167,19 @@ class Dispatcher:
         """
         every = [*engines, *spare]
         open_places = [place for place, engine in enumerate(every) if self.limits.takes_more(engine)]
-        for request in self._aside.values():
-            if places := self._able(request, open_places, engines, every):
-                return self._route(request, places, every)
+        if not (_same(engines, self._engines) and _same(spare, self._spare)):
+            self._engines, self._spare, self._tried = tuple(engines), tuple(spare), set()
+        if not self._tried.issuperset(open_places):  # else it has been found already that nobody of those can go
+            for request in self._aside.values():
+                if places := self._able(request, open_places, engines, every):
+                    return self._route(request, places, every)
+            self._tried.update(open_places)
         while any(place < len(engines) for place in open_places) and (request_id := self.queue.take(now)) is not None:
             request = self._waiting[request_id]
             if places := self._able(request, open_places, engines, every):
                 return self._route(request, places, every)
             self._aside[request_id] = request
+            self._tried = {place for place in self._tried if not self._able(request, [place], engines, every)}
         return None
 
     def _able(self, request: RouteRequest, open_places: list[int], engines: Seq[EngineView], every: Seq[EngineView]) -> list[int]:

@@ -33,6 +33,12 @@ class Faults:
     def found(self, error: BaseException, flight: Flight | None = None) -> None:
         """Ours, and no worker's: it is told in the log, and ends ``flight``."""
         what = f"{type(error).__name__}: {error}"
-        self._log.say(what, "" if flight is None else f"ends request {flight.request.request_id}", error)
-        if flight is not None:
-            self._end(flight, f"the server could not go on with this request: {what}")
+        try:
+            if flight is not None:
+                self._end(flight, f"the server could not go on with this request: {what}")
+        finally:
+            self._log.say(what, "" if flight is None else f"ends request {flight.request.request_id}", error)
+
+    def flush(self) -> None:
+        """Tell in the log what was only counted."""
+        self._log.flush()

@@ -4,8 +4,9 @@
                  │                 │         │
                  └─────closed──────┴─────────┘
 
-A *suspect* has said nothing for ``suspect_s``, or its loop has made no step for ``stall_s`` with work to do. What it was doing is given to
-others at once; when it speaks, or steps, again, it has to begin anew (``Change.RECOVERED``) and is ready. A worker that is *draining*
+A *suspect* has said nothing for ``suspect_s``, or it speaks and its loop has made no step for ``stall_s`` with work to do
+(``Change.STALLED``). What it was doing is given to others at once; when it speaks, or steps, again, it has to begin anew
+(``Change.RECOVERED``) and is ready. A worker that is *draining*
 keeps what it has and gets nothing new; that is beside its state, since a draining worker can hang as any other.
 
 Silence is counted only while this process looks: a front end that was itself stopped for a while does not blame its workers for it.
@@ -33,7 +34,8 @@ class WorkerState(str, Enum):
 class Change(Enum):
     """What a look at the fleet found of a worker, for whoever deals with its requests."""
 
-    SUSPECTED = "suspected"  # give what it has to others
+    SUSPECTED = "suspected"  # it is silent: give what it has to others
+    STALLED = "stalled"  # it speaks and makes no step: likewise
     RECOVERED = "recovered"  # have it drop what it has; it takes requests again
     GONE = "gone"  # close its channel
 
@@ -154,20 +156,20 @@ class Fleet:
             worker.reason = f"it has said nothing for {self.limits.gone_s:g} s"
             return Change.GONE
         if worker.state is WorkerState.READY and fault is not None:
-            worker.reason = fault
+            change, worker.reason = fault
             self._enter(worker, WorkerState.SUSPECT, now)
-            return Change.SUSPECTED
+            return change
         if worker.state is WorkerState.SUSPECT and fault is None:
             worker.reason = ""
             self._enter(worker, WorkerState.READY, now)
             return Change.RECOVERED
         return None
 
-    def _fault(self, worker: Worker, now: float) -> str | None:
+    def _fault(self, worker: Worker, now: float) -> tuple[Change, str] | None:
         if now - worker.heard_s > self.limits.suspect_s:
-            return f"it has said nothing for {self.limits.suspect_s:g} s"
+            return Change.SUSPECTED, f"it has said nothing for {self.limits.suspect_s:g} s"
         if worker.step_age_s > self.limits.stall_s:
-            return f"it has made no step for {self.limits.stall_s:g} s"
+            return Change.STALLED, f"it has made no step for {self.limits.stall_s:g} s"
         return None
 
     def _enter(self, worker: Worker, state: WorkerState, now: float) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from octavo.core.limits import LengthLimits
 from octavo.core.prefix_index import Namespace, prompt_keys
 from octavo.core.request import FinishReason, Request
 from octavo.distributed.attempts import Attempts
-from octavo.distributed.views import RouteRequest
-from octavo.distributed.worker_sizes import holds, lack
+from octavo.distributed.messages import Event, MessageError
+from octavo.distributed.told_load import ToldLoad
+from octavo.distributed.views import EngineView, RouteRequest
+from octavo.distributed.worker_sizes import lack
 from octavo.engine.event_stream import EventStream
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ class Flight:
     link: Link | None = None
     unheld_s: float | None = None
     placed_s: float = 0.0
+    _fits: dict[LengthLimits, bool] = field(default_factory=dict)  # sizes that have been asked about: workers are alike, mostly
 
     @property
     def num_tokens(self) -> int:
@@ -46,13 +49,28 @@ class Flight:
         """How long ago a worker got it first, if that has lost it; 0: none has."""
         return now - self.placed_s if self.attempts.num_attempts > 1 else 0.0
 
-    def fits(self, link: Link) -> bool:
-        """Whether a worker could hold it to its end, whatever else it has now."""
-        return holds(self.request, link.view)
+    def fits(self, engine: EngineView) -> bool:
+        """Whether a worker could hold it to its end if it had nothing else; one that has told no sizes is taken to."""
+        lengths = engine.lengths if isinstance(engine, ToldLoad) else None
+        return lengths is None or self._fits_in(lengths)
+
+    def _fits_in(self, lengths: LengthLimits) -> bool:
+        found = self._fits.get(lengths)
+        if found is None:
+            found = self._fits[lengths] = lack(self.request, lengths) is None
+        return found
+
+    def check(self, event: Event) -> None:
+        """Raises MessageError for an event that no worker can make of its running attempt."""
+        if event.choice >= self.request.params.n:
+            raise MessageError(f"choice: {event.choice!r} is not allowed; the request has {self.request.params.n}")
+        room = self.attempts.room(event.choice)
+        if room is not None and len(event.token_ids) > room:
+            raise MessageError(f"token_ids: {len(event.token_ids)} are not allowed; at most {room}, for the rest of max_tokens")
 
     def unheld_for(self, there: Sequence[LengthLimits], now: float, wait_s: float) -> str | None:
         """Why it has to end: for ``wait_s`` none of the workers, which have these sizes, could ever hold it. None: it may wait."""
-        if not there or any(lack(self.request, lengths) is None for lengths in there):
+        if not there or any(map(self._fits_in, there)):
             self.unheld_s = None
             return None
         self.unheld_s = now if self.unheld_s is None else self.unheld_s

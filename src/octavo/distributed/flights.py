@@ -31,8 +31,8 @@ from octavo.distributed.faults import Faults
 from octavo.distributed.flight import Flight, Watcher, route_of
 from octavo.distributed.lost_flights import LostFlights
 from octavo.distributed.messages import Abort, Event, MessageError, Submit, WireRequest
+from octavo.distributed.struck import Struck
 from octavo.distributed.worker_engine import REFUSED, engine_id
-from octavo.distributed.worker_sizes import holds
 from octavo.engine.event_stream import EventStream
 from octavo.engine.outputs import OutputEvent
 from octavo.engine.serving import NO_WORKER
@@ -68,8 +68,9 @@ class Flights:
         self._by_key: dict[int, Flight] = {}
         # No front end before this one has used these: a worker may outlive that, and still be at a step with attempts of it.
         self._keys = itertools.count(1 + (secrets.randbits(30) << 32))
-        self._lost = LostFlights(Pacer(options.resubmit_per_s, options.resubmit_burst), self.pump, Flight.fits)
-        dispatcher.holds = lambda route, view: holds(self._flights[route.request_id].request, view)
+        self._lost = LostFlights(Pacer(options.resubmit_per_s, options.resubmit_burst), self.pump)
+        self._struck = Struck()
+        dispatcher.holds = lambda route, view: self._flights[route.request_id].fits(view)
         self.faults = Faults(self._uproot)
         self._idle = asyncio.Event()
         self._idle.set()
@@ -128,20 +129,16 @@ class Flights:
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Nobody reads these any more. Unknown ones do nothing."""
-        for request_id in request_ids:
-            flight = self._flights.get(request_id)
-            if flight is not None:
-                with self.faults.guarded(flight):
-                    self._withdraw(flight)
-                    self._end(flight, FinishReason.ABORT)
+        for flight in filter(None, map(self._flights.get, request_ids)):
+            with self.faults.guarded(flight):
+                self._withdraw(flight)
+                self._close(flight, FinishReason.ABORT)
         self.pump()
 
     def fail(self, flight: Flight, message: str, code: str | None = None) -> None:
         """End a request with error events."""
         self._withdraw(flight)
-        for event in flight.attempts.failed(message, code):
-            flight.stream.put(event)
-        self._end(flight, FinishReason.ERROR)
+        self._close_failed(flight, message, code)
 
     def fail_all(self, message: str, code: str | None = None) -> None:
         for flight in list(self._flights.values()):
@@ -151,14 +148,16 @@ class Flights:
     def fail_waiting(self, message: str, since_s: float) -> None:
         """End the requests that nobody has and that came before ``since_s``: there is no worker."""
         for flight in [flight for flight in self._flights.values() if flight.link is None and flight.request.arrival_s <= since_s]:
-            self.fail(flight, message, NO_WORKER)
+            with self.faults.guarded(flight):
+                self.fail(flight, message, NO_WORKER)
 
     def fail_unheld(self, there: Sequence[LengthLimits], wait_s: float) -> None:
         """End requests that no worker of these sizes, ``there`` or to be there again, could ever hold, and none has for ``wait_s``."""
         suspects = [flight for flight in self._lost if flight.attempts.is_suspect]
         for flight in (*(self._flights[route.request_id] for route in self.dispatcher.set_aside()), *suspects):
-            if (why := flight.unheld_for(there, self._now(), wait_s)) is not None:
-                self.fail(flight, why, REFUSED)
+            with self.faults.guarded(flight):
+                if (why := flight.unheld_for(there, self._now(), wait_s)) is not None:
+                    self.fail(flight, why, REFUSED)
 
     def _withdraw(self, flight: Flight) -> None:
         """From wherever it is."""
@@ -168,15 +167,43 @@ class Flights:
         elif not self._lost.remove(flight):
             self.dispatcher.withdraw(flight.request.request_id)
 
-    def _end(self, flight: Flight, reason: FinishReason) -> None:
+    def _close(self, flight: Flight, reason: FinishReason) -> None:
+        """It is over, and in no place any more. All of it happens, whatever fails."""
         request_id = flight.request.request_id
         del self._flights[request_id]
         self.num_ended += 1
-        self.dispatcher.ended(request_id, flight.attempts.num_sent_tokens)
-        if self.watcher is not None:
-            self.watcher.ended(request_id, reason, self._now())
         if not self._flights:
             self._idle.set()
+        with self.faults.guarded(flight):
+            self.dispatcher.ended(request_id, flight.attempts.num_sent_tokens)
+        if self.watcher is not None:
+            with self.faults.guarded(flight):
+                self.watcher.ended(request_id, reason, self._now())
+
+    def _close_failed(self, flight: Flight, message: str, code: str | None = None) -> None:
+        with self.faults.guarded():
+            for event in flight.attempts.failed(message, code):
+                flight.stream.put(event)
+        self._close(flight, FinishReason.ERROR)
+
+    def _uproot(self, flight: Flight, message: str) -> None:
+        """End a request of which the books may be half written: wherever it may be, it is taken away."""
+        if self._flights.get(flight.request.request_id) is not flight:
+            return
+        link, key = flight.link, flight.attempts.key
+        self._by_key.pop(key, None)
+        self._lost.forget(flight)
+        flight.link = None
+        if link is not None:
+            link.keys.discard(key)
+            with self.faults.guarded():
+                link.channel.send(Abort([key]))
+        if self.handovers is not None:
+            with self.faults.guarded():
+                self.handovers.left(key)
+        with self.faults.guarded():
+            self.dispatcher.drop(flight.request.request_id)
+        self._close_failed(flight, message)
 
     # --- to workers ---------------------------------------------------------------------------------------------------------------------
 
@@ -189,9 +216,8 @@ class Flights:
                 self._dispatch()
 
     def _dispatch(self) -> None:
-        entries = self._entries()
-        links = [*entries, *(link for link in self._links() if link not in entries)]
-        views, spare = [link.view for link in entries], [link.view for link in links[len(entries) :]]
+        entries, others = self._places()
+        links, views, spare = [*entries, *others], [link.view for link in entries], [link.view for link in others]
         while True:
             try:
                 found = self.dispatcher.next(views, self._now(), spare)
@@ -208,6 +234,12 @@ class Flights:
     def _entries(self) -> Sequence[Link]:
         """Workers that may be given prompts now."""
         return self._links() if self.handovers is None else self.handovers.entries(self._links())
+
+    def _places(self) -> tuple[Sequence[Link], Sequence[Link]]:
+        """Workers that may be given prompts now, and all others that take requests: for what none of the first could ever hold."""
+        entries = self._entries()
+        firsts = {link.index for link in entries}
+        return entries, [link for link in self._links() if link.index not in firsts]
 
     def _send(self, flight: Flight, link: Link) -> None:
         request, now, key = flight.request, self._now(), next(self._keys)
@@ -233,8 +265,7 @@ class Flights:
             flight = self._by_key.get(event.key)
             if flight is None or flight.link is not link:
                 continue
-            if event.choice >= flight.request.params.n:
-                raise MessageError(f"choice: {event.choice!r} is not allowed; the request has {flight.request.params.n}")
+            flight.check(event)
             try:
                 self._take(flight, link, event)
             except Exception as error:
@@ -243,7 +274,7 @@ class Flights:
     def _take(self, flight: Flight, link: Link, event: Event) -> None:
         output = event.output(flight.request.request_id)
         if output.error is not None and output.error_code is None:
-            self._failed(flight, output.error)
+            self.failed(event.key, output.error)
             return
         try:
             new = flight.attempts.take(output)
@@ -262,15 +293,9 @@ class Flights:
             self.abort(flight.stream.request_ids)
         elif flight.attempts.is_over:
             self._leave_link(flight)
-            self._end(flight, event.finish_reason or FinishReason.STOP)
+            self._close(flight, event.finish_reason or FinishReason.STOP)
         else:
             self._lost.went_on(flight)
-
-    def _failed(self, flight: Flight, error: str) -> None:
-        """Its worker's engine could not go on with it: another may."""
-        self._withdraw(flight)
-        self._lose(flight, Loss.FAILED, error)
-        self.pump()
 
     def lost(self, link: Link, loss: Loss) -> None:
         """Nothing that ``link`` says of its attempts counts any more: others go on with them."""
@@ -279,40 +304,37 @@ class Flights:
             with self.faults.guarded(flight):
                 self._leave_link(flight)
                 self._lose(flight, loss)
-        if loss in (Loss.DIED, Loss.HUNG):
+        if loss.is_open:
             ids = [flight.request.request_id for flight in struck]
             had_to_go = loss is Loss.DIED and link.worker.draining  # it does not come back
-            self._confirm(ids if had_to_go else self._lost.struck(link.name, link.worker.boot_id, ids, self._now()))
+            self._confirm(ids if had_to_go else self._struck.lost(link.name, link.worker.boot_id, ids, self._now()))
         self.pump()
 
     def returned(self, link: Link) -> None:
         """A worker takes requests, or does again. If it was lost and is the same process, what it had did it no harm; if another had its
         name before, that one is gone."""
-        forgiven, gone = self._lost.returned(link.name, link.worker.boot_id)
-        for request_id in forgiven:
-            if (flight := self._flights.get(request_id)) is not None:
-                flight.attempts.forgive()
+        forgiven, gone = self._struck.returned(link.name, link.worker.boot_id)
+        for flight in filter(None, map(self._flights.get, forgiven)):
+            flight.attempts.forgive()
         self._confirm(gone)
 
     def tick(self) -> None:
         """Time has passed: who has been lost for so long does not come back. To be called a few times a second."""
-        self._confirm(self._lost.expired(self._now() - self._options.liveness.gone_s))
+        self._confirm(self._struck.expired(self._now() - self._options.liveness.gone_s))
         self.pump()
 
     def _confirm(self, request_ids: Iterable[str]) -> None:
         """The workers that these were lost with do not come back."""
-        for request_id in request_ids:
-            flight = self._flights.get(request_id)
-            if flight is not None and (given_up := flight.attempts.confirm()) is not None and flight.link is None:
+        for flight in filter(None, map(self._flights.get, request_ids)):
+            if (given_up := flight.attempts.confirm()) is not None and flight.link is None:
                 with self.faults.guarded(flight):
                     self._give_up(flight, given_up)
 
     def _lose(self, flight: Flight, loss: Loss, error: str | None = None) -> None:
         """The request waits for its turn to go on, or has to fail, with ``error`` if there is one."""
         self.num_lost += 1
-        request_id = flight.request.request_id
         if self.watcher is not None:
-            self.watcher.lost(request_id, self._now())
+            self.watcher.lost(flight.request.request_id, self._now())
         given_up = flight.attempts.lost(loss)
         self._lost.add(flight)
         if given_up is not None:
@@ -324,10 +346,12 @@ class Flights:
         self.fail(flight, error or given_up)
 
     def failed(self, key: int, error: str) -> None:
-        """Its worker cannot go on with it, and has said so otherwise than by an event."""
+        """The worker that has an attempt cannot go on with it: another may."""
         flight = self._by_key.get(key)
         if flight is not None:
-            self._failed(flight, error)
+            self._withdraw(flight)
+            self._lose(flight, Loss.FAILED, error)
+            self.pump()
 
     def moved(self, key: int, link: Link) -> None:
         """An attempt goes on at ``link``, which has its KV."""
@@ -352,7 +376,7 @@ class Flights:
 
     def _go_again(self) -> None:
         """Let those of the lost go on whose turn it is: into the queue, or past it to one of the links, if there are any."""
-        while (found := self._lost.next(self._entries(), self._now())) is not None:
+        while (found := self._lost.next(*self._places(), self._now())) is not None:
             flight, links = found
             with self.faults.guarded(flight):
                 if links:
@@ -361,32 +385,6 @@ class Flights:
                     self._send(flight, link)
                 else:
                     self.dispatcher.resubmit(flight.route, flight.request.arrival_s)
-
-    def _uproot(self, flight: Flight, message: str) -> None:
-        """End a request of which the books may be half written: wherever it may be, it is afterwards nowhere."""
-        request_id, link, key, handovers = flight.request.request_id, flight.link, flight.attempts.key, self.handovers
-        if self._flights.get(request_id) is not flight:
-            return
-        del self._flights[request_id]
-        self._by_key.pop(key, None)
-        self._lost.forget(flight)
-        flight.link = None
-        if link is not None:
-            link.keys.discard(key)
-            with self.faults.guarded():
-                link.channel.send(Abort([key]))
-        if handovers is not None:
-            with self.faults.guarded():
-                handovers.left(key)
-        with self.faults.guarded():
-            self.dispatcher.drop(request_id)
-        for event in flight.attempts.failed(message):
-            flight.stream.put(event)
-        if self.watcher is not None:
-            with self.faults.guarded():
-                self.watcher.ended(request_id, FinishReason.ERROR, self._now())
-        if not self._flights:
-            self._idle.set()
 
     def check_invariants(self) -> None:
         """AssertionError unless every flight is in one place, and every key leads to its flight. For tests."""

@@ -3,7 +3,7 @@
     say ─▶ line, line, ... ─▶ (limit) ─▶ counted ─▶ "512 more within 10 s (500 times: ..., 12 times: ...)"
 
 So a flood of connections neither fills a disk nor hides what else is said, and none of it goes untold: what was counted is told when the
-period is over, or with ``flush``. Owns the counts; knows nothing of what they are of.
+period is over, or with ``flush``; without a timer for that, each is a line. Owns the counts; knows nothing of what they are of.
 """
 
 from __future__ import annotations
@@ -77,9 +77,14 @@ class FloodLog:
     def _begin(self) -> None:
         self._number += 1
         self._num_lines = 0
-        self._timer = self._make_timer(self._period_s, partial(self._is_over, self._number))
-        self._timer.daemon = True  # the process may end meanwhile
-        self._timer.start()
+        try:
+            timer = self._make_timer(self._period_s, partial(self._is_over, self._number))
+            timer.daemon = True  # the process may end meanwhile
+            timer.start()
+        except RuntimeError:  # no more threads: whoever has something to say has trouble enough
+            self._timer = None
+        else:
+            self._timer = timer
 
     def _is_over(self, number: int) -> None:
         with self._lock:

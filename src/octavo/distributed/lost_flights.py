@@ -9,9 +9,8 @@ one that kills workers is told from those that ran beside it. Owns no attempt, a
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from octavo.distributed.attempts import Pacer
@@ -20,27 +19,15 @@ if TYPE_CHECKING:
     from octavo.distributed.control import Link
     from octavo.distributed.flight import Flight
 
-MAX_STRUCK = 64  # workers that were lost and may come back
-
-
-@dataclass(frozen=True, slots=True)
-class _Struck:
-    """A process that was lost, and what it had."""
-
-    name: str
-    since_s: float
-    request_ids: list[str]
-
 
 class LostFlights:
-    """``wake``: called by the event loop when ``next`` may have another. ``holds``: whether a worker could ever hold a flight."""
+    """``wake``: called by the event loop when ``next`` may have another."""
 
-    def __init__(self, pacer: Pacer, wake: Callable[[], None], holds: Callable[[Flight, Link], bool]) -> None:
-        self._pacer, self._wake, self._holds = pacer, wake, holds
+    def __init__(self, pacer: Pacer, wake: Callable[[], None]) -> None:
+        self._pacer, self._wake = pacer, wake
         self._lost: deque[Flight] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._suspects: dict[Link, Flight] = {}  # by the worker that has one
-        self._struck: OrderedDict[str, _Struck] = OrderedDict()  # by boot id; the one that was lost first comes first
 
     def __len__(self) -> int:
         return len(self._lost)
@@ -58,14 +45,15 @@ class LostFlights:
         self._lost.remove(flight)
         return True
 
-    def next(self, links: Sequence[Link], now: float) -> tuple[Flight, Sequence[Link]] | None:
-        """Whose turn it is, and those of ``links`` that are to have it, past the queue; none: into the queue. Ask until None."""
+    def next(self, links: Sequence[Link], spare: Sequence[Link], now: float) -> tuple[Flight, Sequence[Link]] | None:
+        """Whose turn it is, and those of the links that are to have it, past the queue; none: into the queue. Ask until None.
+        ``spare``: for what none of ``links`` could ever hold, as in ``Dispatcher.next``."""
         if self._timer is not None:
             return None
         for flight in self._lost:
             if flight.attempts.is_held:
                 continue
-            able = self._able(flight, links) if flight.attempts.is_suspect else []
+            able = self._able(flight, links, spare) if flight.attempts.is_suspect else []
             if flight.attempts.is_suspect and not able:
                 continue
             if not self._pacer.take(now):
@@ -75,8 +63,9 @@ class LostFlights:
             return flight, able
         return None
 
-    def _able(self, flight: Flight, links: Sequence[Link]) -> list[Link]:
-        return [link for link in links if link not in self._suspects and self._holds(flight, link)]
+    def _able(self, flight: Flight, links: Sequence[Link], spare: Sequence[Link]) -> list[Link]:
+        holders = [link for link in links if flight.fits(link.view)] or [link for link in spare if flight.fits(link.view)]
+        return [link for link in holders if link not in self._suspects]
 
     def _timed_out(self) -> None:
         self._timer = None
@@ -103,30 +92,6 @@ class LostFlights:
         """It has got tokens: a suspect may be none any more."""
         if self._suspects and not flight.attempts.is_suspect:
             self.cleared(flight)
-
-    # --- workers that were lost -----------------------------------------------------------------------------------------------------------
-
-    def struck(self, name: str, boot_id: str, request_ids: Iterable[str], now: float) -> list[str]:
-        """The worker died, or hung, with these. Returns requests whose loss counts now: who had them is remembered no longer."""
-        known = self._struck.get(boot_id)
-        if known is None:
-            known = self._struck[boot_id] = _Struck(name, now, [])
-        known.request_ids.extend(request_ids)
-        return self._struck.popitem(last=False)[1].request_ids if len(self._struck) > MAX_STRUCK else []
-
-    def returned(self, name: str, boot_id: str) -> tuple[list[str], list[str]]:
-        """A worker takes requests: (what this process had when it was lost, which did it no harm; what others of its name had, in whose
-        place it has come)."""
-        back = self._struck.pop(boot_id, None)
-        return [] if back is None else back.request_ids, self._gone(lambda struck: struck.name == name)
-
-    def expired(self, since_s: float) -> list[str]:
-        """What processes had that were lost by ``since_s``, and are given up."""
-        return self._gone(lambda struck: struck.since_s <= since_s)
-
-    def _gone(self, is_gone: Callable[[_Struck], bool]) -> list[str]:
-        gone = [boot_id for boot_id, struck in self._struck.items() if is_gone(struck)]
-        return [request_id for boot_id in gone for request_id in self._struck.pop(boot_id).request_ids]
 
     def check_invariants(self) -> None:
         """AssertionError unless suspects are where they are said to be. For tests."""

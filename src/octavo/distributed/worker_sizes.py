@@ -17,8 +17,6 @@ from octavo.core.recording import layout_of
 from octavo.core.request import ParameterError, Request
 from octavo.core.scheduler import Scheduler
 from octavo.distributed.messages import MessageError, Ready, WorkerLimits
-from octavo.distributed.told_load import ToldLoad
-from octavo.distributed.views import EngineView
 from octavo.distributed.wire import MAX_LIMIT
 from octavo.engine.engine import resolve_max_model_len
 from octavo.engine.params import PreparedRequest, RequestPreparer
@@ -71,12 +69,6 @@ def lack(request: Request, lengths: LengthLimits) -> ParameterError | None:
         return None
     limit = f"at most {most} behind this prompt of {len(request.prompt_token_ids)} tokens, on the largest worker that is there"
     return ParameterError("max_tokens", request.params.max_tokens, limit)
-
-
-def holds(request: Request, engine: EngineView) -> bool:
-    """Whether an engine could hold a resolved request to its end if it had nothing else; one that has told no sizes is taken to."""
-    lengths = engine.lengths if isinstance(engine, ToldLoad) else None
-    return lengths is None or lack(request, lengths) is None
 
 
 class WorkerSizes:
