@@ -153,7 +153,7 @@ HERE = "--workers-listen 127.0.0.1:1"
 @pytest.mark.parametrize("workers", ["--workers prefill=1,decode=1", "--workers both=1,prefill=1", f"--workers 1 {HERE}", HERE])
 @pytest.mark.parametrize("flag", HANDOFF_FLAGS)
 def test_where_workers_may_have_roles_there_may_be_hand_offs(workers: str, flag: str) -> None:
-    context = serve.make_context("serve", [*workers.split(), *flag.split()])
+    context = serve.make_context("serve", [*workers.split(), *flag.split()], help_option_names=["-h", "--help"])
     with context:
         plan = cluster_plan(context.params)
     assert plan is not None and plan.options.handover != HandoverOptions()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from octavo.cli.simulate import simulate
+from octavo.cli.main import cli
 from octavo.config import CacheConfig, SchedulerConfig
 from octavo.core.clock import VirtualClock
 from octavo.core.cost import StepShape
@@ -279,12 +279,12 @@ def handed_over(folder: Path, law: Law) -> tuple[TimedRun, TimedRun]:
 
 def test_simulate_takes_what_a_worker_has_whole(tmp_path: Path) -> None:
     handed_over(tmp_path, Law())
-    run = CliRunner().invoke(simulate, ["--replay", str(tmp_path / "decode")])
+    run = CliRunner().invoke(cli, ["simulate", "--replay", str(tmp_path / "decode")])
     assert run.exit_code == 0 and json.loads(run.output.splitlines()[-1])["num_completed"] == 6 and "left out" not in run.output
-    run = CliRunner().invoke(simulate, ["--replay", str(tmp_path / "prefill")])
+    run = CliRunner().invoke(cli, ["simulate", "--replay", str(tmp_path / "prefill")])
     assert run.exit_code == 2 and "no request is in it: 6 left for another worker" in run.output
     load = ("--num-kv-blocks", "64", "--rate", "20", "--num-requests", "5")
-    run = CliRunner().invoke(simulate, ["--fitted", str(tmp_path / "prefill"), *load])
+    run = CliRunner().invoke(cli, ["simulate", "--fitted", str(tmp_path / "prefill"), *load])
     assert run.exit_code == 0 and json.loads(run.output.splitlines()[-1])["num_completed"] == 5
 
 
