@@ -132,8 +132,9 @@ def test_a_killed_worker_is_replaced_and_no_answer_changes(path: Path) -> None:
         await asyncio.sleep(0.05)
         os.kill(before["worker-0"], signal.SIGKILL)
         assert await asyncio.gather(*running) == right
-        await until(lambda: len(engine.open_links()) == 2)
-        after = {worker.name: worker.pid for worker in engine.control.fleet}
+        pids = lambda: {link.name: link.worker.pid for link in engine.open_links()}  # noqa: E731
+        await until(lambda: len(pids()) == 2 and pids()["worker-0"] != before["worker-0"])
+        after = pids()
         assert after["worker-0"] != before["worker-0"] and after["worker-1"] == before["worker-1"]
         assert await answer(engine, 3) == right[3]
 
