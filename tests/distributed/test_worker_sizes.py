@@ -364,3 +364,32 @@ def test_a_worker_that_is_replaced_is_waited_for_however_long_it_drains() -> Non
         await small
 
     asyncio.run(run())
+
+
+def test_the_last_worker_that_holds_what_waits_is_not_drained(expected: list[int]) -> None:
+    """The other one takes requests, but not those: they would wait for nobody, and fail."""
+
+    async def run() -> None:
+        async with front_end() as engine:
+            small = worker(engine.control.address, "small", SMALL)
+            big = worker(engine.control.address, "big", BIG)
+            await there(engine, "small", "big")
+            streams = []
+            while engine.flights.num_waiting == 0:  # the loop runs nothing else meanwhile, so that none of them ends
+                assert len(streams) < 500
+                streams.append(engine.submit([engine.prepare_checked(PROMPT, engine.check_params(PARAMS), f"large-{len(streams)}")]))
+            with pytest.raises(ValueError, match="big is needed for 1 waiting request that no other worker can hold"):
+                await engine.cluster.drain("big")
+            for stream in streams:
+                tokens: list[int] = []
+                while not stream.finished:
+                    for event in await stream.read():
+                        assert event.error is None
+                        tokens += event.token_ids
+                assert tokens == expected
+            await until(lambda: len(engine.flights) == 0)
+            await engine.cluster.drain("big")
+            await until(lambda: engine.control.find("big") is None)
+        await asyncio.gather(small, big)
+
+    asyncio.run(run())

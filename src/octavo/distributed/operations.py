@@ -100,8 +100,19 @@ class Operations:
             raise ValueError("a restart is going on; it ends by itself")
         if link.takes_requests and not self._grows and sum(one.takes_requests for one in self._control) == 1:
             raise ValueError(f"{worker} is the last worker that takes requests: those that wait would fail; end the server, or the process")
+        if not self._grows and (number := self._num_only_here(link)):
+            who = f"{number} waiting {'request' if number == 1 else 'requests'} that no other worker can hold"
+            raise ValueError(f"{worker} is needed for {who}; drain it when none waits, or end its process")
         self.let_go(link)
         return self._entry(link)
+
+    def _num_only_here(self, link: Link) -> int:
+        """Waiting requests that this worker can hold and no other one that takes requests: without it they would wait in vain."""
+        dispatcher, others = self._flights.dispatcher, [one.view for one in self._control if one.takes_requests and one is not link]
+        if not link.takes_requests:
+            return 0
+        waiting = dispatcher.waiting_requests()
+        return sum(dispatcher.holds(route, link.view) and not any(dispatcher.holds(route, view) for view in others) for route in waiting)
 
     def let_go(self, link: Link, for_good: bool = True) -> None:
         """Give a worker nothing more, and have it end when what it has is done; ``for_good``: without another in its place."""
