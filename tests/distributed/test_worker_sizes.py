@@ -20,11 +20,11 @@ from octavo.distributed.messages import Ready, WorkerLimits
 from octavo.distributed.router import RoundRobin
 from octavo.distributed.views import RouteRequest
 from octavo.distributed.worker import WorkerOptions, WorkerServer
-from octavo.distributed.worker_engine import REFUSED
 from octavo.distributed.worker_sizes import WorkerSizes, lack
 from octavo.engine.engine import Engine
 from octavo.engine.event_stream import EventStream
 from octavo.engine.outputs import RequestOutput
+from octavo.engine.serving import NO_WORKER
 from tests.distributed import scripted_worker
 from tests.distributed.clusters import PATIENT, WAIT_S, alone, run_alone
 from tests.distributed.test_worker import SECRET, answer, front_end, until
@@ -330,7 +330,7 @@ def test_when_the_only_worker_that_can_hold_it_is_lost_it_waits_for_another_and_
                 code, error = await reading
                 room = SMALL * BLOCK + 1 - len(PROMPT)
                 message = f"max_tokens: {PARAMS.max_tokens} is not allowed; at most {room} behind this prompt"
-                assert code == REFUSED and error is not None and error.startswith(message)
+                assert code == NO_WORKER and error is not None and error.startswith(message)
             assert engine.flights.num_lost == 0
         await asyncio.gather(small, *([big] if comes_back else []))
 
@@ -360,7 +360,7 @@ def test_a_worker_that_is_replaced_is_waited_for_however_long_it_drains() -> Non
             assert flight.unheld_s is not None and len(engine.flights) == 1
             engine.flights.fail_unheld([sizes["small"]], options.worker_wait_s)
             assert not len(engine.flights)
-            assert [event.error_code for event in await stream.read()] == [REFUSED]
+            assert [event.error_code for event in await stream.read()] == [NO_WORKER]
         await small
 
     asyncio.run(run())

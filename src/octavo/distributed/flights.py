@@ -157,7 +157,7 @@ class Flights:
         for flight in (*(self._flights[route.request_id] for route in self.dispatcher.set_aside()), *suspects):
             with self.faults.guarded(flight):
                 if (why := flight.unheld_for(there, self._now(), wait_s)) is not None:
-                    self.fail(flight, why, REFUSED)
+                    self.fail(flight, why, NO_WORKER)
 
     def _withdraw(self, flight: Flight) -> None:
         """From wherever it is."""

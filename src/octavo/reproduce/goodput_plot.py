@@ -10,7 +10,7 @@ from typing import Any
 
 from octavo.reproduce.figure import Line, Plot
 
-_FLOOR = 50.0  # percent; far below the share that is asked for one curve is as good as another
+_FLOOR = 50.0  # percent; a curve ends with its first point below it: farther down one is as good as another
 
 
 def goodput_plot(record: Mapping[str, Any]) -> Plot:
@@ -21,7 +21,8 @@ def goodput_plot(record: Mapping[str, Any]) -> Plot:
         curves = [dict(points) for points in arm["attained"].values()]
         rates = sorted(set(curves[0]).intersection(*curves[1:]))
         points = [(rate, 100.0 * sum(curve[rate] for curve in curves) / len(curves)) for rate in rates]
-        lines.append(Line(f"{arm['design']}{split}", tuple((rate, share) for rate, share in points if share >= _FLOOR)))
+        num_shown = 1 + next((i for i, (_, share) in enumerate(points) if share < _FLOOR), len(points))
+        lines.append(Line(f"{arm['design']}{split}", tuple(points[:num_shown])))
     title = f"Share of requests within the limits, {record['workload']} lengths, clusters of equal power"
     needed = 100.0 * record["attainment"]
     return Plot(title, "% within the limits", lines=tuple(lines), x_label="requests per second", marks=(("needed", needed),))
