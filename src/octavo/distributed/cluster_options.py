@@ -68,6 +68,10 @@ class ClusterOptions:
         if self.start_s is not None and not 0.0 < self.start_s < math.inf:
             raise ConfigError(f"start_s: {self.start_s!r} is not allowed; a finite number of seconds above 0")
 
+    def most_workers(self, num_workers: int) -> int:
+        """How many there may be where ``num_workers`` are there from the beginning: a host's cores and memory are shared for so many."""
+        return num_workers if self.scale is None else max(num_workers, self.scale.most)
+
 
 def worker_name(role: str, number: int) -> str:
     """worker-0, prefill-0, decode-0."""

@@ -38,7 +38,7 @@ def open_on_ray(
     model = load_model(path)
     if beside is not None:
         beside()
-    most = max(cluster.num_workers, options.scale.most if options.scale is not None else 0)
+    most = options.most_workers(cluster.num_workers)
     if connect_ray((cluster.ray or Ray()).address):
         config = shared_config(config, most)  # all of them are on this machine
     try:
