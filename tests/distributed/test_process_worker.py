@@ -58,12 +58,24 @@ def test_a_worker_that_could_not_run_is_tried_again_when_it_is_replaced(monkeypa
         processes._command = [sys.executable, "-c", f"raise SystemExit({process_worker.HOPELESS})"]
         children["worker-1"].process.kill()  # type: ignore[union-attr]
         await until(lambda: processes.trouble is not None)
+        assert not processes.is_at_end, "the other one works"
         assert processes.trouble_of("worker-0") is None and processes.trouble_of("worker-1") == processes.trouble
         assert children["worker-1"].keeper.done() and set(processes.pids) == {"worker-0"}  # type: ignore[union-attr]
         processes._command = list(STAYS)
         await processes.replace("worker-1")
         await until(lambda: set(processes.pids) == {"worker-0", "worker-1"})
         assert processes.trouble is None
+        processes._command = [sys.executable, "-c", f"raise SystemExit({process_worker.HOPELESS})"]
+        for child in children.values():
+            child.process.kill()  # type: ignore[union-attr]
+        await until(lambda: processes.is_at_end)
+        assert all(child.keeper.done() for child in children.values())  # type: ignore[union-attr]
+        processes._command = list(STAYS)
+        await processes.replace("worker-0")
+        assert not processes.is_at_end, "one may come"
+        processes.release("worker-0")
+        processes.release("worker-1")
+        assert processes.is_at_end and not processes.names
         await processes.stop()
 
     asyncio.run(run())
@@ -99,7 +111,7 @@ def test_a_worker_that_ends_whenever_it_is_started_is_trouble_and_tried_on(monke
         await processes.start(NOWHERE)
         await until(lambda: processes.trouble is not None)
         assert processes.trouble is not None and "was never ready in" in processes.trouble and processes.trouble.endswith("status 1")
-        assert child.keeper is not None and not child.keeper.done()
+        assert child.keeper is not None and not child.keeper.done() and not processes.is_at_end
         processes._command = list(STAYS)
         await until(lambda: set(processes.pids) == {"worker-0"})  # it is tried on
         processes.ready("worker-0")

@@ -43,6 +43,7 @@ class _Child:
     keeper: asyncio.Task[None] | None = None
     released: bool = False
     trouble: str | None = None  # why it can never run, as far as is known
+    is_hopeless: bool = False  # it has said so itself, and is not tried again
     num_failed: int = 0  # starts in a row after which it was not ready
     was_ready: bool = False  # its last process
     is_awaited: bool = False  # whoever has begun waits for it to be ready, and says why it is not
@@ -87,6 +88,11 @@ class LocalProcesses:
         """See Launcher."""
         return self._children[name].trouble
 
+    @property
+    def is_at_end(self) -> bool:
+        """See Launcher."""
+        return all(child.is_hopeless for child in list(self._children.values()) if not child.released)
+
     async def start(self, address: Address) -> None:
         self._address = address
         for child in self._children.values():
@@ -102,7 +108,7 @@ class LocalProcesses:
     def ready(self, name: str) -> None:
         if (child := self._children.get(name)) is not None:
             child.pause_s, child.is_awaited = FIRST_PAUSE_S, False
-            child.was_ready, child.num_failed, child.trouble = True, 0, None
+            child.was_ready, child.num_failed, child.trouble, child.is_hopeless = True, 0, None, False
 
     def release(self, name: str) -> None:
         self._children[name].released = True
@@ -114,7 +120,7 @@ class LocalProcesses:
         child.wanted.set()
         await self._end(child)
         if not child.released:
-            child.trouble, child.num_failed = None, 0
+            child.trouble, child.num_failed, child.is_hopeless = None, 0, False
             if child.keeper is None or child.keeper.done():
                 child.keeper = asyncio.create_task(self._keep(child))
 
@@ -152,7 +158,7 @@ class LocalProcesses:
             else:
                 status = await child.process.wait()
                 if status == HOPELESS and not (self._stopping or child.wanted.is_set()):  # also of one that was released meanwhile
-                    child.trouble = f"worker {child.name} cannot run; its message is above"
+                    child.trouble, child.is_hopeless = f"worker {child.name} cannot run; its message is above", True
                     logger.log(logging.INFO if child.is_awaited else logging.ERROR, "%s", child.trouble)
                     return
                 how = f"was killed by signal {-status}" if status < 0 else f"has ended with status {status}"

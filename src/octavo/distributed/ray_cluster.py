@@ -63,6 +63,7 @@ class _Worker:
     node: str | None = None
     num_failed: int = 0
     trouble: str | None = None  # why it can never run, as far as is known
+    is_hopeless: bool = False  # it has said so itself, and is not tried again
     was_ready: bool = False  # its last process
     released: bool = False
     wanted: bool = False
@@ -130,6 +131,11 @@ class RayLauncher:
         return self._workers[name].trouble
 
     @property
+    def is_at_end(self) -> bool:
+        """See Launcher."""
+        return all(worker.is_hopeless for worker in list(self._workers.values()) if not worker.released)
+
+    @property
     def nodes(self) -> Mapping[str, str | None]:
         """The address of each worker's node; None: it is nowhere."""
         return {worker.name: worker.node for worker in self._workers.values()}
@@ -155,7 +161,8 @@ class RayLauncher:
     def ready(self, name: str) -> None:
         """It works: should it end, another is placed soon."""
         if name in self._workers:
-            self._workers[name].was_ready, self._workers[name].trouble = True, None
+            worker = self._workers[name]
+            worker.was_ready, worker.trouble, worker.is_hopeless = True, None, False
 
     def release(self, name: str) -> None:
         """See Launcher."""
@@ -169,7 +176,7 @@ class RayLauncher:
             await asyncio.wait([worker.keeper], timeout=END_S)
             await _cancelled(worker.keeper)
         if not worker.released:
-            worker.wanted, worker.trouble = False, None
+            worker.wanted, worker.trouble, worker.is_hopeless = False, None, False
             worker.keeper = asyncio.create_task(self._keep(worker), name=name)
 
     async def stop(self) -> None:
@@ -199,6 +206,7 @@ class RayLauncher:
             if end.hopeless or worker.num_failed >= MAX_FAILED:
                 worker.trouble = f"{worker.name}: {end.reason}"
             if end.hopeless:
+                worker.is_hopeless = True
                 logger.error("%s cannot run and is not tried again: %s", worker.name, end.reason)
                 return
             logger.warning("%s has ended: %s; another is started in %.1f s", worker.name, end.reason, pause_s)
