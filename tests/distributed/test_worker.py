@@ -308,3 +308,27 @@ def test_files_of_one_engine_alone_get_the_workers_name() -> None:
     assert (own.cache.kv_disk_path, own.backend.threads, own.model.model) == ("/d/w", 3, "/m")
     recorded = own_config(replace(bigram_config(), scheduler=replace(config.scheduler, record="/r")), WorkerOptions("w"))
     assert recorded.scheduler.record == "/r.w"
+
+
+@pytest.mark.parametrize(("blocks", "num_bytes"), [(48, None), (None, 1 << 20)])
+def test_how_large_its_kv_pool_is_a_worker_knows_better(blocks: int | None, num_bytes: int | None) -> None:
+    """In whichever way the front end says it, for its own host."""
+    config = bigram_config()
+    for cache in (replace(config.cache, num_kv_blocks=9), replace(config.cache, num_kv_blocks=None, kv_cache_memory=9)):
+        own = own_config(replace(config, cache=cache), WorkerOptions("w", num_kv_blocks=blocks, kv_cache_memory=num_bytes)).cache
+        assert (own.num_kv_blocks, own.kv_cache_memory) == (blocks, num_bytes)
+        assert own_config(replace(config, cache=cache), WorkerOptions("w")).cache == cache
+
+
+def test_workers_of_pools_of_their_own_say_so_and_work_together() -> None:
+    async def run() -> None:
+        async with front_end() as engine:
+            workers = [worker(engine.control.address, name, num_kv_blocks=number)[1] for name, number in (("small", 4), ("large", 64))]
+            await until(lambda: len(engine.open_links()) == 2)
+            found = {link.name: link.ready.limits.num_kv_blocks for link in engine.control if link.ready is not None}
+            assert found == {"small": 4, "large": 64}
+            long = await answer(engine, "r", params=replace(PARAMS, max_tokens=100))  # more than four blocks
+            assert long.error is None and len(long.outputs[0].token_ids) == 100
+        await asyncio.gather(*workers)
+
+    asyncio.run(run())

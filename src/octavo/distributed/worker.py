@@ -79,9 +79,10 @@ class WorkerFailed(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """``name``: unique among a front end's workers. ``threads`` and ``model``: in place of what the front end says, which knows its own
-    host. ``give_up_s``: ends after so long without a front end (None: never). ``parent``: the process id of a front end that has started
-    it, whose end is its own (None: whoever listens at the address will do)."""
+    """``name``: unique among a front end's workers. ``threads``, ``model`` and the size of the KV pool (``num_kv_blocks`` or, in bytes,
+    ``kv_cache_memory``): in place of what the front end says, which knows its own host. ``give_up_s``: ends after so long without a front
+    end (None: never). ``parent``: the process id of a front end that has started it, whose end is its own (None: whoever listens at the
+    address will do)."""
 
     name: str
     role: str = "both"
@@ -89,6 +90,8 @@ class WorkerOptions:
     model: str | None = None
     give_up_s: float | None = None
     parent: int | None = None
+    num_kv_blocks: int | None = None
+    kv_cache_memory: int | None = None
     boot_id: str = field(default_factory=lambda: secrets.token_hex(8))
 
 
@@ -112,6 +115,8 @@ def run_worker(post: WorkerPost) -> str:
 def own_config(config: EngineConfig, options: WorkerOptions) -> EngineConfig:
     """What this worker runs of the cluster's configuration: files that one engine alone may write get its name."""
     cache, scheduler, backend = config.cache, config.scheduler, config.backend
+    if options.num_kv_blocks is not None or options.kv_cache_memory is not None:
+        cache = replace(cache, num_kv_blocks=options.num_kv_blocks, kv_cache_memory=options.kv_cache_memory)
     if cache.kv_disk_path is not None:
         cache = replace(cache, kv_disk_path=os.path.join(cache.kv_disk_path, options.name))
     if scheduler.record is not None:
