@@ -25,7 +25,8 @@ class Launcher:
     def __init__(self, *names: str) -> None:
         self.kept = list(names)
         self.trouble: str | None = None
-        self.is_at_end = False
+        self.is_at_end = self.is_ending = False
+        self.released: list[str] = []
         self.replaced: list[str] = []
         self.opened = asyncio.Event()
         self.holds_start = False
@@ -47,6 +48,15 @@ class Launcher:
 
     def release(self, name: str) -> None:
         self.kept.remove(name)
+        self.released.append(name)
+
+    def keep(self, name: str) -> bool:
+        self.released.remove(name)
+        self.kept.append(name)
+        return not self.is_ending
+
+    def role_of(self, name: str) -> str:
+        return "both"
 
     async def replace(self, name: str) -> None:
         self.trouble, self.is_at_end = None, False

@@ -247,6 +247,25 @@ def test_a_worker_ends_with_the_front_end_that_has_started_it_whoever_listens_th
     asyncio.run(run())
 
 
+def test_a_worker_that_wants_to_leave_looks_for_no_other_front_end() -> None:
+    """That which was to let it go is gone, and everything that it had is given to others."""
+
+    async def run() -> None:
+        async with front_end() as engine:
+            server, task = worker(engine.control.address, "a")
+            await until(lambda: bool(engine.open_links()))
+            asking = asyncio.create_task(answer(engine, "r1", params=replace(PARAMS, max_tokens=3000)))
+            await until(lambda: server.engine is not None and server.engine.num_attempts == 1)
+            server.leave("it got signal 15")
+            await until(lambda: not engine.open_links())
+            next(iter(engine.control)).channel.abort("as if the process had died")
+            await asyncio.wait_for(task, WAIT_S)
+            asking.cancel()
+            assert all(isinstance(ended, asyncio.CancelledError) for ended in await asyncio.gather(asking, return_exceptions=True))
+
+    asyncio.run(run())
+
+
 def test_an_engine_that_cannot_be_made_ends_the_worker_and_the_front_end_hears_why() -> None:
     def broken(config: EngineConfig) -> Engine:
         raise ConfigError("num_kv_blocks: 7 is not allowed")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, Unpack
 
 from octavo.config import ConfigError, EngineConfig
@@ -66,6 +66,17 @@ class Launcher(Protocol):
     def release(self, name: str) -> None:
         """A worker that ends from now on is not replaced."""
         ...
+
+    def keep(self, name: str) -> bool:
+        """Undo ``release``. True: it had ended, and is started again; False: its process has not ended, and another follows it."""
+        ...
+
+    @property
+    def released(self) -> Collection[str]:
+        """Names of those that were released."""
+        ...
+
+    def role_of(self, name: str) -> str: ...
 
     async def replace(self, name: str) -> None:
         """See to it that the process of a worker, which was told to end, has ended, and start another; also of one that could not run."""
@@ -127,9 +138,9 @@ class ClusterEngine:
         links, handover = self.open_links, self.options.handover
         self.handovers = Handovers(self.flights, router, links, lambda: self.control, handover, self.clock.now)
         self.flights.handovers = self.handovers
-        grows, wait_s = self.options.scale is not None, self.options.worker_wait_s
-        self.cluster = Operations(self.control, self.flights, launcher, self.clock.now, grows)
-        self.outlook = Outlook(self.control, self.flights, launcher, wait_s, others_may_join, grows, self.clock.now)
+        most, wait_s = None if self.options.scale is None else self.options.scale.most, self.options.worker_wait_s
+        self.cluster = Operations(self.control, self.flights, launcher, self.clock.now, most)
+        self.outlook = Outlook(self.control, self.flights, launcher, wait_s, others_may_join, most is not None, self.clock.now)
         self._clean_up = clean_up
         self._address = address
         self._sizes = WorkerSizes(model, config)
@@ -338,6 +349,7 @@ class ClusterEngine:
         link.view.lengths = self._sizes.take(link.ready)
         if self.launcher is not None:
             self.launcher.ready(link.name)
+        self.cluster.joined(link)
         self.flights.returned(link)
         self._changed.set()
         with self.flights.faults.guarded():

@@ -70,7 +70,7 @@ class AskError(RuntimeError):
 @dataclass(slots=True, eq=False)
 class Link:
     """One worker that is connected. ``view``: as routers see it. ``keys``: attempts that it has. ``is_leaving``: it was told to end, so
-    that its end is nobody's fault. ``has_begun_keys``: it has told its whole prefix cache anew."""
+    that its end is nobody's fault. ``wants_to_leave``: it said Goodbye. ``has_begun_keys``: it has told its whole prefix cache anew."""
 
     channel: Channel[FromWorker]
     worker: Worker
@@ -79,6 +79,7 @@ class Link:
     load: Load = field(default_factory=Load)
     keys: set[int] = field(default_factory=set)
     is_leaving: bool = False
+    wants_to_leave: bool = False
     has_begun_keys: bool = False
     questions: dict[int, asyncio.Future[bytes]] = field(default_factory=dict)
 
@@ -274,7 +275,7 @@ class Control:
                 link.has_begun_keys = link.has_begun_keys or message.anew
                 self._handler.told_keys(link, message)
             case Goodbye():
-                link.worker.reason = shown_reason(message.reason)
+                link.wants_to_leave, link.worker.reason = True, shown_reason(message.reason)
                 self._last_words(link.name, link.worker.reason)
                 self.fleet.drain(link.worker)
                 self._handler.worker_leaves(link)

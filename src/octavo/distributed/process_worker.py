@@ -2,7 +2,7 @@
 
     start ──▶ running ──ended by itself──▶ (pause) ──▶ running ...
                  ├── replaced: another at once
-                 └── released: no other
+                 └── released: no other, unless it is kept again
 
 Owns the processes. What they work at comes by their channels, and so does the word that it is enough; the secret reaches them by their
 environment. Pauses double with each worker that ends before it was ready; after ``MAX_FAILED`` of them in a row ``trouble`` has why, while
@@ -18,7 +18,7 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from octavo.distributed.channel import Address
@@ -113,6 +113,29 @@ class LocalProcesses:
     def release(self, name: str) -> None:
         self._children[name].released = True
 
+    def keep(self, name: str) -> bool:
+        """See Launcher. One that could not run is tried again."""
+        child = self._children[name]
+        child.released = False
+        return self._begin_anew(child)
+
+    @property
+    def released(self) -> Collection[str]:
+        """See Launcher."""
+        return [child.name for child in self._children.values() if child.released]
+
+    def role_of(self, name: str) -> str:
+        """See Launcher."""
+        return self._children[name].role
+
+    def _begin_anew(self, child: _Child) -> bool:
+        """Start its processes again, if nobody does any more; as if none had failed before."""
+        if child.keeper is not None and not child.keeper.done():
+            return False
+        child.trouble, child.num_failed, child.is_hopeless, child.pause_s = None, 0, False, FIRST_PAUSE_S
+        child.keeper = asyncio.create_task(self._keep(child))
+        return True
+
     async def replace(self, name: str) -> None:
         """Wait for the end of a worker that was told to end, or end it, and have another started; at once, if it had ended by itself.
         One that could not run is tried again: what kept it may have been mended."""
@@ -120,9 +143,8 @@ class LocalProcesses:
         child.wanted.set()
         await self._end(child)
         if not child.released:
-            child.trouble, child.num_failed, child.is_hopeless = None, 0, False
-            if child.keeper is None or child.keeper.done():
-                child.keeper = asyncio.create_task(self._keep(child))
+            child.trouble, child.num_failed = None, 0
+            self._begin_anew(child)
 
     async def stop(self) -> None:
         self._stopping = True

@@ -149,6 +149,7 @@ class WorkerServer:
         self._is_ready = False  # the front end knows, and sends attempts
         self._failure: BaseException | None = None
         self._ended = asyncio.Event()
+        self._leaves = False  # it has asked for its end
         self._tasks: set[asyncio.Task[None]] = set()
         self._gone_s = 10.0
         self._host = LOCAL_HOST
@@ -175,7 +176,10 @@ class WorkerServer:
                     wait_s = min(2 * wait_s, RETRY_S[1])
                     continue
                 told = ""
-                if await self._serve(channel):
+                was_ready = await self._serve(channel)
+                if self._leaves:  # who was asked is gone, and with it all that was to be done
+                    self._end()
+                if was_ready:
                     wait_s, served_s = RETRY_S[0], loop.time()
                 else:  # it came to nothing
                     with contextlib.suppress(TimeoutError):
@@ -189,6 +193,7 @@ class WorkerServer:
     def leave(self, reason: str) -> None:
         """Ask the front end for nothing more, and for the end when what there is is done; without one end at once."""
         if self._channel is not None and self._is_ready:
+            self._leaves = True
             self._channel.send(Goodbye(reason))
         else:
             self._end()
