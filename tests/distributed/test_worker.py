@@ -19,7 +19,15 @@ from octavo.distributed.cluster_engine import ClusterEngine
 from octavo.distributed.cluster_options import ClusterOptions
 from octavo.distributed.role_router import RoleRouter
 from octavo.distributed.soonest import SoonestDone
-from octavo.distributed.worker import FrontEndLost, WorkerFailed, WorkerOptions, WorkerRefused, WorkerServer, own_config
+from octavo.distributed.worker import (
+    HOPELESS_ERRORS,
+    FrontEndLost,
+    WorkerFailed,
+    WorkerOptions,
+    WorkerRefused,
+    WorkerServer,
+    own_config,
+)
 from octavo.engine.engine import Engine
 from octavo.engine.outputs import RequestOutput
 from tests.distributed import scripted_worker
@@ -316,6 +324,17 @@ def test_a_worker_that_computes_otherwise_is_refused() -> None:
                 await asyncio.wait_for(server.run(), WAIT_S)
             assert [link.name for link in engine.control] == ["a"]
         await asyncio.wait((task,))
+
+    asyncio.run(run())
+
+
+def test_a_worker_whose_model_is_not_there_says_that_another_try_is_of_no_use() -> None:
+    async def run() -> None:
+        async with front_end() as engine:
+            server = WorkerServer(engine.control.address, SECRET, WorkerOptions("a", model="/nowhere/m.gguf"))
+            with pytest.raises(HOPELESS_ERRORS, match="'/nowhere/m.gguf' is neither a file"):
+                await asyncio.wait_for(server.run(), WAIT_S)
+            await until(lambda: "/nowhere/m.gguf" in engine.control.last_words.get("a", ""))
 
     asyncio.run(run())
 

@@ -78,11 +78,8 @@ def run(server: WorkerServer) -> int:
     """The exit status: 0 when told to end, ``HOPELESS`` when another try would end alike."""
     import asyncio
 
-    from octavo.backends.base import BackendError
-    from octavo.config import ConfigError
     from octavo.distributed.process_worker import HOPELESS
-    from octavo.distributed.worker import WorkerRefused
-    from octavo.models.model_file import ModelFileError
+    from octavo.distributed.worker import HOPELESS_ERRORS
 
     async def serve() -> None:
         loop = asyncio.get_running_loop()
@@ -101,7 +98,7 @@ def run(server: WorkerServer) -> int:
 
     try:
         asyncio.run(serve())
-    except (ConfigError, ModelFileError, BackendError, WorkerRefused) as error:
+    except HOPELESS_ERRORS as error:
         click.echo(f"octavo worker: {error}", err=True)
         return HOPELESS
     return 0

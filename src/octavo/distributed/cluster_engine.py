@@ -259,9 +259,10 @@ class ClusterEngine:
         if self.draining:
             return Health(True, False, "the server is shutting down")
         if not self.open_links():
-            states = ", ".join(f"{worker.name} is {worker.state.value}" for worker in self.control.fleet) or "none is there"
+            states = ", ".join(f"{one.name} is {'draining' if one.draining else one.state.value}" for one in self.control.fleet)
             is_in_trouble = self.launcher is not None and self.launcher.trouble is not None and not len(self.control.fleet)
-            return Health(not is_in_trouble, False, self.outlook.hopeless() or f"no worker takes requests: {states}")
+            what = "no worker takes requests" if self.outlook.hopeless() is None else "no worker can come any more"
+            return Health(not is_in_trouble, False, f"{what}: {states or 'none is there'}")  # anybody may read it: no paths
         return Health(True, True, "ok")
 
     # --- requests -----------------------------------------------------------------------------------------------------------------------

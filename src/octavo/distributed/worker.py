@@ -20,7 +20,8 @@ import socket
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict, dataclass, field, replace
 
-from octavo.config import EngineConfig
+from octavo.backends.base import BackendError
+from octavo.config import ConfigError, EngineConfig
 from octavo.distributed.answers import answer
 from octavo.distributed.channel import Address, Channel, ChannelClosed, connect
 from octavo.distributed.messages import (
@@ -53,7 +54,9 @@ from octavo.distributed.messages import (
 )
 from octavo.distributed.worker_engine import KVSide, WorkerEngine
 from octavo.engine.engine import Engine
-from octavo.engine.user_files import unused
+from octavo.engine.user_files import UserFileError, unused
+from octavo.models.catalog import NoSuchModel
+from octavo.models.model_file import ModelFileError
 
 logger = logging.getLogger("octavo.worker")
 
@@ -67,6 +70,10 @@ MakeKV = Callable[[WorkerEngine, Callable[[FromWorker], None], str], KVSide | No
 
 class WorkerRefused(RuntimeError):
     """The front end does not want this worker; the message says why."""
+
+
+# What another try of the same would end with as well, as long as nobody mends it.
+HOPELESS_ERRORS = (ConfigError, ModelFileError, NoSuchModel, BackendError, UserFileError, WorkerRefused)
 
 
 class FrontEndLost(RuntimeError):
