@@ -14,7 +14,7 @@ from octavo.cli.options import Finite
 from octavo.core.words import counted
 
 _COLUMNS = ("worker", "role", "state", "host", "running", "waiting", "KV blocks", "since")
-_ABSENT = {"starting": "it is being started", "failed": "it cannot run: ", "drained": "drained; `octavo cluster undrain` starts it again"}
+_ABSENT = {"starting": "it is being started", "failed": "it cannot run", "drained": "drained; `octavo cluster undrain` starts it again"}
 
 
 @click.group()
@@ -123,7 +123,8 @@ def status_lines(cluster: dict[str, Any]) -> list[str]:
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in (_COLUMNS, *rows)]
     if not rows:
         lines = ["no worker is there"]
-    lines += [f"{one['name']} is not there: {_ABSENT[one['state']]}{one['reason']}" for one in cluster["absent"]]
+    for one in cluster["absent"]:
+        lines.append(f"{one['name']} is not there: {_ABSENT[one['state']]}" + (f": {one['reason']}" if one["reason"] else ""))
     if cluster["waiting"]:
         waiting = cluster["waiting"]
         lines.append(f"{counted(waiting, 'request')} {'waits' if waiting == 1 else 'wait'} at the front end")

@@ -78,7 +78,7 @@ class Operations:
             if self._control.find(name) is None:
                 trouble = launcher.trouble_of(name)
                 state = "drained" if name in self._by_hand else "starting" if trouble is None else "failed"
-                reason = "" if trouble is None else self._control.last_words.get(name, trouble)
+                reason = self._control.last_words.get(name, trouble or "")
                 found.append({"name": name, "state": state, "reason": reason})
         return found
 

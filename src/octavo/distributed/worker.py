@@ -63,6 +63,7 @@ logger = logging.getLogger("octavo.worker")
 LOCAL_HOST = "127.0.0.1"
 HEARTBEAT_S = 0.2
 RETRY_S = (0.1, 2.0)  # between attempts to reach the front end: the first wait, and the longest
+REFUSED_S = 30.0  # the longest wait of one that is refused: another has its name, say, and may have it for long
 
 
 MakeKV = Callable[[WorkerEngine, Callable[[FromWorker], None], str], KVSide | None]
@@ -119,6 +120,11 @@ def run_worker(post: WorkerPost) -> str:
     return "the front end said that it is enough"
 
 
+def next_wait_s(wait_s: float, was_refused: bool) -> float:
+    """How long to wait after the next attempt, when it was ``wait_s`` after this one."""
+    return min(2 * wait_s, REFUSED_S if was_refused else RETRY_S[1])
+
+
 def own_config(config: EngineConfig, options: WorkerOptions) -> EngineConfig:
     """What this worker runs of the cluster's configuration: files that one engine alone may write get its name."""
     cache, scheduler, backend = config.cache, config.scheduler, config.backend
@@ -157,6 +163,8 @@ class WorkerServer:
         self._failure: BaseException | None = None
         self._ended = asyncio.Event()
         self._leaves = False  # it has asked for its end
+        self._refusal: str | None = None  # why the last connection came to nothing, as the front end said
+        self._told_refusal = ""
         self._tasks: set[asyncio.Task[None]] = set()
         self._gone_s = 10.0
         self._host = LOCAL_HOST
@@ -180,18 +188,18 @@ class WorkerServer:
                         raise FrontEndLost(f"no front end at {self._address} for {self.options.give_up_s:g} s: {error}{hint}") from error
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._ended.wait(), wait_s)
-                    wait_s = min(2 * wait_s, RETRY_S[1])
+                    wait_s = next_wait_s(wait_s, False)
                     continue
                 told = ""
-                was_ready = await self._serve(channel)
+                has_served = await self._serve(channel)
                 if self._leaves:  # who was asked is gone, and with it all that was to be done
                     self._end()
-                if was_ready:
-                    wait_s, served_s = RETRY_S[0], loop.time()
+                if has_served:
+                    wait_s, served_s, self._told_refusal = RETRY_S[0], loop.time(), ""
                 else:  # it came to nothing
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._ended.wait(), wait_s)
-                    wait_s = min(2 * wait_s, RETRY_S[1])
+                    wait_s = next_wait_s(wait_s, self._refusal is not None)
             if self._failure is not None:
                 raise self._failure
         finally:
@@ -212,9 +220,9 @@ class WorkerServer:
     # --- one connection -----------------------------------------------------------------------------------------------------------------
 
     async def _serve(self, channel: Channel[ToWorker]) -> bool:
-        """From Hello to the end of the channel, or of the worker. Whether it came to Ready."""
+        """From Hello to the end of the channel, or of the worker. Whether it was ready for this front end, and not refused."""
         closed, options = asyncio.Event(), self.options
-        self._channel = channel
+        self._channel, self._refusal = channel, None
         channel.start(self._take, lambda reason: closed.set())
         channel.send(Hello(PROTOCOL, options.name, options.role, socket.gethostname(), os.getpid(), options.boot_id))
         tasks = [asyncio.create_task(work) for work in (self._beat(channel), self._ended.wait(), closed.wait())]
@@ -225,11 +233,11 @@ class WorkerServer:
                 task.cancel()
             was_ready, self._is_ready, self._channel = self._is_ready, False, None
             channel.close("the worker ends")
-            if not self._ended.is_set():
+            if not self._ended.is_set() and self._refusal is None:
                 logger.info("the front end is gone: %s", channel.closed_for)
             if self.engine is not None:
                 self.engine.drop_all()
-        return was_ready
+        return was_ready and self._refusal is None
 
     async def _beat(self, channel: Channel[ToWorker]) -> None:
         loop = asyncio.get_running_loop()
@@ -253,15 +261,22 @@ class WorkerServer:
                 case Welcome():
                     self._start(self._make_ready(message))
                 case Refuse():
-                    logger.error("the front end refuses this worker: %s", message.reason)
-                    if message.is_final:
-                        self._end(WorkerRefused(message.reason))
+                    self._refused(message)
                 case Shutdown():
                     self._end()
                 case Beat():
                     pass
                 case _:
                     self._take_work(message)
+
+    def _refused(self, message: Refuse) -> None:
+        """For now, and then it tries again, more and more seldom, and says so once; or for good: whoever runs it is told."""
+        self._refusal = message.reason
+        if message.is_final:
+            self._end(WorkerRefused(message.reason))
+        elif message.reason != self._told_refusal:
+            self._told_refusal = message.reason
+            logger.error("the front end refuses this worker for now, and it tries again: %s", message.reason)
 
     def _take_work(self, message: ToWorker) -> None:
         engine = self.engine
@@ -320,7 +335,8 @@ class WorkerServer:
             channel.send(ready_of(self.engine))
             self._is_ready = True
             self.engine.begin_connection()
-            logger.info("worker %s is ready, for the front end at %s", self.options.name, self._address)
+            if not self._told_refusal:  # else it may well be refused again, and is not known to serve
+                logger.info("worker %s is ready, for the front end at %s", self.options.name, self._address)
 
     async def _make_engine(self, config: bytes) -> None:
         loaded = await asyncio.to_thread(self._load, own_config(config_of(config), self.options))
