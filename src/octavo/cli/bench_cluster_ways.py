@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from octavo.cli.calibrate import ProgressLine
-from octavo.cli.options import POSITIVE, engine_config, engine_options, model_options
+from octavo.cli.options import POSITIVE, engine_config, engine_options, given, model_options
 from octavo.cli.progress import fetched
 
 _TRACES = {"conversation": ("AzureLLMInferenceTrace_conv.csv", 8.0, 8.0), "code": ("AzureLLMInferenceTrace_code.csv", 8.0, 2.0)}
@@ -69,8 +69,7 @@ def cluster_ways(
 
 def _config(options: dict[str, Any]) -> Any:
     """Of all workers; what a small machine gives each is the default here."""
-    is_default = click.core.ParameterSource.DEFAULT
-    if click.get_current_context().get_parameter_source("max_num_seqs") is is_default:
+    if "max_num_seqs" not in given():
         options["max_num_seqs"] = _MAX_NUM_SEQS
     config = engine_config(options)
     if config.speculative.spec != "off":

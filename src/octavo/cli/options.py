@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, NoReturn, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from octavo.config import (
     KV_DTYPES,
@@ -32,6 +33,7 @@ Value = TypeVar("Value")
 Section = TypeVar("Section", ModelConfig, CacheConfig, SchedulerConfig, BackendConfig, SpeculativeConfig)
 
 _DEFAULTS = EngineConfig()
+_NOT_GIVEN = (ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP, None)
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
@@ -228,9 +230,24 @@ def refuse(flag: str, why: str) -> NoReturn:
     raise click.BadParameter(why, click.get_current_context(), param_hint=f"'--{flag}'")
 
 
+def given() -> set[str]:
+    """Parameters of the command that have a value from the command line or the environment."""
+    context = click.get_current_context()
+    return {name for name in context.params if context.get_parameter_source(name) not in _NOT_GIVEN}
+
+
+def refuse_given(names: Iterable[str], why: str) -> None:
+    """A flag that would do nothing is a mistake: raises BadParameter for the first of these parameters of the command that is given."""
+    flags, found = {param.name: param.opts[0] for param in click.get_current_context().command.params}, given()
+    for name in names:
+        if name in found:
+            refuse(flags[name].removeprefix("--"), why)
+
+
 def checked(flag: str, make: Callable[[], Value]) -> Value:
     """What ``make`` makes; its ValueError becomes one of ``flag``."""
     try:
         return make()
     except ValueError as error:
-        refuse(flag, str(error).removeprefix(f"{flag}: "))
+        problem = str(error).removeprefix(f"{flag.replace('-', '_')}: ")
+    refuse(flag, problem)
