@@ -214,6 +214,16 @@ def drafting_config(options: dict[str, Any]) -> EngineConfig:
     return config
 
 
+def predictable_config(options: dict[str, Any]) -> EngineConfig:
+    """``engine_config`` of a command that measures what it simulates as well: what no simulation can tell beforehand is refused."""
+    config = engine_config(options)
+    if config.speculative.spec != "off":
+        refuse("spec", "drafts that come true cannot be told beforehand")
+    if config.cache.has_kv_tiers or config.cache.swap_space:
+        refuse("kv-host-memory", "blocks in host memory and on disk are not simulated")
+    return config
+
+
 def _replaced(section: Section, options: dict[str, Any], *names: str) -> Section:
     """A section of the configuration with those of its fields that the options have a value for."""
     return replace(section, **{name: options[name] for name in names if options.get(name) is not None})
