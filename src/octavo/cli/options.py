@@ -123,6 +123,14 @@ def model_options(function: Callable) -> Callable:
     )
 
 
+def pool_size_options(otherwise: str) -> list[Callable]:
+    """How large the KV pool is. ``otherwise``: what it is without them."""
+    return [
+        click.option("--num-kv-blocks", type=int, help="KV blocks in the pool; not together with --kv-cache-memory."),
+        click.option("--kv-cache-memory", type=ByteSize(), help=f"Memory of the KV pool, such as 2GiB (default: {otherwise})."),
+    ]
+
+
 def engine_options(function: Callable) -> Callable:
     """Options of cache, scheduler and backend."""
     backend_help = "cpu: packed weights, native kernels. reference: NumPy, slow and obvious."
@@ -140,7 +148,6 @@ def engine_options(function: Callable) -> Callable:
     reservation_help = "paged: blocks as they are needed. Others reserve a contiguous chunk for a sequence's whole life; for comparison."
     host_dtype_help = "Blocks in host memory and on disk. auto: as in the pool. int8: half the memory, but what comes back is rounded."
     flush_help = "How often an idle server writes cached blocks to --kv-disk-path, in seconds; 0: at the end alone (default: 30)."
-    pool_help = "Memory of the KV pool, such as 2GiB (default: a quarter of the free memory, at most 4GiB)."
     return _add(
         [
             _shown("--max-num-seqs", scheduler.max_num_seqs, int, "Most sequences that run at once."),
@@ -151,8 +158,7 @@ def engine_options(function: Callable) -> Callable:
             click.option("--record", metavar="FILE", help="Write all that the scheduler is told, prompts included, to replay it."),
             _shown("--swap-space", cache.swap_space, ByteSize(), swap_help),
             _shown("--block-size", cache.block_size, int, "Tokens of a KV block."),
-            click.option("--num-kv-blocks", type=int, help="KV blocks in the pool; not together with --kv-cache-memory."),
-            click.option("--kv-cache-memory", type=ByteSize(), help=pool_help),
+            *pool_size_options("a quarter of the free memory, at most 4GiB"),
             _shown("--kv-cache-dtype", cache.kv_cache_dtype, click.Choice(["auto", *KV_DTYPES]), dtype_help),
             click.option("--kv-host-memory", type=ByteSize(), help="Memory for cached blocks that the KV pool evicts (default: none)."),
             click.option("--kv-disk-path", help="Folder for blocks that no longer fit in memory; they survive a restart."),
