@@ -120,7 +120,7 @@ class ClusterEngine:
         links, handover = self.open_links, self.options.handover
         self.handovers = Handovers(self.flights, router, links, lambda: self.control, handover, self.clock.now)
         self.flights.handovers = self.handovers
-        self.cluster = Operations(self.control, self.flights, launcher, self.clock.now, self.options.scale is not None)
+        self.cluster = Operations(self.control, self.flights, launcher, self.clock.now, self.options.scale)
         self._clean_up = clean_up
         self._address = address
         self._sizes = WorkerSizes(model, config)
@@ -134,11 +134,11 @@ class ClusterEngine:
     # --- life ---------------------------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        if self.options.scale is not None and not isinstance(self.launcher, GrowingLauncher):
+        if self.options.scale and not isinstance(self.launcher, GrowingLauncher):
             raise ConfigError("max_workers: whoever starts these workers cannot start more of them")
         self._opening = asyncio.create_task(self._open())
         self._tasks += [self._opening, asyncio.create_task(self._watch())]
-        if self.options.scale is not None and isinstance(self.launcher, GrowingLauncher):
+        if self.options.scale and isinstance(self.launcher, GrowingLauncher):
             scaling = Scaling(self.options.scale, self.control, self.flights, self.cluster, self.launcher, self.clock.now)
             self._tasks.append(asyncio.create_task(scaling.run()))
 

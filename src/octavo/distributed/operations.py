@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -33,10 +33,10 @@ class _CannotRun(RuntimeError):
 
 
 class Operations:
-    """A ``serving.Cluster``. ``clock`` as the fleet's. ``grows``: somebody starts workers when there are too few."""
+    """A ``serving.Cluster``. ``clock`` as the fleet's. ``grows``: roles of which somebody starts workers when there are too few."""
 
     def __init__(
-        self, control: Control, flights: Flights, launcher: Launcher | None, clock: Callable[[], float], grows: bool = False
+        self, control: Control, flights: Flights, launcher: Launcher | None, clock: Callable[[], float], grows: Container[str] = ()
     ) -> None:
         self._control, self._flights, self._launcher, self._now, self._grows = control, flights, launcher, clock, grows
         self._leaving: dict[Link, asyncio.Task[None]] = {}
@@ -98,9 +98,10 @@ class Operations:
             raise UnknownWorker(f"{worker!r} is not here; there are: {there}")
         if self._restart is not None:
             raise ValueError("a restart is going on; it ends by itself")
-        if link.takes_requests and not self._grows and sum(one.takes_requests for one in self._control) == 1:
+        is_followed = link.worker.role in self._grows
+        if link.takes_requests and not is_followed and sum(one.takes_requests for one in self._control) == 1:
             raise ValueError(f"{worker} is the last worker that takes requests: those that wait would fail; end the server, or the process")
-        if not self._grows and (number := self._num_only_here(link)):
+        if not is_followed and (number := self._num_only_here(link)):
             who = f"{number} waiting {'request' if number == 1 else 'requests'} that no other worker can hold"
             raise ValueError(f"{worker} is needed for {who}; drain it when none waits, or end its process")
         self.let_go(link)

@@ -83,6 +83,10 @@ class LocalProcesses:
         """See Launcher."""
         return next((child.trouble for child in self._children.values() if child.trouble is not None and not child.released), None)
 
+    def role_of(self, name: str) -> str:
+        """See GrowingLauncher."""
+        return self._children[name].role
+
     def trouble_of(self, name: str) -> str | None:
         """See Launcher."""
         return self._children[name].trouble

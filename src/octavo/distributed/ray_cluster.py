@@ -125,6 +125,10 @@ class RayLauncher:
         """See Launcher."""
         return next((worker.trouble for worker in self._workers.values() if worker.trouble is not None and not worker.released), None)
 
+    def role_of(self, name: str) -> str:
+        """See GrowingLauncher."""
+        return self._workers[name].group.role
+
     def trouble_of(self, name: str) -> str | None:
         """See Launcher."""
         return self._workers[name].trouble
