@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -131,6 +133,37 @@ def test_answers_that_prefill_workers_keep_are_the_decode_pools() -> None:
     for now in range(10):
         asked += scaler.decide(workers, ClusterLoad(num_open=16), float(now))
     assert asked and {(role, step.action) for role, step in asked} == {("decode", ScaleAction.START)}
+
+
+def asked_for(num_seconds: int, waiting: ClusterLoad, prefill: PoolWorker, decode: PoolWorker) -> list[tuple[str, ScaleAction]]:
+    """What is wanted while nothing changes, and an answer ends every two seconds."""
+    scaler, wanted = PoolScaling(dict.fromkeys(PAIR, replace(LIMITS, most=20))), list[tuple[str, ScaleAction]]()
+    for now in range(num_seconds):
+        load = replace(waiting, num_ended=now // 2, num_output_tokens=50 * now)
+        wanted = [(role, step.action) for role, step in scaler.decide([prefill, decode], load, float(now))]
+    return wanted
+
+
+def test_what_is_free_is_of_no_use_to_those_that_wait() -> None:
+    """Answers of three fifths of a worker, one after another, two seconds each: with two that wait a third would wait four seconds. By what
+    they hold it would be 2.4, less what two free fifths do in the five seconds of a start."""
+    prefill = PoolWorker(0, "prefill", "ready", 2, **PRICES)
+    decode = PoolWorker(1, "decode", "ready", 1, room=0.6, **PRICES)
+    waits = ClusterLoad(num_open=3, num_without_room=2, without_room_s=1.5)
+    assert set(asked_for(60, waits, prefill, decode)) == {("decode", ScaleAction.START)}
+    assert asked_for(60, replace(waits, without_room_s=0.5), prefill, decode) == [], "it does not wait long"
+
+
+def test_who_waits_behind_answers_without_room_waits_for_decode_workers() -> None:
+    """Prompts of 50 s at the front end and 2 s at the prefill worker, which keeps answers that have nowhere to go."""
+    prefill = PoolWorker(0, "prefill", "ready", 5, 2.0, 2.0, num_waiting=2, **PRICES)
+    decode = PoolWorker(1, "decode", "ready", 1, room=1.0, **PRICES)
+    waits = ClusterLoad(num_open=4, num_without_room=1, without_room_s=1.5)
+    few = asked_for(60, waits, replace(prefill, num_waiting=0), decode)
+    at_worker, at_front_end = (asked_for(60, one, prefill, decode) for one in (waits, replace(waits, num_waiting=3, num_waiting_tokens=50_000)))
+    assert {role for role, _ in (*few, *at_worker, *at_front_end)} == {"decode"}
+    assert len(few) < len(at_worker) < len(at_front_end)
+    assert {role for role, _ in asked_for(2, replace(waits, without_room_s=0.5), prefill, decode)} == {"prefill"}
 
 
 def test_prices_are_those_of_a_pools_own_workers() -> None:
