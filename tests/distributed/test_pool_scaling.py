@@ -160,10 +160,11 @@ def test_who_waits_behind_answers_without_room_waits_for_decode_workers() -> Non
     decode = PoolWorker(1, "decode", "ready", 1, room=1.0, **PRICES)
     waits = ClusterLoad(num_open=4, num_without_room=1, without_room_s=1.5)
     few = asked_for(60, waits, replace(prefill, num_waiting=0), decode)
-    at_worker, at_front_end = (asked_for(60, one, prefill, decode) for one in (waits, replace(waits, num_waiting=3, num_waiting_tokens=50_000)))
+    queued = replace(waits, num_waiting=3, num_waiting_tokens=50_000)
+    at_worker, at_front_end = (asked_for(60, one, prefill, decode) for one in (waits, queued))
     assert {role for role, _ in (*few, *at_worker, *at_front_end)} == {"decode"}
     assert len(few) < len(at_worker) < len(at_front_end)
-    assert {role for role, _ in asked_for(2, replace(waits, without_room_s=0.5), prefill, decode)} == {"prefill"}
+    assert {role for role, _ in asked_for(2, replace(queued, without_room_s=0.5), prefill, decode)} == {"prefill"}
 
 
 def test_prices_are_those_of_a_pools_own_workers() -> None:
