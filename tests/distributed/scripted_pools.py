@@ -108,7 +108,8 @@ class Pools:
                 first.drawn_s = self.now
                 self.without_room.append(self.prompts.popleft())
         while self.without_room:
-            able = [one for one in self.ready("decode") if len(one.answers) < MOST_SEQUENCES and one.free >= self.without_room[0].num_blocks]
+            need, decode = self.without_room[0].num_blocks, self.ready("decode")
+            able = [one for one in decode if len(one.answers) < MOST_SEQUENCES and one.free >= need]
             if not able:
                 break
             max(able, key=lambda one: one.free).answers.append(self.without_room.popleft())
@@ -121,7 +122,7 @@ class Pools:
                     worker.answers.remove(answer)
                     self.done.append(answer)
 
-    # --- what the scaler is told, and says --------------------------------------------------------------------------------------------------
+    # --- what the scaler is told, and says ------------------------------------------------------------------------------------------------
 
     def _view(self, worker: Worker, share: float) -> PoolWorker:
         state = "draining" if worker.drains_s is not None else "ready" if worker.ready_s <= self.now else "starting"

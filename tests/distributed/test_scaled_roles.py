@@ -1,4 +1,4 @@
-"""Decode workers come while answers wait for room, and go when they do not, with real workers: no request fails, and none answers otherwise."""
+"""Decode workers come while answers wait for room, and go when they do not: real ones, and no request fails or answers otherwise."""
 
 from __future__ import annotations
 
