@@ -62,7 +62,7 @@ class Pools:
         self.scaler, self.num_blocks, self.now = PoolScaling(limits), num_blocks, 0.0
         self.workers = list[Worker]()
         self.prompts, self.without_room, self.done = deque[Answer](), deque[Answer](), list[Answer]()
-        self.num_prompt = self.num_output = 0
+        self.num_prompt = self.num_begun = 0
         self.made = 0.0  # output tokens
         self.steps = list[tuple[float, str, ScaleAction]]()
         self.numbers: dict[str, list[int]] = {role: [] for role in workers}
@@ -106,6 +106,7 @@ class Pools:
             tokens -= computed
             if first.left_prompt <= 0.0:
                 first.drawn_s = self.now
+                self.num_begun += 1
                 self.without_room.append(self.prompts.popleft())
         while self.without_room:
             need, decode = self.without_room[0].num_blocks, self.ready("decode")
@@ -139,7 +140,8 @@ class Pools:
         views = [self._view(worker, share) for worker in self.workers]
         num_open = len(self.prompts) + len(self.without_room) + sum(len(one.answers) for one in self.workers)
         waited_s = self.now - self.without_room[0].drawn_s if self.without_room else 0.0
-        load = ClusterLoad(self.num_prompt, int(self.made), len(self.done), num_open, 0, 0, len(self.without_room), waited_s)
+        came = (self.num_prompt, int(self.made), self.num_begun, len(self.done))
+        load = ClusterLoad(*came, num_open, 0, 0, len(self.without_room), waited_s)
         for role, step in self.scaler.decide(views, load, self.now):
             self.steps.append((self.now, role, step.action))
             self._do(role, step)

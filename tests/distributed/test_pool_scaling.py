@@ -168,6 +168,39 @@ def test_who_waits_behind_answers_without_room_waits_for_decode_workers() -> Non
     assert {role for role, _ in asked_for(2, replace(queued, without_room_s=0.5), prefill, decode)} == {"prefill"}
 
 
+def test_answers_that_were_dropped_for_room_wait_for_it() -> None:
+    """They are in the queue of their decode worker, which has two fifths of its blocks free; there is nothing at the front end."""
+    prefill = PoolWorker(0, "prefill", "ready", 1, **PRICES)
+    decode = PoolWorker(1, "decode", "ready", 3, room=0.6, num_waiting=2, **PRICES)
+    assert set(asked_for(60, ClusterLoad(num_open=4), prefill, decode)) == {("decode", ScaleAction.START)}
+    borrowed = replace(decode, is_mixed=True)  # these are prompts
+    assert asked_for(60, ClusterLoad(num_open=4), prefill, borrowed) == []
+
+
+def test_while_answers_wait_what_comes_is_counted_where_it_begins() -> None:
+    """A full worker ends an answer every two seconds; three begin meanwhile, which it cannot hold, and the seconds show it."""
+    scaler = PoolScaling({"decode": LIMITS})
+    workers = [PoolWorker(0, "prefill", "ready", **PRICES), PoolWorker(1, "decode", "ready", 3, room=1.0, num_waiting=2, **PRICES)]
+    for now in range(120):
+        scaler.decide(workers, ClusterLoad(num_begun=3 * now // 2, num_ended=now // 2), float(now))
+    assert scaler.scalers["decode"].room_rate == pytest.approx(3.0, rel=0.15)
+    workers[1] = replace(workers[1], num_waiting=0)
+    for now in range(120, 240):
+        scaler.decide(workers, ClusterLoad(num_begun=3 * now // 2, num_ended=now // 2), float(now))
+    assert scaler.scalers["decode"].room_rate == pytest.approx(1.0, rel=0.01), "what has room is what it holds"
+
+
+def test_who_is_at_work_knows_the_prices() -> None:
+    busy, idle = (PoolWorker(i, "decode", "ready", 1 - i, output_token_s=price) for i, price in enumerate((0.001, 0.1)))
+    rates = []
+    for workers in ([busy], [busy, idle], [idle]):
+        scaler = PoolScaling({"decode": LIMITS})
+        scaler.came(workers, ClusterLoad(), 0.0)
+        scaler.decide(workers, ClusterLoad(num_output_tokens=100), 1.0)
+        rates.append(scaler.scalers["decode"].rate)
+    assert rates[0] == rates[1] == pytest.approx(rates[2] / 100)
+
+
 def test_prices_are_those_of_a_pools_own_workers() -> None:
     """Prompts of 2 s at the prefill worker's price would take 200 s at the other's; who has told nothing counts for nothing."""
     workers = [

@@ -78,7 +78,7 @@ def cluster_plan(options: dict[str, Any]) -> ClusterPlan | None:
         _refuse(_CLUSTER_FLAGS, "it does nothing without --workers")
         return None
     from octavo.distributed.channel import Address
-    from octavo.distributed.cluster_options import ClusterOptions, HandoverOptions, parse_max_workers, parse_workers
+    from octavo.distributed.cluster_options import ClusterOptions, HandoverOptions, parse_most, parse_workers
     from octavo.distributed.fleet import LivenessLimits
     from octavo.distributed.handoff import HandoffLimits
     from octavo.distributed.local_cluster import ClusterPlan
@@ -94,7 +94,7 @@ def cluster_plan(options: dict[str, Any]) -> ClusterPlan | None:
     if workers.keys() == {"both"} and listen is None:  # workers that come from elsewhere may have roles
         _refuse(_HANDOFF_FLAGS, "it does nothing where all workers do both; it goes with --workers prefill=N,decode=N")
     try:
-        scale = {} if options["max_workers"] is None else parse_max_workers(options["max_workers"], workers)
+        scale = {} if options["max_workers"] is None else parse_most(options["max_workers"], workers)
     except ConfigError as error:
         raise bad_flag(error) from None
     suspect_s = options["worker_suspect_s"]

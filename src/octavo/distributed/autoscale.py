@@ -9,7 +9,8 @@ break, and the two marks lie apart, so that a steady load ends in a steady numbe
 
 Work is told in two ways, and the scarcer one decides: seconds of computing, and seconds of *room*, in which a request holds a worker's KV
 blocks: a share s of them for t seconds is s t. A worker has one second of each a second. By Little's law the room that comes in a second is
-what is held, in workers, so whoever measures the one knows the other.
+what is held, in workers, so whoever measures the one knows the other. But what has room does not wait, however long it stays: no more
+workers are wanted for room than would hold all at once.
 """
 
 from __future__ import annotations
@@ -94,9 +95,11 @@ class Autoscaler:
         self._work_s += work_s
         self._room_s += room_s
 
-    def decide(self, workers: Seq[ScaledWorker], held_back_s: float, now: float, held_room_s: float = 0.0) -> list[ScaleStep]:
+    def decide(
+        self, workers: Seq[ScaledWorker], held_back_s: float, now: float, held_room_s: float = 0.0, room_of_all: float = 0.0
+    ) -> list[ScaleStep]:
         """What is to be done now. ``held_back_s``: seconds of work that wait for a worker, beside what waits at the workers;
-        ``held_room_s``: seconds of room that wait.
+        ``held_room_s``: seconds of room that wait; ``room_of_all``: workers that would hold all that run and wait, at once.
 
         Draining workers that are empty are stopped; else there is a change in one direction only.
         """
@@ -105,7 +108,7 @@ class Autoscaler:
         draining = sorted((worker for worker in workers if worker.state == "draining"), key=lambda worker: -worker.num_sequences)
         num_on = len(ready) + sum(worker.state == "starting" for worker in workers)
         waiting_s = held_back_s + sum(worker.pending_s for worker in ready)
-        wanted = self._wanted(max(1, num_on), waiting_s, held_room_s)
+        wanted = self._wanted(max(1, num_on), waiting_s, held_room_s, room_of_all)
         if num_on < wanted:
             self._low_since_s = None
             kept = draining[: wanted - num_on]
@@ -114,11 +117,15 @@ class Autoscaler:
             return steps + _stops(draining[len(kept) :])
         return self._less(ready, num_on, max(waiting_s, held_room_s), now) + _stops(draining)
 
-    def _wanted(self, num_on: int, waiting_s: float, room_s: float) -> int:
+    def _wanted(self, num_on: int, waiting_s: float, room_s: float, room_of_all: float) -> int:
         """At least as many as now, and enough that the predicted wait is short when the last of them is ready."""
         limits, num = self.limits, num_on
-        flows = ((self.rate, waiting_s), (self.room_rate, room_s))
-        while num < limits.most and max(self._wait_with(num, num_on, *flow) for flow in flows) > limits.up_wait_s:
+        while num < limits.most:
+            wait_s = self._wait_with(num, num_on, self.rate, waiting_s)
+            if num < room_of_all:
+                wait_s = max(wait_s, self._wait_with(num, num_on, self.room_rate, room_s))
+            if wait_s <= limits.up_wait_s:
+                break
             num += 1
         return min(max(num, limits.least), max(limits.most, num_on))
 

@@ -116,19 +116,23 @@ def parse_workers(text: str) -> Mapping[str, int]:
     return {role: number for role, number in counts.items() if number}
 
 
-def parse_max_workers(text: str, workers: Mapping[str, int]) -> Mapping[str, ScaleLimits]:
-    """Limits by role where ``workers`` are there from the beginning: "4" is for those that do both, "decode=4" as said; a role that is not
-    named has none. Raises ConfigError."""
-    counts = _counts("max_workers", text)
-    if _is_number(text) and workers.keys() != {"both"}:
-        has = ",".join(f"{role}={number}" for role, number in workers.items()) or "none"
-        raise ConfigError(f"max_workers: {text} is not allowed; numbers by role such as decode={text}, since workers is {has}")
+def parse_most(text: str, there: Mapping[str, int], name: str = "max_workers", of: str = "workers") -> Mapping[str, ScaleLimits]:
+    """Limits by role of those that are ``there`` from the beginning: "4" is for those that do both, "decode=4" as said; a role that is not
+    named has none. ``name`` and ``of``: the fields that say this, and who is there. Raises ConfigError."""
+
+    def bad(value: object, limit: str) -> ConfigError:
+        return ConfigError(f"{name}: {value} is not allowed; {limit}")
+
+    counts = _counts(name, text)
+    if _is_number(text) and there.keys() != {"both"}:
+        has = ",".join(f"{role}={number}" for role, number in there.items()) or "none"
+        raise bad(text, f"numbers by role such as decode={text}, since {of} is {has}")
     for role, most in counts.items():
-        least, which = workers.get(role, 0), "" if _is_number(text) else f"{role}="
+        least, said = there.get(role, 0), str(most) if _is_number(text) else f"{role}={most}"
         if not least:
-            raise ConfigError(f"max_workers: {which}{most} is not allowed; workers has none of role {role}")
+            raise bad(said, f"{of} has none of role {role}")
         if most < least:
-            raise ConfigError(f"max_workers: {which}{most} is not allowed; at least as many as workers has of them ({least})")
-    if (total := sum((dict(workers) | counts).values())) > MAX_WORKERS:
-        raise ConfigError(f"max_workers: {text} is not allowed; at most {MAX_WORKERS} workers in all, and these would be {total}")
-    return {role: ScaleLimits(least=workers[role], most=most) for role, most in counts.items()}
+            raise bad(said, f"at least as many as {of} has of them ({least})")
+    if (total := sum((dict(there) | counts).values())) > MAX_WORKERS:
+        raise bad(text, f"at most {MAX_WORKERS} {of} in all, and these would be {total}")
+    return {role: ScaleLimits(least=there[role], most=most) for role, most in counts.items()}

@@ -8,9 +8,10 @@ Work is a pool's by what it is, not by where it is done: that a worker had to be
 too few. Prices of tokens are a pool's own workers', in steps that are full. Workers that do both take as many of the requests that come
 as they are, among all that compute prompts, and answer what they began.
 
-An answer without room at a decode worker waits on the worker of its prompt, and prompts wait behind it. When that takes too long, the
-decode pool is *short*: what it has free is of no use to those that wait, so it counts as taken, and all that waits, waits for it; more
-prefill workers would only wait along.
+An answer that a decode worker has no blocks for any more waits in its queue: what that has free is of no use, and counts as taken. One
+without room at any waits on the worker of its prompt, and prompts wait behind it. When that takes too long, the decode pool is *short*: all
+of it counts as taken, and all that waits, waits for it; more prefill workers would only wait along. While answers wait for room, what comes
+is counted where it begins, since what is held cannot grow.
 
 Owns the scalers and what they have learned. A cluster and a simulation ask the same object, and do what it says.
 """
@@ -57,15 +58,22 @@ class PoolWorker:
     def is_on(self) -> bool:
         return self.state != "draining"
 
+    @property
+    def num_unroomed(self) -> int:
+        """Answers that it had to drop the KV of, and has no blocks for now. The queue of a borrowed one is of prompts."""
+        return 0 if self.is_mixed else self.num_waiting
+
 
 @dataclass(frozen=True, slots=True)
 class ClusterLoad:
-    """What there is to do. ``num_prompt_tokens``, ``num_output_tokens``, ``num_ended`` (requests): of all time. ``num_open``: requests that
-    workers have. ``num_waiting``, ``num_waiting_tokens``: requests that no worker has, and their known tokens. ``num_without_room``:
-    answers that have their first token and no decode worker to go on; ``without_room_s``: how long the first of them has waited."""
+    """What there is to do. ``num_prompt_tokens``, ``num_output_tokens``, ``num_begun`` (requests that have their first token) and
+    ``num_ended`` (requests): of all time. ``num_open``: requests that workers have. ``num_waiting``, ``num_waiting_tokens``: requests that
+    no worker has, and their known tokens. ``num_without_room``: answers that have their first token and no decode worker to go on;
+    ``without_room_s``: how long the first of them has waited."""
 
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
+    num_begun: int = 0
     num_ended: int = 0
     num_open: int = 0
     num_waiting: int = 0
@@ -115,6 +123,9 @@ class PoolScaling:
         prompts, answers = self._split(workers)
         room = self._room(workers, load)
         self._answers.learn(room, answers * (load.num_ended - before.num_ended), passed_s)
+        room_s = room * passed_s
+        if self._num_held(workers, load, answers):
+            room_s = max(room_s, answers * (load.num_begun - before.num_begun) * self._answers.of_one(_num_running(workers)))
         for role, scaler in self.scalers.items():
             prompt_s, output_s = _prices(workers, role)
             if role == "both":
@@ -122,7 +133,7 @@ class PoolScaling:
             elif role == "prefill":
                 scaler.arrived(prompts * num_prompt * prompt_s)
             else:
-                scaler.arrived(answers * num_output * output_s, room * passed_s)
+                scaler.arrived(answers * num_output * output_s, room_s)
 
     def decide(self, workers: Seq[PoolWorker], load: ClusterLoad, now: float) -> list[tuple[str, ScaleStep]]:
         """What is to be done now, by role. Calls ``came``."""
@@ -130,8 +141,8 @@ class PoolScaling:
         waits = {"both": self._both_waits, "prefill": self._prompts_wait, "decode": self._answers_wait}
         steps = list[tuple[str, ScaleStep]]()
         for role, scaler in self.scalers.items():
-            scaled, held_back_s, held_room_s = waits[role]([one for one in workers if one.role == role], workers, load)
-            steps += [(role, step) for step in scaler.decide(scaled, held_back_s, now, held_room_s)]
+            wait = waits[role]([one for one in workers if one.role == role], workers, load)
+            steps += [(role, step) for step in scaler.decide(wait.workers, wait.work_s, now, wait.room_s, wait.room_of_all)]
         return steps
 
     # --- whose work it is -----------------------------------------------------------------------------------------------------------------
@@ -153,34 +164,54 @@ class PoolScaling:
     def _room(self, workers: Seq[PoolWorker], load: ClusterLoad) -> float:
         """What answers hold, in decode workers."""
         is_short = self._is_short(load)
-        held = sum(1.0 if is_short and one.state == "ready" else one.room for one in workers if one.role == "decode")
+        held = sum(1.0 if (is_short or one.num_unroomed) and one.state == "ready" else one.room for one in workers if one.role == "decode")
         return held + sum(one.lent_room for one in workers if one.role == "prefill")
+
+    def _num_held(self, workers: Seq[PoolWorker], load: ClusterLoad, answers: float) -> float:
+        """Answers that wait for room, ``answers`` of those that wait for their prompt among them where these wait for it as well."""
+        num_held: float = load.num_without_room if self._is_short(load) else 0
+        num_held += sum(one.num_unroomed for one in workers if one.role == "decode")
+        if self._is_short(load):
+            num_held += answers * load.num_waiting + sum(one.num_waiting for one in workers if one.role == "prefill")
+        return num_held
 
     # --- what waits -----------------------------------------------------------------------------------------------------------------------
 
-    def _both_waits(self, own: Seq[PoolWorker], workers: Seq[PoolWorker], load: ClusterLoad) -> tuple[list[ScaledWorker], float, float]:
+    def _both_waits(self, own: Seq[PoolWorker], workers: Seq[PoolWorker], load: ClusterLoad) -> _Wait:
         prompt_s, output_s = _prices(workers, "both")
         share, answer_s = 1.0 - self._split(workers)[0], _answer_tokens(load) * output_s
         held_back_s = share * (load.num_waiting_tokens * prompt_s + load.num_waiting * answer_s)
-        return [_scaled(one, one.pending_s + one.num_waiting * answer_s) for one in own], held_back_s, 0.0
+        return _Wait([_scaled(one, one.pending_s + one.num_waiting * answer_s) for one in own], held_back_s)
 
-    def _prompts_wait(self, own: Seq[PoolWorker], workers: Seq[PoolWorker], load: ClusterLoad) -> tuple[list[ScaledWorker], float, float]:
+    def _prompts_wait(self, own: Seq[PoolWorker], workers: Seq[PoolWorker], load: ClusterLoad) -> _Wait:
         if self._is_short(load):
-            return [_scaled(one, 0.0) for one in own], 0.0, 0.0
+            return _Wait([_scaled(one, 0.0) for one in own])
         held_back_s = self._split(workers)[0] * load.num_waiting_tokens * _prices(workers, "prefill")[0]
         held_back_s += sum(one.prompts_s for one in workers if one.role == "decode" and one.is_mixed)
-        return [_scaled(one, one.prompts_s) for one in own], held_back_s, 0.0
+        return _Wait([_scaled(one, one.prompts_s) for one in own], held_back_s)
 
-    def _answers_wait(self, own: Seq[PoolWorker], workers: Seq[PoolWorker], load: ClusterLoad) -> tuple[list[ScaledWorker], float, float]:
-        """What a decode worker has lost the KV of (preempted, say) waits there; a borrowed one's queue is of prompts."""
-        answer_s = _answer_tokens(load) * _prices(workers, "decode")[1]
-        scaled = [_scaled(one, 0.0 if one.is_mixed else one.prompts_s + one.num_waiting * answer_s) for one in own]
-        num_held: float = load.num_without_room
-        if self._is_short(load):
-            num_held += self._split(workers)[1] * load.num_waiting
-            num_held += sum(one.num_waiting for one in workers if one.role == "prefill")
-        room_s = self._answers.of_one(sum(one.num_sequences for one in own))
-        return scaled, num_held * answer_s, num_held * room_s
+    def _answers_wait(self, own: Seq[PoolWorker], workers: Seq[PoolWorker], load: ClusterLoad) -> _Wait:
+        """What a decode worker has dropped the KV of is computed again there; the prompts of a borrowed one are others' work."""
+        num_held, num_running = self._num_held(workers, load, self._split(workers)[1]), _num_running(workers)
+        answer_s, room = _answer_tokens(load) * _prices(workers, "decode")[1], self._room(workers, load)
+        scaled = [_scaled(one, 0.0 if one.is_mixed else one.prompts_s) for one in own]
+        room_of_all = room + num_held * room / max(1, num_running)
+        return _Wait(scaled, num_held * answer_s, num_held * self._answers.of_one(num_running), room_of_all)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wait:
+    """What a scaler is told: its workers with the work that is pending there; see ``Autoscaler.decide`` for the others."""
+
+    workers: list[ScaledWorker]
+    work_s: float = 0.0
+    room_s: float = 0.0
+    room_of_all: float = 0.0
+
+
+def _num_running(workers: Seq[PoolWorker]) -> int:
+    """Answers that decode workers make."""
+    return sum(max(0, one.num_sequences - one.num_waiting) for one in workers if one.role == "decode")
 
 
 def _scaled(worker: PoolWorker, pending_s: float) -> ScaledWorker:
@@ -194,8 +225,9 @@ def _answer_tokens(load: ClusterLoad) -> float:
 
 def _prices(workers: Seq[PoolWorker], role: str) -> tuple[float, float]:
     """Seconds that a prompt token and an output token take of a full step, as the workers of that role say, or, before any of them has,
-    all; 0 before any has."""
+    all; 0 before any has. Who is at work knows how long sequences are, the others guess."""
     told = [one for one in workers if one.prompt_token_s or one.output_token_s]
     told = [one for one in told if one.role == role] or told
+    told = [one for one in told if one.num_sequences] or told
     num = max(1, len(told))
     return sum(one.prompt_token_s for one in told) / num, sum(one.output_token_s for one in told) / num

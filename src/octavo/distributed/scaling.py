@@ -118,6 +118,7 @@ class Scaling:
         return ClusterLoad(
             flights.num_prompt_tokens,
             flights.num_output_tokens,
+            flights.num_begun,
             flights.num_ended,
             len(flights) - flights.num_waiting,
             flights.num_waiting,

@@ -47,7 +47,7 @@ class SimScaling:
             there = sum(engine.spec.role == role for engine in engines)
             if not one.least <= there <= one.most:
                 raise ValueError(f"scale: {there} engines of role {role} are not allowed; from {one.least} to {one.most}")
-        self.num_prompt_tokens = 0  # of all requests that came
+        self.num_prompt_tokens = self.num_begun = 0  # of all requests that came, and of these with a first token
         self._starts: dict[int, float] = {}  # engine -> when it will be there
         self._draining = set[int]()
         self._gone = set[int]()
@@ -115,9 +115,8 @@ class SimScaling:
         num_output = log.num_output_tokens + sum(live.num_output for live in log.live.values())
         num_ended = log.num_completed + log.num_refused + log.num_failed
         open_ones = len(log.live) - num_waiting
-        return ClusterLoad(
-            self.num_prompt_tokens, num_output, num_ended, open_ones, num_waiting, num_waiting_tokens, *handoffs.without_room(now)
-        )
+        came = (self.num_prompt_tokens, num_output, self.num_begun, num_ended)
+        return ClusterLoad(*came, open_ones, num_waiting, num_waiting_tokens, *handoffs.without_room(now))
 
     def _worker(self, engine: SimEngine, handoffs: Handovers, pools: RolePools | None, is_down: bool) -> PoolWorker:
         index, scheduler, num_blocks = engine.index, engine.scheduler, engine.spec.num_blocks

@@ -348,6 +348,8 @@ class Simulation:
             is_first = live.num_output == len(event.token_ids)
             if is_first:
                 live.num_cached = event.num_cached_tokens
+                if self._scaling is not None:
+                    self._scaling.num_begun += 1
         if event.token_ids and self._pools is not None:
             self._pools.prefilled(event.request_id)
         if event.finish_reason is None:
