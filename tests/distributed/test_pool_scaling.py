@@ -195,7 +195,7 @@ def test_who_is_at_work_knows_the_prices() -> None:
     rates = []
     for workers in ([busy], [busy, idle], [idle]):
         scaler = PoolScaling({"decode": LIMITS})
-        scaler.came(workers, ClusterLoad(), 0.0)
+        scaler.decide(workers, ClusterLoad(), 0.0)
         scaler.decide(workers, ClusterLoad(num_output_tokens=100), 1.0)
         rates.append(scaler.scalers["decode"].rate)
     assert rates[0] == rates[1] == pytest.approx(rates[2] / 100)
@@ -224,7 +224,7 @@ def test_workers_of_both_take_their_share() -> None:
     assert starts(workers, few, "prefill") == [] and starts(workers[3:], few, "prefill") == ["prefill"]
 
     scaler = PoolScaling(dict.fromkeys(every, LIMITS))
-    scaler.came(workers, ClusterLoad(), 0.0)
+    scaler.decide(workers, ClusterLoad(), 0.0)
     scaler.decide(workers, ClusterLoad(num_prompt_tokens=4000, num_output_tokens=400), 1.0)
     rates = {role: one.rate for role, one in scaler.scalers.items()}
     assert rates["prefill"] == pytest.approx(rates["both"] * 1.0 / (3.0 + 3 * 0.2))
@@ -234,7 +234,7 @@ def test_workers_of_both_take_their_share() -> None:
 def test_where_nobody_decodes_those_that_do_both_have_all_answers() -> None:
     workers = [PoolWorker(0, "both", "ready", **PRICES), PoolWorker(1, "prefill", "ready", **PRICES)]
     scaler = PoolScaling({"both": LIMITS, "prefill": LIMITS})
-    scaler.came(workers, ClusterLoad(), 0.0)
+    scaler.decide(workers, ClusterLoad(), 0.0)
     scaler.decide(workers, ClusterLoad(num_prompt_tokens=1000, num_output_tokens=1000), 1.0)
     assert scaler.scalers["both"].rate == pytest.approx(scaler.scalers["prefill"].rate * (0.5 + 2.0) / 0.5)
 
