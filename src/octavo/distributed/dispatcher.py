@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from octavo.distributed.fair_queue import FairQueue
 from octavo.distributed.router import Router
-from octavo.distributed.views import EngineView, RouteRequest
+from octavo.distributed.views import EngineView, RouteRequest, waiting_s
 
 T = TypeVar("T")
 
@@ -67,10 +67,7 @@ class Backpressure:
             return True
         if self.most_sequences is not None and engine.num_sequences >= self.most_sequences:
             return False
-        waiting_s = engine.pending_s
-        if engine.pending_tokens > 0:
-            waiting_s *= max(0.0, 1.0 - engine.num_sequences / engine.pending_tokens)
-        return waiting_s <= self.most_pending_s
+        return waiting_s(engine) <= self.most_pending_s
 
 
 def able_first(first: Iterable[T], open_first: Iterable[T], open_spare: Seq[T], holds: Callable[[T], bool]) -> list[T]:

@@ -59,7 +59,7 @@ class Flights:
         self.num_lost = 0  # attempts
         self.num_given_up = 0  # requests
         self.num_prompt_tokens = self.num_output_tokens = 0  # of all requests that came, the output as it was made
-        self.num_ended = 0  # requests
+        self.num_begun = self.num_ended = 0  # requests that have their first token, and that are over
         self._options = options
         self._links = links
         self._now = clock
@@ -276,6 +276,7 @@ class Flights:
 
     def _deliver(self, flight: Flight, event: OutputEvent) -> None:
         self.num_output_tokens += len(event.token_ids)
+        self.num_begun += 0 < len(event.token_ids) == flight.attempts.num_sent_tokens
         if event.token_ids:
             self.watcher.tokens(flight.request.request_id, len(event.token_ids), self._now())
         if not flight.stream.put(event):  # its reader is too far behind, and has been told
