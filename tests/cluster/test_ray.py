@@ -168,7 +168,7 @@ def test_a_second_worker_comes_with_the_load_and_goes_when_it_is_over(path: Path
         await until(lambda: sum(node is not None for node in engine.launcher.nodes.values()) == 1)
         assert await answer(engine, 3) == right[3] and engine.flights.num_lost == 0
 
-    with_cluster(path, (WorkerGroup(number=1),), work, ClusterOptions(scale=limits))
+    with_cluster(path, (WorkerGroup(number=1),), work, ClusterOptions(scale={"both": limits}))
 
 
 def test_resources_and_roles(path: Path) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, NoReturn, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from octavo.config import (
     KV_DTYPES,
@@ -32,6 +33,7 @@ Value = TypeVar("Value")
 Section = TypeVar("Section", ModelConfig, CacheConfig, SchedulerConfig, BackendConfig, SpeculativeConfig)
 
 _DEFAULTS = EngineConfig()
+_NOT_GIVEN = (ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP, None)
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
@@ -218,6 +220,16 @@ def drafting_config(options: dict[str, Any]) -> EngineConfig:
     return config
 
 
+def predictable_config(options: dict[str, Any]) -> EngineConfig:
+    """``engine_config`` of a command that measures what it simulates as well: what no simulation can tell beforehand is refused."""
+    config = engine_config(options)
+    if config.speculative.spec != "off":
+        refuse("spec", "drafts that come true cannot be told beforehand")
+    if config.cache.has_kv_tiers or config.cache.swap_space:
+        refuse("kv-host-memory", "blocks in host memory and on disk are not simulated")
+    return config
+
+
 def _replaced(section: Section, options: dict[str, Any], *names: str) -> Section:
     """A section of the configuration with those of its fields that the options have a value for."""
     return replace(section, **{name: options[name] for name in names if options.get(name) is not None})
@@ -234,9 +246,24 @@ def refuse(flag: str, why: str) -> NoReturn:
     raise click.BadParameter(why, click.get_current_context(), param_hint=f"'--{flag}'")
 
 
+def given() -> set[str]:
+    """Parameters of the command that have a value from the command line or the environment."""
+    context = click.get_current_context()
+    return {name for name in context.params if context.get_parameter_source(name) not in _NOT_GIVEN}
+
+
+def refuse_given(names: Iterable[str], why: str) -> None:
+    """A flag that would do nothing is a mistake: raises BadParameter for the first of these parameters of the command that is given."""
+    flags, found = {param.name: param.opts[0] for param in click.get_current_context().command.params}, given()
+    for name in names:
+        if name in found:
+            refuse(flags[name].removeprefix("--"), why)
+
+
 def checked(flag: str, make: Callable[[], Value]) -> Value:
     """What ``make`` makes; its ValueError becomes one of ``flag``."""
     try:
         return make()
     except ValueError as error:
-        refuse(flag, str(error).removeprefix(f"{flag}: "))
+        problem = str(error).removeprefix(f"{flag.replace('-', '_')}: ")
+    refuse(flag, problem)

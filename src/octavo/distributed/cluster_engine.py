@@ -76,7 +76,9 @@ class Launcher(Protocol):
         """Names of those that were released."""
         ...
 
-    def role_of(self, name: str) -> str: ...
+    def role_of(self, name: str) -> str:
+        """Of a worker that it has started."""
+        ...
 
     async def replace(self, name: str) -> None:
         """See to it that the process of a worker, which was told to end, has ended, and start another; also of one that could not run."""
@@ -138,9 +140,9 @@ class ClusterEngine:
         links, handover = self.open_links, self.options.handover
         self.handovers = Handovers(self.flights, router, links, lambda: self.control, handover, self.clock.now)
         self.flights.handovers = self.handovers
-        most, wait_s = None if self.options.scale is None else self.options.scale.most, self.options.worker_wait_s
-        self.cluster = Operations(self.control, self.flights, launcher, self.clock.now, most)
-        self.outlook = Outlook(self.control, self.flights, launcher, wait_s, others_may_join, most is not None, self.clock.now)
+        scale, wait_s = self.options.scale, self.options.worker_wait_s
+        self.cluster = Operations(self.control, self.flights, launcher, self.clock.now, scale)
+        self.outlook = Outlook(self.control, self.flights, launcher, wait_s, others_may_join, bool(scale), self.clock.now)
         self._clean_up = clean_up
         self._address = address
         self._sizes = WorkerSizes(model, config)
@@ -153,11 +155,11 @@ class ClusterEngine:
     # --- life ---------------------------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        if self.options.scale is not None and not isinstance(self.launcher, GrowingLauncher):
+        if self.options.scale and not isinstance(self.launcher, GrowingLauncher):
             raise ConfigError("max_workers: whoever starts these workers cannot start more of them")
         self._opening = asyncio.create_task(self._open())
         self._tasks += [self._opening, asyncio.create_task(self._watch())]
-        if self.options.scale is not None and isinstance(self.launcher, GrowingLauncher):
+        if self.options.scale and isinstance(self.launcher, GrowingLauncher):
             scaling = Scaling(self.options.scale, self.control, self.flights, self.cluster, self.launcher, self.clock.now)
             self._tasks.append(asyncio.create_task(scaling.run()))
 

@@ -38,7 +38,7 @@ def open_on_ray(
     model = load_model(path)
     if beside is not None:
         beside()
-    most = options.most_workers(cluster.num_workers)
+    most = options.most_workers(cluster.workers)
     if connect_ray((cluster.ray or Ray()).address):
         config = shared_config(config, most)  # all of them are on this machine
     try:

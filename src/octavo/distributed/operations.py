@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import logging
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from octavo.distributed.flights import Flights
 from octavo.engine.serving import UnknownWorker
 
 if TYPE_CHECKING:
+    from octavo.distributed.autoscale import ScaleLimits
     from octavo.distributed.cluster_engine import Launcher
 
 logger = logging.getLogger("octavo.cluster")
@@ -38,13 +39,12 @@ class _CannotRun(RuntimeError):
 
 
 class Operations:
-    """A ``serving.Cluster``. ``clock`` as the fleet's. ``most``: somebody starts workers when there are too few, up to so many."""
+    """A ``serving.Cluster``. ``clock`` as the fleet's. ``scale``: roles of which somebody starts workers when there are too few."""
 
     def __init__(
-        self, control: Control, flights: Flights, launcher: Launcher | None, clock: Callable[[], float], most: int | None = None
+        self, control: Control, flights: Flights, launcher: Launcher | None, clock: Callable[[], float], scale: Mapping[str, ScaleLimits]
     ) -> None:
-        self._control, self._flights, self._launcher, self._now, self._most = control, flights, launcher, clock, most
-        self._grows = most is not None
+        self._control, self._flights, self._launcher, self._now, self._scale = control, flights, launcher, clock, scale
         self._leaving: dict[Link, asyncio.Task[None]] = {}
         self._coming: dict[str, asyncio.Task[None]] = {}  # workers that are started again once their process has ended
         self._sent_away: OrderedDict[str, tuple[str, bool]] = OrderedDict()  # by boot id: name, and whether for good
@@ -127,9 +127,10 @@ class Operations:
             raise UnknownWorker(f"{worker!r} is not here; there are: {self._there()}")
         if self._restart is not None:
             raise ValueError(RESTARTING)
-        if link.takes_requests and not self._grows and sum(one.takes_requests for one in self._control) == 1:
+        is_followed = link.worker.role in self._scale
+        if link.takes_requests and not is_followed and sum(one.takes_requests for one in self._control) == 1:
             raise ValueError(f"{worker} is the last worker that takes requests: those that wait would fail; end the server, or the process")
-        if not self._grows and (number := self._num_only_here(link)):
+        if not is_followed and (number := self._num_only_here(link)):
             who = f"{number} waiting {'request' if number == 1 else 'requests'} that no other worker can hold"
             raise ValueError(f"{worker} is needed for {who}; drain it when none waits, or end its process")
         self.let_go(link)
@@ -203,9 +204,12 @@ class Operations:
 
     def _check_room(self, name: str) -> None:
         """ValueError where others have taken its place: cores and memory are shared for so many."""
-        launcher, most = self._launcher, self._most
-        if launcher is not None and most is not None and name in launcher.released and len(launcher.names) >= most:
-            raise ValueError(f"{name} would be one worker more than --max-workers ({most}): others have taken its place; drain one of them")
+        launcher = self._launcher
+        if launcher is None or name not in launcher.released or (limits := self._scale.get(role := launcher.role_of(name))) is None:
+            return
+        if sum(launcher.role_of(other) == role for other in launcher.names) >= limits.most:
+            why = f"one {'worker' if role == 'both' else f'{role} worker'} more than --max-workers ({limits.most})"
+            raise ValueError(f"{name} would be {why}: others have taken its place; drain one of them")
 
     def _keep(self, link: Link) -> None:
         """It drains, and takes requests again."""
