@@ -130,7 +130,8 @@ class ClusterEngine:
         self.clock = WallClock()
         self.draining = False
         self.max_model_len = resolve_max_model_len(config, model.program.context)
-        self.control = Control(config, model, secret, self, self.options.liveness, self.clock.now)
+        scale, wait_s = self.options.scale, self.options.worker_wait_s
+        self.control = Control(config, model, secret, self, self.options.liveness, self.clock.now, bool(scale))
         self.journeys = Journeys()
         prompts = create_router(self.options.router, config.cache.block_size)
         pools = RolePools(prompts, None, config.cache.block_size, self.options.handover.may_borrow)
@@ -140,7 +141,6 @@ class ClusterEngine:
         links, handover = self.open_links, self.options.handover
         self.handovers = Handovers(self.flights, router, links, lambda: self.control, handover, self.clock.now)
         self.flights.handovers = self.handovers
-        scale, wait_s = self.options.scale, self.options.worker_wait_s
         self.cluster = Operations(self.control, self.flights, launcher, self.clock.now, scale)
         self.outlook = Outlook(self.control, self.flights, launcher, wait_s, others_may_join, bool(scale), self.clock.now)
         self._clean_up = clean_up
