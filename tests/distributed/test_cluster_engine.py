@@ -147,7 +147,7 @@ def test_without_a_worker_requests_wait_for_the_next_one_and_not_for_ever(expect
 
 
 def test_workers_are_replaced_and_drained_without_a_failed_request(expected: list[RequestOutput]) -> None:
-    """All of them one after another, one by its name, one by SIGTERM."""
+    """All of them one after another, one by its name, which comes back, one by SIGTERM."""
 
     async def run() -> None:
         async with cluster(2, delay_s=0.004) as two:
@@ -172,10 +172,14 @@ def test_workers_are_replaced_and_drained_without_a_failed_request(expected: lis
             assert two.processes.names == ["worker-0"]
             assert as_answer(await two.run(*jobs(1)[0])) == expected[0]
 
+            assert (await two.engine.cluster.undrain("worker-1"))["state"] == "starting"  # another process
+            await two.until(lambda: len(two.engine.open_links()) == 2)
             watched = Watched(two)
             tasks = watched.start(jobs(7))
             await watched.until_streaming(2)
-            before = {link.worker.boot_id for link in two.engine.control}
+            await two.engine.cluster.drain("worker-1")
+            assert (await two.engine.cluster.undrain("worker-1"))["draining"] is False
+            before = {link.worker.boot_id for link in two.engine.control if link.name == "worker-0"}
             two.signal("worker-0", signal.SIGTERM)
             assert [as_answer(output) for output in await asyncio.gather(*tasks)] == expected[:7]
             await two.until(lambda: not before & {link.worker.boot_id for link in two.engine.control})
