@@ -297,6 +297,6 @@ def test_options_of_the_engine_say_how_many_there_may_be() -> None:
         def add(self, role: str) -> str:
             raise AssertionError("nobody is to be started")
 
-    scale = {"both": ScaleLimits(most=3)}
-    engine = engine_of(Growing("a"), ClusterOptions(liveness=PATIENT, scale=scale))
-    assert engine.cluster._scale == scale and not engine_of(Launcher("a")).cluster._scale
+    options = ClusterOptions(liveness=PATIENT, scale={"both": ScaleLimits(most=3)})
+    engine = engine_of(Growing("a"), options)
+    assert engine.cluster._scale["both"].most == 3 and not engine_of(Launcher("a")).cluster._scale
