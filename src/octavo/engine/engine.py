@@ -192,6 +192,16 @@ class Engine:
         self.loop.add(prepared.request, output_token_ids)
         self.metrics.request_added(prepared.request)
 
+    def reserve(self, request: Request, num_tokens: int) -> list[int] | None:
+        """Blocks for KV that comes from elsewhere, free to be written to at once: see ``Transfers.reserve``."""
+        reservation = self.scheduler.transfers.reserve(request, num_tokens)
+        if reservation is None:
+            return None
+        if reservation.saves:
+            assert self.tiering is not None
+            self.tiering.save(reservation.saves)
+        return reservation.blocks
+
     def begin(self, request: Request, output_token_ids: list[int], exact: bool = True) -> None:
         """Go on with a request that another engine began: see ``EngineLoop.begin``."""
         self.loop.begin(request, output_token_ids, exact)
