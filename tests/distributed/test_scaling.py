@@ -111,6 +111,7 @@ class Came:
     num_waiting: int = 0
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
+    num_begun: int = 0
     num_ended: int = 0
     handovers: Any = None
 
