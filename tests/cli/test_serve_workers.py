@@ -202,6 +202,17 @@ def test_a_worker_without_a_secret_or_an_address_says_so(octavo: Octavo, monkeyp
     assert result.code == 2 and "HOST:PORT" in result.err
 
 
+POOLS = ("--num-kv-blocks 0", "--kv-cache-memory 0", "--kv-cache-memory 3parsecs", "--num-kv-blocks 8 --kv-cache-memory 2GiB")
+
+
+@pytest.mark.parametrize("flags", POOLS)
+def test_a_pool_that_cannot_be_is_refused_to_a_worker_as_to_a_server(octavo: Octavo, monkeypatch: pytest.MonkeyPatch, flags: str) -> None:
+    monkeypatch.setenv("OCTAVO_CLUSTER_SECRET", "0123456789abcdef")
+    server, worker = octavo("serve", *flags.split()), octavo("worker", "--connect", "127.0.0.1:1", "--give-up-s", "0.1", *flags.split())
+    assert server.code == worker.code == 2 and "Invalid value for '--" in worker.err
+    assert worker.err.splitlines()[-1] == server.err.splitlines()[-1]
+
+
 @pytest.mark.parametrize("flags", [("--num-kv-blocks", "100000000"), ("--num-kv-blocks", "64", "--workers-listen", "127.0.0.1:PORT")])
 def test_a_start_that_comes_to_nothing_ends_with_one_sentence(path: Path, flags: tuple[str, ...]) -> None:
     """Workers for which there is no memory, and an address that somebody has. What they say themselves is a sentence, too."""

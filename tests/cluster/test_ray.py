@@ -225,6 +225,40 @@ def test_a_model_that_is_not_there_is_trouble_and_not_tried_again(path: Path) ->
     asyncio.run(run())
 
 
+def test_a_drained_worker_is_placed_again(path: Path) -> None:
+    right = answers_alone(path, 6)
+
+    async def work(engine: ClusterEngine) -> None:
+        await engine.cluster.drain("worker-1")
+        await until(lambda: [link.name for link in engine.control] == ["worker-0"])
+        assert list(engine.launcher.released) == ["worker-1"]  # type: ignore[union-attr]
+        assert (await engine.cluster.undrain("worker-1"))["state"] == "starting"
+        await until(lambda: {link.name for link in engine.open_links()} == {"worker-0", "worker-1"})
+        assert await asyncio.gather(*(answer(engine, number) for number in range(6))) == right
+
+    with_cluster(path, (WorkerGroup(number=2, cpus=1),), work)
+
+
+def test_when_no_worker_can_run_any_more_what_waits_ends(path: Path, tmp_path: Path) -> None:
+    moved, hidden = tmp_path / "m.gguf", tmp_path / "hidden.gguf"
+    moved.write_bytes(path.read_bytes())
+
+    async def work(engine: ClusterEngine) -> None:
+        moved.rename(hidden)
+        (link,) = engine.control
+        os.kill(link.worker.pid, signal.SIGKILL)
+        await until(lambda: not len(engine.control.fleet))
+        with pytest.raises((AssertionError, EngineUnavailable), match="no worker can run: .*is neither a file"):
+            await answer(engine, 1)  # an answer that ends with an error, or is refused at once
+        await until(lambda: engine.outlook.hopeless() is not None)
+        hidden.rename(moved)
+        await engine.cluster.restart()
+        await until(lambda: bool(engine.open_links()))
+        await answer(engine, 2)
+
+    with_cluster(moved, (WorkerGroup(cpus=1),), work, ClusterOptions(worker_wait_s=3600.0))
+
+
 def test_served_and_described(path: Path, tmp_path: Path) -> None:
     """`octavo serve --ray` and `octavo cluster up` as processes, beside a plain server; SIGTERM ends them in good order."""
     requests = known_requests(20, seed=5, max_prompt_words=40, max_output=12)

@@ -135,7 +135,7 @@ def test_without_a_worker_requests_wait_for_the_next_one_and_not_for_ever(expect
             one.signal("worker-0", signal.SIGKILL)
             assert [as_answer(output) for output in await asyncio.gather(*tasks)] == expected[:7]
 
-            one.engine.options = replace(one.engine.options, worker_wait_s=0.3)
+            one.engine.outlook.wait_s = 0.3
             one.processes.release("worker-0")
             one.signal("worker-0", signal.SIGKILL)
             await one.until(lambda: not one.engine.open_links())

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, NoReturn, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from octavo.config import (
     KV_DTYPES,
@@ -32,6 +33,7 @@ Value = TypeVar("Value")
 Section = TypeVar("Section", ModelConfig, CacheConfig, SchedulerConfig, BackendConfig, SpeculativeConfig)
 
 _DEFAULTS = EngineConfig()
+_NOT_GIVEN = (ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP, None)
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
@@ -121,6 +123,14 @@ def model_options(function: Callable) -> Callable:
     )
 
 
+def pool_size_options(otherwise: str) -> list[Callable]:
+    """How large the KV pool is. ``otherwise``: what it is without them."""
+    return [
+        click.option("--num-kv-blocks", type=int, help="KV blocks in the pool; not together with --kv-cache-memory."),
+        click.option("--kv-cache-memory", type=ByteSize(), help=f"Memory of the KV pool, such as 2GiB (default: {otherwise})."),
+    ]
+
+
 def engine_options(function: Callable) -> Callable:
     """Options of cache, scheduler and backend."""
     backend_help = "cpu: packed weights, native kernels. reference: NumPy, slow and obvious."
@@ -138,7 +148,6 @@ def engine_options(function: Callable) -> Callable:
     reservation_help = "paged: blocks as they are needed. Others reserve a contiguous chunk for a sequence's whole life; for comparison."
     host_dtype_help = "Blocks in host memory and on disk. auto: as in the pool. int8: half the memory, but what comes back is rounded."
     flush_help = "How often an idle server writes cached blocks to --kv-disk-path, in seconds; 0: at the end alone (default: 30)."
-    pool_help = "Memory of the KV pool, such as 2GiB (default: a quarter of the free memory, at most 4GiB)."
     return _add(
         [
             _shown("--max-num-seqs", scheduler.max_num_seqs, int, "Most sequences that run at once."),
@@ -149,8 +158,7 @@ def engine_options(function: Callable) -> Callable:
             click.option("--record", metavar="FILE", help="Write all that the scheduler is told, prompts included, to replay it."),
             _shown("--swap-space", cache.swap_space, ByteSize(), swap_help),
             _shown("--block-size", cache.block_size, int, "Tokens of a KV block."),
-            click.option("--num-kv-blocks", type=int, help="KV blocks in the pool; not together with --kv-cache-memory."),
-            click.option("--kv-cache-memory", type=ByteSize(), help=pool_help),
+            *pool_size_options("a quarter of the free memory, at most 4GiB"),
             _shown("--kv-cache-dtype", cache.kv_cache_dtype, click.Choice(["auto", *KV_DTYPES]), dtype_help),
             click.option("--kv-host-memory", type=ByteSize(), help="Memory for cached blocks that the KV pool evicts (default: none)."),
             click.option("--kv-disk-path", help="Folder for blocks that no longer fit in memory; they survive a restart."),
@@ -212,6 +220,16 @@ def drafting_config(options: dict[str, Any]) -> EngineConfig:
     return config
 
 
+def predictable_config(options: dict[str, Any]) -> EngineConfig:
+    """``engine_config`` of a command that measures what it simulates as well: what no simulation can tell beforehand is refused."""
+    config = engine_config(options)
+    if config.speculative.spec != "off":
+        refuse("spec", "drafts that come true cannot be told beforehand")
+    if config.cache.has_kv_tiers or config.cache.swap_space:
+        refuse("kv-host-memory", "blocks in host memory and on disk are not simulated")
+    return config
+
+
 def _replaced(section: Section, options: dict[str, Any], *names: str) -> Section:
     """A section of the configuration with those of its fields that the options have a value for."""
     return replace(section, **{name: options[name] for name in names if options.get(name) is not None})
@@ -228,9 +246,24 @@ def refuse(flag: str, why: str) -> NoReturn:
     raise click.BadParameter(why, click.get_current_context(), param_hint=f"'--{flag}'")
 
 
+def given() -> set[str]:
+    """Parameters of the command that have a value from the command line or the environment."""
+    context = click.get_current_context()
+    return {name for name in context.params if context.get_parameter_source(name) not in _NOT_GIVEN}
+
+
+def refuse_given(names: Iterable[str], why: str) -> None:
+    """A flag that would do nothing is a mistake: raises BadParameter for the first of these parameters of the command that is given."""
+    flags, found = {param.name: param.opts[0] for param in click.get_current_context().command.params}, given()
+    for name in names:
+        if name in found:
+            refuse(flags[name].removeprefix("--"), why)
+
+
 def checked(flag: str, make: Callable[[], Value]) -> Value:
     """What ``make`` makes; its ValueError becomes one of ``flag``."""
     try:
         return make()
     except ValueError as error:
-        refuse(flag, str(error).removeprefix(f"{flag}: "))
+        problem = str(error).removeprefix(f"{flag.replace('-', '_')}: ")
+    refuse(flag, problem)

@@ -48,6 +48,7 @@ def quantize(
     SOURCE is a GGUF file or what else `--model` takes that is one; TARGET is the file to write. Norms, biases and metadata stay as they
     are, and so does what would not get smaller. `octavo bench spec --model SOURCE --draft-model TARGET` shows what the draft is worth.
     """
+    from octavo.bench.tables import table
     from octavo.cli.progress import fetch
     from octavo.quantization import requantize
 
@@ -71,10 +72,7 @@ def quantize(
     if as_json:
         click.echo(json.dumps({"target": str(target), "bytes": target.stat().st_size, "matrices": groups}))
         return
-    rows = [("MATRICES", "", "WAS", "IS", "LEVELS", "ERROR", "BYTES WERE", "ARE"), *map(_row, groups)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    for row in rows:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    click.echo(table([("MATRICES", "", "WAS", "IS", "LEVELS", "ERROR", "BYTES WERE", "ARE"), *map(_row, groups)]))
     click.echo(f"{target}: {target.stat().st_size / 1e6:.0f} MB")
 
 

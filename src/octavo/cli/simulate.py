@@ -9,7 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from octavo.cli.options import BURSTINESS, POSITIVE, ByteSize, Finite, SpecLength, add_options, bad_flag, checked, refuse
+from octavo.cli.options import (
+    BURSTINESS,
+    POSITIVE,
+    ByteSize,
+    Finite,
+    SpecLength,
+    add_options,
+    bad_flag,
+    checked,
+    given,
+    refuse,
+    refuse_given,
+)
 from octavo.cli.simulated_engines import Source, engine_spec
 from octavo.config import SCHEDULING_POLICIES, CacheConfig, ConfigError, EngineConfig, SchedulerConfig, SpeculativeConfig
 from octavo.core.words import counted
@@ -112,20 +124,19 @@ def simulate(**options: Any) -> None:
 
 def _check_together(options: dict[str, Any]) -> None:
     """Flags that others leave without a meaning are refused."""
-    context = click.get_current_context()
-    given = {name for name in options if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT}
-    if {"engines", "roles"} <= given:
+    found = given()
+    if {"engines", "roles"} <= found:
         refuse("engines", "--roles says how many engines there are")
-    if "burstiness" in given and options["rate"] is None:
-        refuse("burstiness", "it shapes the gaps of --rate, which is not given")
+    if options["rate"] is None:
+        refuse_given(["burstiness"], "it shapes the gaps of --rate, which is not given")
     for flag, needed, why in _NEEDED:
-        if flag in given and options[needed] in (None, "off"):
+        if flag in found and options[needed] in (None, "off"):
             refuse(flag.replace("_", "-"), f"it has no meaning without --{needed.replace('_', '-')}: {why}")
     for flag, other, why in _OVERRIDDEN:
-        if flag in given and options[other] is not None:
+        if flag in found and options[other] is not None:
             refuse(flag.replace("_", "-"), f"it has no meaning with --{other.replace('_', '-')}: {why}")
-    if "trace_speed" in given and (options["trace"] is None or options["rate"] is not None or options["concurrency"] is not None):
-        refuse("trace-speed", "it is for the times of --trace, and --rate and --concurrency have their own")
+    if options["trace"] is None or options["rate"] is not None or options["concurrency"] is not None:
+        refuse_given(["trace_speed"], "it is for the times of --trace, and --rate and --concurrency have their own")
 
 
 _NEEDED = (
@@ -215,10 +226,9 @@ def _load(options: dict[str, Any], source: Source) -> Iterable[WorkloadRequest]:
     """The requests of a recording, of a trace, or made of a rate and lengths."""
     from itertools import islice
 
-    from octavo.cli.bench_serve import _cv, _prefix
     from octavo.workload.arrivals import ClosedLoop, OpenLoop
     from octavo.workload.jsonl_traces import JsonlTrace
-    from octavo.workload.requests import Workload
+    from octavo.workload.requests import SharedPrefix, Workload
 
     pace = [name for name in ("rate", "concurrency") if options[name] is not None]
     if len(pace) == 2:
@@ -234,14 +244,13 @@ def _load(options: dict[str, Any], source: Source) -> Iterable[WorkloadRequest]:
     lengths = _lengths(options)
     arrivals: Arrivals = lengths
     if options["rate"] is not None:
-        cv = _cv(options["burstiness"])
-        arrivals = checked("rate", lambda: OpenLoop(options["rate"], cv))
+        arrivals = checked("rate", lambda: OpenLoop.of_burstiness(options["rate"], options["burstiness"]))
     elif options["concurrency"] is not None:
         arrivals = ClosedLoop(options["concurrency"])
     num_requests = options["num_requests"]
     if num_requests is None and pace and options["duration"] is None:
         num_requests = 1000
-    prefix = checked("shared-prefix", lambda: _prefix(options["shared_prefix"])) if options["shared_prefix"] else None
+    prefix = checked("shared-prefix", lambda: SharedPrefix.parse(options["shared_prefix"])) if options["shared_prefix"] else None
     return Workload(arrivals, lengths, num_requests, prefix, seed=options["seed"]).requests()
 
 

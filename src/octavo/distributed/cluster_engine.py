@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, Unpack
 
 from octavo.config import ConfigError, EngineConfig
@@ -24,12 +24,12 @@ from octavo.distributed.cluster_options import ClusterOptions
 from octavo.distributed.cluster_reports import ClusterReports
 from octavo.distributed.control import AskError, Control, Link
 from octavo.distributed.dispatcher import Dispatcher, QueueFull
-from octavo.distributed.fleet import WorkerState
 from octavo.distributed.flights import Flights
 from octavo.distributed.handovers import Handovers
 from octavo.distributed.journeys import Journeys
 from octavo.distributed.messages import Events, FromWorker, Keys, WorkerLimits
 from octavo.distributed.operations import Operations
+from octavo.distributed.outlook import Outlook
 from octavo.distributed.role_router import RoleRouter
 from octavo.distributed.roles import RolePools
 from octavo.distributed.router import create_router
@@ -67,6 +67,19 @@ class Launcher(Protocol):
         """A worker that ends from now on is not replaced."""
         ...
 
+    def keep(self, name: str) -> bool:
+        """Undo ``release``. True: it had ended, and is started again; False: its process has not ended, and another follows it."""
+        ...
+
+    @property
+    def released(self) -> Collection[str]:
+        """Names of those that were released."""
+        ...
+
+    def role_of(self, name: str) -> str:
+        """Of a worker that it has started."""
+        ...
+
     async def replace(self, name: str) -> None:
         """See to it that the process of a worker, which was told to end, has ended, and start another; also of one that could not run."""
         ...
@@ -80,6 +93,12 @@ class Launcher(Protocol):
         """Why a worker can never run, once that is known for certain of any."""
         ...
 
+    @property
+    def is_at_end(self) -> bool:
+        """None of the workers that it keeps running will ever run, until one is replaced or added; also when it keeps none. Any thread
+        may ask."""
+        ...
+
     def trouble_of(self, name: str) -> str | None:
         """Why this one can never run, until it is replaced."""
         ...
@@ -90,7 +109,7 @@ class ClusterEngine:
 
     ``model``: its text is used, its weights are not read. ``config``: what workers run. ``address``: where they connect to; ``secret``:
     what they prove to know. ``launcher``: who starts them (None: somebody else does, with `octavo worker`). ``clean_up`` is called when
-    all has ended.
+    all has ended. ``others_may_join``: workers that the launcher does not start may come as well.
     """
 
     def __init__(
@@ -102,6 +121,7 @@ class ClusterEngine:
         options: ClusterOptions | None = None,
         launcher: Launcher | None = None,
         clean_up: Callable[[], None] | None = None,
+        others_may_join: bool = True,
     ) -> None:
         self.model = model
         self.config = config
@@ -120,12 +140,13 @@ class ClusterEngine:
         links, handover = self.open_links, self.options.handover
         self.handovers = Handovers(self.flights, router, links, lambda: self.control, handover, self.clock.now)
         self.flights.handovers = self.handovers
-        self.cluster = Operations(self.control, self.flights, launcher, self.clock.now, self.options.scale)
+        scale, wait_s = self.options.scale, self.options.worker_wait_s
+        self.cluster = Operations(self.control, self.flights, launcher, self.clock.now, scale)
+        self.outlook = Outlook(self.control, self.flights, launcher, wait_s, others_may_join, bool(scale), self.clock.now)
         self._clean_up = clean_up
         self._address = address
         self._sizes = WorkerSizes(model, config)
         self._changed = asyncio.Event()  # something of the fleet
-        self._none_since_s = 0.0  # no worker takes requests
         self._tasks: list[asyncio.Task[None]] = []
         self._opening: asyncio.Task[None] | None = None
         self._stopped = False
@@ -159,18 +180,11 @@ class ClusterEngine:
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._changed.wait(), WATCH_S)
                     if self.launcher is not None and self.launcher.trouble is not None:
-                        raise EngineUnavailable(f"the workers cannot be started: {self._last_words() or self.launcher.trouble}")
+                        raise EngineUnavailable(f"the workers cannot be started: {self.outlook.last_words() or self.launcher.trouble}")
         except TimeoutError:
             there = ", ".join(f"{link.name} is {link.worker.state.value}" for link in self.control) or "none is there"
-            words = f"; {last}" if (last := self._last_words()) else ""
+            words = f"; {last}" if (last := self.outlook.last_words()) else ""
             raise EngineUnavailable(f"the workers are not ready after {self.options.start_s or 0:g} s: {there}{words}") from None
-
-    def _last_words(self) -> str:
-        """What workers said before they ended, each thing once."""
-        names = dict[str, list[str]]()
-        for name, words in self.control.last_words.items():
-            names.setdefault(words, []).append(name)
-        return "; ".join(f"{', '.join(said_by)}: {words}" for words, said_by in names.items())
 
     def _is_complete(self) -> bool:
         ready = {link.name for link in self.open_links()}
@@ -215,26 +229,9 @@ class ClusterEngine:
 
     def _look(self) -> None:
         """Raises nothing: a fault in one duty ends neither the others nor the watch."""
-        for duty in (self.handovers.tick, self.flights.tick, self._end_waiting, self._end_unheld):
+        for duty in (self.handovers.tick, self.flights.tick, self.outlook.end_waiting, self.outlook.end_unheld):
             with self.flights.faults.guarded():
                 duty()
-
-    def _end_waiting(self) -> None:
-        now = self.clock.now()
-        if any(link.takes_requests or self._has_successor(link) for link in self.control):
-            self._none_since_s = now
-        elif now - self._none_since_s > self.options.worker_wait_s:
-            message = f"no worker has been there for {self.options.worker_wait_s:g} s"
-            self.flights.fail_waiting(message, now - self.options.worker_wait_s)
-
-    def _end_unheld(self) -> None:
-        there = [link.view.lengths for link in self.control if link.takes_requests or self._has_successor(link)]
-        self.flights.fail_unheld([lengths for lengths in there if lengths is not None], self.options.worker_wait_s)
-
-    def _has_successor(self, link: Link) -> bool:
-        """It is done with what it has before another takes its place: however long that takes, what waits does not wait in vain."""
-        is_kept = self.launcher is not None and link.name in self.launcher.names
-        return is_kept and link.worker.state is WorkerState.READY and link.worker.draining and not link.is_leaving
 
     # --- what it is ---------------------------------------------------------------------------------------------------------------------
 
@@ -264,9 +261,10 @@ class ClusterEngine:
         if self.draining:
             return Health(True, False, "the server is shutting down")
         if not self.open_links():
-            states = ", ".join(f"{worker.name} is {worker.state.value}" for worker in self.control.fleet) or "none is there"
-            is_hopeless = self.launcher is not None and self.launcher.trouble is not None and not len(self.control.fleet)
-            return Health(not is_hopeless, False, f"no worker takes requests: {states}")
+            states = ", ".join(f"{one.name} is {'draining' if one.draining else one.state.value}" for one in self.control.fleet)
+            is_in_trouble = self.launcher is not None and self.launcher.trouble is not None and not len(self.control.fleet)
+            what = "no worker takes requests" if self.outlook.hopeless() is None else "no worker can come any more"
+            return Health(not is_in_trouble, False, f"{what}: {states or 'none is there'}")  # anybody may read it: no paths
         return Health(True, True, "ok")
 
     # --- requests -----------------------------------------------------------------------------------------------------------------------
@@ -314,6 +312,8 @@ class ClusterEngine:
             raise EngineUnavailable("the server is shutting down")
         if self._sizes.preparer is None:
             raise EngineUnavailable("no worker has been ready yet")
+        if (why := self.outlook.hopeless()) is not None:
+            raise EngineUnavailable(why)
         return self._sizes.preparer
 
     # --- accounts -----------------------------------------------------------------------------------------------------------------------
@@ -352,6 +352,7 @@ class ClusterEngine:
         link.view.lengths = self._sizes.take(link.ready)
         if self.launcher is not None:
             self.launcher.ready(link.name)
+        self.cluster.joined(link)
         self.flights.returned(link)
         self._changed.set()
         with self.flights.faults.guarded():

@@ -10,13 +10,16 @@ nothing, reads no clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from octavo.distributed.fair_queue import FairQueue
 from octavo.distributed.router import Router
 from octavo.distributed.views import EngineView, RouteRequest, waiting_s
+
+T = TypeVar("T")
 
 
 class QueueFull(RuntimeError):
@@ -65,6 +68,14 @@ class Backpressure:
         if self.most_sequences is not None and engine.num_sequences >= self.most_sequences:
             return False
         return waiting_s(engine) <= self.most_pending_s
+
+
+def able_first(first: Iterable[T], open_first: Iterable[T], open_spare: Seq[T], holds: Callable[[T], bool]) -> list[T]:
+    """Those that can hold a request: of the open ones of ``first``; of ``open_spare`` only if none of all ``first`` ever can."""
+    able = [one for one in open_first if holds(one)]
+    if able or not open_spare or any(map(holds, first)):
+        return able
+    return [one for one in open_spare if holds(one)]
 
 
 def _same(some: Seq[EngineView], others: Seq[EngineView]) -> bool:
@@ -180,11 +191,10 @@ class Dispatcher:
         return None
 
     def _able(self, request: RouteRequest, open_places: list[int], engines: Seq[EngineView], every: Seq[EngineView]) -> list[int]:
-        """Places of engines that take more and can hold it; of those behind ``engines`` only if none of ``engines`` ever can."""
-        able = [place for place in open_places if place < len(engines) and self.holds(request, every[place])]
-        if able or len(every) == len(engines) or any(self.holds(request, engine) for engine in engines):
-            return able
-        return [place for place in open_places if self.holds(request, every[place])]
+        """Places of engines that take more and can hold it; see ``able_first``."""
+        num_first = len(engines)
+        first, spare = [place for place in open_places if place < num_first], [place for place in open_places if place >= num_first]
+        return able_first(range(num_first), first, spare, lambda place: self.holds(request, every[place]))
 
     def _route(self, request: RouteRequest, places: list[int], every: Seq[EngineView]) -> tuple[RouteRequest, int]:
         request_id = request.request_id

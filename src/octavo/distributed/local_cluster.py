@@ -96,4 +96,4 @@ def open_cluster(config: EngineConfig, path: str, plan: ClusterPlan, beside: Cal
             shutil.rmtree(folder, ignore_errors=True)
 
     shared = shared_config(config, most) if names else config
-    return ClusterEngine(model, shared, address, secret, plan.options, launcher, clean_up)
+    return ClusterEngine(model, shared, address, secret, plan.options, launcher, clean_up, plan.listen is not None)

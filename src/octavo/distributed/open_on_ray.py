@@ -44,7 +44,8 @@ def open_on_ray(
     try:
         address = Address(cluster.control_host or own_address(), cluster.control_port)
         launcher = RayLauncher(cluster.groups, secret, config.backend.threads, most=most)
-        return ClusterEngine(model, config, address, secret, options, launcher, disconnect_ray)
+        is_told = cluster.control_host is not None or cluster.secret_file is not None  # others can know where to come, and the secret
+        return ClusterEngine(model, config, address, secret, options, launcher, disconnect_ray, is_told)
     except BaseException:
         disconnect_ray()
         raise

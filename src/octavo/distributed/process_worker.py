@@ -2,7 +2,7 @@
 
     start ──▶ running ──ended by itself──▶ (pause) ──▶ running ...
                  ├── replaced: another at once
-                 └── released: no other
+                 └── released: no other, unless it is kept again
 
 Owns the processes. What they work at comes by their channels, and so does the word that it is enough; the secret reaches them by their
 environment. Pauses double with each worker that ends before it was ready; after ``MAX_FAILED`` of them in a row ``trouble`` has why, while
@@ -18,7 +18,7 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from octavo.distributed.channel import Address
@@ -43,6 +43,7 @@ class _Child:
     keeper: asyncio.Task[None] | None = None
     released: bool = False
     trouble: str | None = None  # why it can never run, as far as is known
+    is_hopeless: bool = False  # it has said so itself, and is not tried again
     num_failed: int = 0  # starts in a row after which it was not ready
     was_ready: bool = False  # its last process
     is_awaited: bool = False  # whoever has begun waits for it to be ready, and says why it is not
@@ -83,13 +84,14 @@ class LocalProcesses:
         """See Launcher."""
         return next((child.trouble for child in self._children.values() if child.trouble is not None and not child.released), None)
 
-    def role_of(self, name: str) -> str:
-        """See GrowingLauncher."""
-        return self._children[name].role
-
     def trouble_of(self, name: str) -> str | None:
         """See Launcher."""
         return self._children[name].trouble
+
+    @property
+    def is_at_end(self) -> bool:
+        """See Launcher."""
+        return all(child.is_hopeless for child in list(self._children.values()) if not child.released)
 
     async def start(self, address: Address) -> None:
         self._address = address
@@ -106,10 +108,33 @@ class LocalProcesses:
     def ready(self, name: str) -> None:
         if (child := self._children.get(name)) is not None:
             child.pause_s, child.is_awaited = FIRST_PAUSE_S, False
-            child.was_ready, child.num_failed, child.trouble = True, 0, None
+            child.was_ready, child.num_failed, child.trouble, child.is_hopeless = True, 0, None, False
 
     def release(self, name: str) -> None:
         self._children[name].released = True
+
+    def keep(self, name: str) -> bool:
+        """See Launcher. One that could not run is tried again."""
+        child = self._children[name]
+        child.released = False
+        return self._begin_anew(child)
+
+    @property
+    def released(self) -> Collection[str]:
+        """See Launcher."""
+        return [child.name for child in self._children.values() if child.released]
+
+    def role_of(self, name: str) -> str:
+        """See Launcher."""
+        return self._children[name].role
+
+    def _begin_anew(self, child: _Child) -> bool:
+        """Start its processes again, if nobody does any more; as if none had failed before."""
+        if child.keeper is not None and not child.keeper.done():
+            return False
+        child.trouble, child.num_failed, child.is_hopeless, child.pause_s = None, 0, False, FIRST_PAUSE_S
+        child.keeper = asyncio.create_task(self._keep(child))
+        return True
 
     async def replace(self, name: str) -> None:
         """Wait for the end of a worker that was told to end, or end it, and have another started; at once, if it had ended by itself.
@@ -119,8 +144,7 @@ class LocalProcesses:
         await self._end(child)
         if not child.released:
             child.trouble, child.num_failed = None, 0
-            if child.keeper is None or child.keeper.done():
-                child.keeper = asyncio.create_task(self._keep(child))
+            self._begin_anew(child)
 
     async def stop(self) -> None:
         self._stopping = True
@@ -156,7 +180,7 @@ class LocalProcesses:
             else:
                 status = await child.process.wait()
                 if status == HOPELESS and not (self._stopping or child.wanted.is_set()):  # also of one that was released meanwhile
-                    child.trouble = f"worker {child.name} cannot run; its message is above"
+                    child.trouble, child.is_hopeless = f"worker {child.name} cannot run; its message is above", True
                     logger.log(logging.INFO if child.is_awaited else logging.ERROR, "%s", child.trouble)
                     return
                 how = f"was killed by signal {-status}" if status < 0 else f"has ended with status {status}"

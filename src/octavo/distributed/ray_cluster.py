@@ -1,7 +1,7 @@
 """Keeps the workers of a front end running on Ray: has them placed, hears when they end, and puts others in their place.
 
     start ──▶ placed ──run──▶ running ── ended, died, node lost ──▶ pause ──▶ placed ...
-                                 └────── released ──▶ (replace) ──▶ placed ...
+                                 └────── released ──▶ (kept again) ──▶ placed ...
 
 A ``Launcher`` of ``cluster_engine``, and one of the two files that import Ray. Ray places and ends processes; it carries no request, no
 token and no KV. Pauses double with each worker that ends soon after its start, so that a model which cannot be loaded is not tried many
@@ -17,7 +17,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,6 +63,7 @@ class _Worker:
     node: str | None = None
     num_failed: int = 0
     trouble: str | None = None  # why it can never run, as far as is known
+    is_hopeless: bool = False  # it has said so itself, and is not tried again
     was_ready: bool = False  # its last process
     released: bool = False
     wanted: bool = False
@@ -125,13 +126,14 @@ class RayLauncher:
         """See Launcher."""
         return next((worker.trouble for worker in self._workers.values() if worker.trouble is not None and not worker.released), None)
 
-    def role_of(self, name: str) -> str:
-        """See GrowingLauncher."""
-        return self._workers[name].group.role
-
     def trouble_of(self, name: str) -> str | None:
         """See Launcher."""
         return self._workers[name].trouble
+
+    @property
+    def is_at_end(self) -> bool:
+        """See Launcher."""
+        return all(worker.is_hopeless for worker in list(self._workers.values()) if not worker.released)
 
     @property
     def nodes(self) -> Mapping[str, str | None]:
@@ -159,11 +161,34 @@ class RayLauncher:
     def ready(self, name: str) -> None:
         """It works: should it end, another is placed soon."""
         if name in self._workers:
-            self._workers[name].was_ready, self._workers[name].trouble = True, None
+            worker = self._workers[name]
+            worker.was_ready, worker.trouble, worker.is_hopeless = True, None, False
 
     def release(self, name: str) -> None:
         """See Launcher."""
         self._workers[name].released = True
+
+    def keep(self, name: str) -> bool:
+        """See Launcher. One that could not run is tried again."""
+        worker = self._workers[name]
+        worker.released = False
+        if worker.keeper is not None and not worker.keeper.done():
+            return False
+        self._begin_anew(worker)
+        return True
+
+    @property
+    def released(self) -> Collection[str]:
+        """See Launcher."""
+        return [worker.name for worker in self._workers.values() if worker.released]
+
+    def role_of(self, name: str) -> str:
+        """See Launcher."""
+        return self._workers[name].group.role
+
+    def _begin_anew(self, worker: _Worker) -> None:
+        worker.wanted, worker.trouble, worker.is_hopeless, worker.num_failed = False, None, False, 0
+        worker.keeper = asyncio.create_task(self._keep(worker), name=worker.name)
 
     async def replace(self, name: str) -> None:
         """See Launcher. A process that does not end by itself is ended after ``END_S``."""
@@ -173,8 +198,7 @@ class RayLauncher:
             await asyncio.wait([worker.keeper], timeout=END_S)
             await _cancelled(worker.keeper)
         if not worker.released:
-            worker.wanted, worker.trouble = False, None
-            worker.keeper = asyncio.create_task(self._keep(worker), name=name)
+            self._begin_anew(worker)
 
     async def stop(self) -> None:
         """See Launcher. Workers that have been told to end get ``END_S`` for it."""
@@ -203,6 +227,7 @@ class RayLauncher:
             if end.hopeless or worker.num_failed >= MAX_FAILED:
                 worker.trouble = f"{worker.name}: {end.reason}"
             if end.hopeless:
+                worker.is_hopeless = True
                 logger.error("%s cannot run and is not tried again: %s", worker.name, end.reason)
                 return
             logger.warning("%s has ended: %s; another is started in %.1f s", worker.name, end.reason, pause_s)
