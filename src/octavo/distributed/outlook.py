@@ -19,7 +19,7 @@ from octavo.distributed.fleet import WorkerState
 from octavo.distributed.flights import Flights
 
 if TYPE_CHECKING:
-    from octavo.distributed.cluster_engine import Launcher
+    from octavo.distributed.launcher import Launcher
 
 ALL_DRAINED = "all workers have been drained; `octavo cluster undrain` brings one back"
 
