@@ -247,17 +247,22 @@ def refuse(flag: str, why: str) -> NoReturn:
 
 
 def given() -> set[str]:
-    """Parameters of the command that have a value from the command line or the environment."""
-    context = click.get_current_context()
-    return {name for name in context.params if context.get_parameter_source(name) not in _NOT_GIVEN}
+    """Parameters of the command that have a value from the command line or the environment; none outside of a command."""
+    context = click.get_current_context(silent=True)
+    return set() if context is None else {name for name in context.params if context.get_parameter_source(name) not in _NOT_GIVEN}
 
 
 def refuse_given(names: Iterable[str], why: str) -> None:
     """A flag that would do nothing is a mistake: raises BadParameter for the first of these parameters of the command that is given."""
-    flags, found = {param.name: param.opts[0] for param in click.get_current_context().command.params}, given()
+    found = given()
     for name in names:
         if name in found:
-            refuse(flags[name].removeprefix("--"), why)
+            refuse(_flag_of(name), why)
+
+
+def _flag_of(name: str) -> str:
+    """Of a parameter of the command, without dashes."""
+    return next(param.opts[0] for param in click.get_current_context().command.params if param.name == name).removeprefix("--")
 
 
 def checked(flag: str, make: Callable[[], Value]) -> Value:
