@@ -101,7 +101,7 @@ def test_streams_survive_workers_that_are_killed(expected: list[RequestOutput]) 
                 assert [as_answer(output) for output in await asyncio.gather(*tasks)] == expected
                 assert two.engine.flights.num_lost - before >= len(has) > 0
                 await all_free(two)
-                assert two.processes._children[victim].pause_s == FIRST_PAUSE_S  # who was ready is replaced soon, however often
+                assert two.processes._workers[victim].pause_s == FIRST_PAUSE_S  # who was ready is replaced soon, however often
 
     asyncio.run(run())
 
