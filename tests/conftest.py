@@ -1,4 +1,4 @@
-"""Fixtures shared by all tests: the real models and the kernel paths of this machine."""
+"""What all tests share: the real models, the kernel paths of this machine, and how Hypothesis draws its examples."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ import signal
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # A shell starts its background jobs with SIGINT ignored, and Python leaves it so; tests of Ctrl-C, and the programs they start,
 # need it as in the foreground.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# The same examples in every run, and no verdict that depends on how fast they are made. Others: `pytest --hypothesis-profile=default`.
+settings.register_profile("steady", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("steady")
 
 
 def _real_model(name: str) -> Path:
