@@ -46,7 +46,7 @@ def connected(name: str, address: str) -> socket.socket:
 
 
 def test_strangers_keep_no_worker_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever does not know the secret waits in vain, for as long as it may: the oldest of too many are sent away, the workers' are served."""
+    """Whoever does not know the secret waits in vain: of too many the oldest are sent away, and the workers' are served."""
     monkeypatch.setattr(stream_transport, "CONNECT_S", WAIT_S)
     monkeypatch.setattr(stream_transport, "MAX_UNPROVEN", 8)
     monkeypatch.setattr(stream_transport, "MAX_CONNECTIONS", 8)
