@@ -200,6 +200,12 @@ def test_a_worker_without_a_secret_or_an_address_says_so(octavo: Octavo, monkeyp
     assert result.code == 1 and "octavo worker: no front end at 127.0.0.1:1 yet: " in result.err
     result = octavo("worker", "--connect", "nowhere")
     assert result.code == 2 and "HOST:PORT" in result.err
+    for listen in ("::1", "10.0.0.1:70000", "unix:/tmp/kv", ""):
+        result = octavo("worker", "--connect", "127.0.0.1:1", "--kv-listen", listen)
+        assert result.code == 2 and "'--kv-listen'" in result.err and f"{listen!r} is not allowed; HOST, HOST:PORT" in result.err, listen
+    for listen in ("10.0.0.1", "10.0.0.1:7071", "[::]:7071", "[::1]"):
+        result = octavo("worker", "--connect", "127.0.0.1:1", "--kv-listen", listen, "--give-up-s", "0.01")
+        assert result.code == 1 and "no front end" in result.err, listen
 
 
 POOLS = ("--num-kv-blocks 0", "--kv-cache-memory 0", "--kv-cache-memory 3parsecs", "--num-kv-blocks 8 --kv-cache-memory 2GiB")

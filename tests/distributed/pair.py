@@ -12,6 +12,7 @@ from typing import Any
 from octavo.core.request import FinishReason, SamplingParams
 from octavo.distributed.handoff import HandoffLimits
 from octavo.distributed.handover import HandoverDesk, Moving, Order, OrderKind
+from octavo.distributed.kv_ways import addresses_of
 from octavo.distributed.messages import (
     Begin,
     Cancel,
@@ -34,7 +35,7 @@ from octavo.distributed.messages import (
 )
 from octavo.distributed.transport import Transport
 from octavo.distributed.worker_engine import WorkerEngine
-from octavo.distributed.worker_handover import WorkerHandover, addresses_of
+from octavo.distributed.worker_handover import WorkerHandover
 from octavo.engine.engine import Engine
 from octavo.engine.llm import make_config
 

@@ -16,8 +16,10 @@ import click
 from octavo.cli.options import POSITIVE, add_options, engine_config, pool_size_options
 
 if TYPE_CHECKING:
+    from octavo.distributed.channel import Address
     from octavo.distributed.worker import WorkerServer
 
+_KV_LISTEN_HELP = "Where other workers bring KV to over TCP (default: as this host is seen by the front end, at any port)."
 _SECRET_HELP = "File with the cluster's secret (default: $OCTAVO_CLUSTER_SECRET)."
 
 
@@ -29,10 +31,13 @@ _SECRET_HELP = "File with the cluster's secret (default: $OCTAVO_CLUSTER_SECRET)
 @click.option("--threads", type=click.IntRange(1, 1024), help="Compute threads (default: as the front end was told, else all cores).")
 @click.option("--model", help="The front end's model as this host has it (default: as the front end names it).")
 @add_options(pool_size_options("as the front end was told, else a quarter of the free memory, at most 4GiB"))
+@click.option("--kv-listen", metavar="HOST[:PORT]", help=_KV_LISTEN_HELP)
 @click.option("--kv-limit-gbps", type=POSITIVE, help="Send KV to other workers at so many gigabits a second at most.")
 @click.option("--give-up-s", type=POSITIVE, help="End after so many seconds without a front end (default: look for it for ever).")
 @click.option("--parent", type=click.IntRange(1), metavar="PID", help="The front end's process, which has started this one: end with it.")
-def worker(connect: str, cluster_secret_file: str | None, name: str | None, kv_limit_gbps: float | None, **options: Any) -> None:
+def worker(
+    connect: str, cluster_secret_file: str | None, name: str | None, kv_listen: str | None, kv_limit_gbps: float | None, **options: Any
+) -> None:
     """Work for a front end: `octavo serve --workers-listen`. Model and settings are the front end's, but for what flags here say."""
     from octavo.distributed.channel import Address
     from octavo.distributed.handshake import read_secret
@@ -51,10 +56,23 @@ def worker(connect: str, cluster_secret_file: str | None, name: str | None, kv_l
     except MessageError as error:
         raise click.BadParameter(str(error).partition(": ")[2], param_hint="'--name'") from None
     engine_config({field: options[field] for field in ("num_kv_blocks", "kv_cache_memory")})  # as `octavo serve` would refuse them
-    named, secret = WorkerOptions(name, **options), read_secret(cluster_secret_file)
+    listen = None if kv_listen is None else _kv_address(kv_listen)
+    named, secret = WorkerOptions(name, kv_listen=listen, **options), read_secret(cluster_secret_file)
     throttle = None if kv_limit_gbps is None else Throttle(kv_limit_gbps * 1e9 / 8)
     with _spoken() if named.parent is None else contextlib.nullcontext():
-        sys.exit(run(WorkerServer(address, secret, named, make_kv=handing_over(secret, throttle))))
+        kv = handing_over(secret, throttle, 0 if listen is None else listen.port)
+        sys.exit(run(WorkerServer(address, secret, named, make_kv=kv)))
+
+
+def _kv_address(text: str) -> Address:
+    """HOST, HOST:PORT or [IPV6]:PORT; port 0: any. Raises BadParameter."""
+    from octavo.distributed.channel import Address
+
+    for said in (text, f"{text}:0"):
+        with contextlib.suppress(ValueError):
+            if not (address := Address.parse(said)).path:
+                return address
+    raise click.BadParameter(f"{text!r} is not allowed; HOST, HOST:PORT or [IPV6]:PORT is needed", param_hint="'--kv-listen'")
 
 
 @contextlib.contextmanager

@@ -149,6 +149,12 @@ class Channel(asyncio.Protocol, Generic[Said]):
         name = None if self._transport is None else self._transport.get_extra_info("sockname")
         return name[0] if isinstance(name, tuple) else None
 
+    @property
+    def peer_host(self) -> str | None:
+        """The address that the peer is seen at; None as for ``local_host``."""
+        name = None if self._transport is None else self._transport.get_extra_info("peername")
+        return name[0] if isinstance(name, tuple) else None
+
     async def proven(self) -> None:
         """Wait for the handshake. Raises AuthenticationError, or ChannelClosed with the reason."""
         await asyncio.shield(self._proven)

@@ -25,6 +25,7 @@ from octavo.distributed.control_handler import ControlHandler
 from octavo.distributed.fingerprints import misfit
 from octavo.distributed.fleet import Change, Fleet, LivenessLimits, Worker, WorkerState
 from octavo.distributed.flood_log import FloodLog
+from octavo.distributed.kv_ways import KVPlace, kv_host_for
 from octavo.distributed.messages import (
     MAX_NAME_CHARS,
     PROTOCOL,
@@ -70,13 +71,14 @@ class AskError(RuntimeError):
 
 @dataclass(slots=True, eq=False)
 class Link:
-    """One worker that is connected. ``view``: as routers see it. ``keys``: attempts that it has. ``is_leaving``: it was told to end, so
-    that its end is nobody's fault. ``wants_to_leave``: it said Goodbye. ``is_refused``: it may not join. ``has_begun_keys``: it has told
-    its whole prefix cache anew."""
+    """One worker that is connected. ``kv``: where it takes KV. ``view``: as routers see it. ``keys``: attempts that it has. ``is_leaving``:
+    it was told to end, so that its end is nobody's fault. ``wants_to_leave``: it said Goodbye. ``is_refused``: it may not join.
+    ``has_begun_keys``: it has told its whole prefix cache anew."""
 
     channel: Channel[FromWorker]
     worker: Worker
     ready: Ready | None = None
+    kv: KVPlace = KVPlace({}, ())
     view: ToldLoad = field(default_factory=lambda: ToldLoad(-1))
     load: Load = field(default_factory=Load)
     keys: set[int] = field(default_factory=set)
@@ -221,7 +223,8 @@ class Control:
         now = self._now()
         worker = self.fleet.hello(message.name, message.role, shown_reason(message.host), message.pid, message.boot_id, now)
         link = self._links[message.name] = Link(channel, worker)
-        channel.send(Welcome(config_bytes(self._config), WORKER_GONE_S, self._wants_prices))
+        kv_host = kv_host_for(self.address.host, channel.peer_host)
+        channel.send(Welcome(config_bytes(self._config), WORKER_GONE_S, self._wants_prices, kv_host))
         if message.name in self.last_words:
             self._returns.say(f"has connected again, as {message.role}", message.name)
         else:
@@ -254,6 +257,7 @@ class Control:
         check_limits(message.limits, self._config, self._model.program)
         self.fingerprint = message.fingerprint
         link.ready, limits, now = message, message.limits, self._now()
+        link.kv = KVPlace.told(message.kv_address, message.transports, link.channel.peer_host, link.channel.local_host)
         link.view = ToldLoad(link.index, limits.block_size, limits.num_kv_blocks)
         self.fleet.ready(link.worker, now)
         self.last_words.pop(link.name, None)

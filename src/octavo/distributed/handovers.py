@@ -18,6 +18,7 @@ from octavo.distributed.cluster_options import HandoverOptions
 from octavo.distributed.flood_log import FloodLog
 from octavo.distributed.handover import HandoverDesk, Moving, Order, OrderKind
 from octavo.distributed.kv_trials import KVTrials, Pair
+from octavo.distributed.kv_ways import way
 from octavo.distributed.messages import (
     Begin,
     Cancel,
@@ -39,8 +40,6 @@ from octavo.distributed.messages import (
 )
 from octavo.distributed.role_router import RoleRouter
 from octavo.distributed.roles import RolePools
-from octavo.distributed.shm_transport import is_near
-from octavo.distributed.worker_handover import addresses_of
 
 if TYPE_CHECKING:
     from octavo.distributed.control import Link
@@ -77,7 +76,7 @@ class Handovers:
         self._ticketed: dict[int, _Ticketed] = {}  # by key, until it begins elsewhere or stays
         self._begun: dict[int, Link] = {}  # by key: the receiver that goes on with it
         self._room: dict[int, tuple[int, int]] = {}  # by worker: what it last said of its room
-        self._failures = FloodLog(logger, "hand-off")
+        self._failures, self._no_ways = FloodLog(logger, "hand-off"), FloodLog(logger, "KV has no way")
         self._trials = KVTrials(lambda key: self.desk.find(key) is not None)
 
     @property
@@ -97,7 +96,7 @@ class Handovers:
             return None
         params, num_tokens = request.params, len(request.prompt_token_ids) + num_made
         goes = params.n == 1 and params.beam is None and params.max_tokens is not None and params.max_tokens - num_made > 1
-        if not goes or link.ready is None or not link.ready.kv_address or not any(self._takers(link, wanted)):
+        if not goes or not any(self._takers(link, wanted)):
             self._router.pools.stayed(request.request_id)
             return None
         self._ticketed[key] = _Ticketed(flight, num_tokens, wanted)
@@ -112,6 +111,7 @@ class Handovers:
     def close(self) -> None:
         """Tell what the log has only counted yet."""
         self._failures.flush()
+        self._no_ways.flush()
 
     # --- workers ------------------------------------------------------------------------------------------------------------------------
 
@@ -120,6 +120,7 @@ class Handovers:
         pools = self._router.pools
         if pools.role_of(link.index) is None:
             pools.add(link.index, link.worker.role, link.view.num_blocks)
+        self._tell_of_ways(link)
         self._look()
 
     def lost(self, link: Link) -> None:
@@ -244,16 +245,18 @@ class Handovers:
                 yield link
 
     def _way(self, sender: Link, receiver: Link) -> tuple[str, str] | None:
-        """(transport, the receiver's address); None: there is no common one."""
-        if sender.ready is None or receiver.ready is None or not receiver.ready.kv_address:
-            return None
-        addresses, wanted = addresses_of(receiver.ready.kv_address), self._options.transport
-        senders = addresses_of(sender.ready.kv_address or "")
-        same_host = "shm" in addresses and "shm" in senders and is_near(addresses["shm"], senders["shm"])
-        for name in (("shm", "tcp") if same_host else ("tcp",)) if wanted == "auto" else (wanted,):
-            if name in addresses and name in sender.ready.transports:
-                return name, addresses[name]
-        return None
+        """(transport, the receiver's address); None: there is none."""
+        return way(sender.kv, receiver.kv, self._options.transport)
+
+    def _tell_of_ways(self, link: Link) -> None:
+        """Of workers that are there to hand over to each other, and cannot: nobody would see why one of them has nothing to do."""
+        for other in self._links():
+            for sender, receiver in ((link, other), (other, link)):
+                is_meant = sender.worker.role == "prefill" and receiver.worker.role == "decode"
+                if is_meant and receiver.kv.addresses and sender.kv.transports and self._way(sender, receiver) is None:
+                    where = ", ".join(f"{name} {address}" for name, address in receiver.kv.addresses.items())
+                    how = f"by {self._options.transport} to worker {receiver.name}, which listens at {where}"
+                    self._no_ways.say(f"from worker {sender.name} {how}")
 
     def _follow(self, orders: Sequence[Order[_Ticketed]]) -> None:
         for order in orders:

@@ -163,11 +163,12 @@ class Goodbye(Message, tag="goodbye"):
 
 class Welcome(Message, tag="welcome"):
     """``config``: the EngineConfig to run, as JSON. ``gone_s``: a front end silent for so long has gone. ``wants_prices``: those of
-    full steps with every ``Load``, for whoever scales by them."""
+    full steps with every ``Load``, for whoever scales by them. ``kv_host``: where to listen for KV (empty: at this end of the channel)."""
 
     config: bytes
     gone_s: float = 10.0
     wants_prices: bool = False
+    kv_host: str = ""
 
 
 class Refuse(Message, tag="refuse"):

@@ -37,16 +37,17 @@ def _ask_for_buffer(sock: socket.socket) -> None:
 
 
 class TcpTransport:
-    """``throttle``: what all transfers of this object may send; for measurements."""
+    """``throttle``: what all transfers of this object may send; for measurements. ``port``: to listen at (0: any)."""
 
     name = "tcp"
 
-    def __init__(self, secret: bytes, throttle: Throttle | None = None, idle_s: float = IDLE_S) -> None:
-        self._secret, self._throttle, self._idle_s = secret, throttle, idle_s
+    def __init__(self, secret: bytes, throttle: Throttle | None = None, idle_s: float = IDLE_S, port: int = 0) -> None:
+        self._secret, self._throttle, self._idle_s, self._port = secret, throttle, idle_s, port
 
-    def listen(self, host: str, sink: Sink, port: int = 0) -> TransportListener:
+    def listen(self, host: str, sink: Sink) -> TransportListener:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listening = socket.create_server((host, port), family=family, backlog=64)
+        takes_both = host == "::" and socket.has_dualstack_ipv6()
+        listening = socket.create_server((host, self._port), family=family, backlog=64, dualstack_ipv6=takes_both)
         taken = listening.getsockname()[1]
         address = f"[{host}]:{taken}" if family == socket.AF_INET6 else f"{host}:{taken}"
         return StreamListener(listening, address, self._secret, sink, self._idle_s, _Reader)

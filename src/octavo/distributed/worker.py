@@ -24,6 +24,7 @@ from octavo.backends.base import BackendError
 from octavo.config import ConfigError, EngineConfig
 from octavo.distributed.answers import answer
 from octavo.distributed.channel import Address, Channel, ChannelClosed, connect
+from octavo.distributed.kv_ways import LOCAL_HOST
 from octavo.distributed.messages import (
     PROTOCOL,
     Abort,
@@ -60,7 +61,6 @@ from octavo.models.model_file import ModelFileError
 
 logger = logging.getLogger("octavo.worker")
 
-LOCAL_HOST = "127.0.0.1"
 HEARTBEAT_S = 0.2
 RETRY_S = (0.1, 2.0)  # between attempts to reach the front end: the first wait, and the longest
 REFUSED_S = 30.0  # the longest wait of one that is refused: another has its name, say, and may have it for long
@@ -90,7 +90,7 @@ class WorkerOptions:
     """``name``: unique among a front end's workers. ``threads``, ``model`` and the size of the KV pool (``num_kv_blocks`` or, in bytes,
     ``kv_cache_memory``): in place of what the front end says, which knows its own host. ``give_up_s``: ends after so long without a front
     end (None: never). ``parent``: the process id of a front end that has started it, whose end is its own (None: whoever listens at the
-    address will do)."""
+    address will do). ``kv_listen``: where others bring KV to by TCP, port 0: any (None: where the front end is told, at any port)."""
 
     name: str
     role: str = "both"
@@ -100,6 +100,7 @@ class WorkerOptions:
     parent: int | None = None
     num_kv_blocks: int | None = None
     kv_cache_memory: int | None = None
+    kv_listen: Address | None = None
     boot_id: str = field(default_factory=lambda: secrets.token_hex(8))
 
 
@@ -323,7 +324,8 @@ class WorkerServer:
     async def _make_ready(self, welcome: Welcome) -> None:
         """Load what the front end wants, unless it is there, and say so."""
         channel, self._gone_s = self._channel, welcome.gone_s
-        self._host = (None if channel is None else channel.local_host) or LOCAL_HOST
+        own, kv_listen = None if channel is None else channel.local_host, self.options.kv_listen
+        self._host = kv_listen.host if kv_listen is not None else welcome.kv_host or own or LOCAL_HOST
         if self._loading is None or self._config != welcome.config:
             if self._loading is not None:
                 await asyncio.wait((self._loading,))
@@ -332,6 +334,8 @@ class WorkerServer:
             self._loading = asyncio.create_task(self._make_engine(welcome.config))
         await asyncio.shield(self._loading)
         if channel is not None and channel is self._channel and not self._is_ready and self.engine is not None:
+            if self.engine.kv is not None:  # an engine that was made for another front end was reached by another address, perhaps
+                self.engine.kv.listen(self._host)
             channel.send(ready_of(self.engine))
             self._is_ready = True
             self.engine.begin_connection(welcome.wants_prices)
@@ -344,8 +348,10 @@ class WorkerServer:
         try:
             if self._make_kv is not None:
                 worker.kv = self._make_kv(worker, self._send, self._host)
-        except BaseException:
+        except BaseException as error:
             await asyncio.to_thread(loaded.close)
+            if isinstance(error, OSError) and self.options.kv_listen is not None:
+                raise ConfigError(f"kv_listen: {self.options.kv_listen} is not allowed; nobody can listen there: {error}") from error
             raise
         gc.collect()
         gc.freeze()  # what is loaded stays: full collections need not walk the vocabulary in the middle of a stream

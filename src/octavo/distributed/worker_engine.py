@@ -61,6 +61,10 @@ class KVSide(Protocol):
     address: str | None
     transports: list[str]
 
+    def listen(self, host: str) -> None:
+        """Be reached at ``host`` from now on, as ``address`` says; no transfer is on its way. OSError when it cannot."""
+        ...
+
     def submitted(self, message: Submit, request: Request) -> None:
         """On the engine's thread: an attempt with a ticket has just been queued."""
         ...

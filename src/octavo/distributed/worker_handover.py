@@ -89,17 +89,27 @@ class WorkerHandover:
         self._going: dict[int, _Going] = {}  # by key
         self._coming: dict[int, _Coming] = {}
         self._listeners: dict[str, TransportListener] = {}
+        self._host = ""
+        self.address: str | None = None
+        self.transports = list(transports)
         try:
-            for name, transport in transports.items():
-                self._listeners[name] = transport.listen(host, self._port)
+            self.listen(host)
         except BaseException:
             self.close()
             raise
-        self.address: str | None = " ".join(f"{name}={listener.address}" for name, listener in self._listeners.items())
-        self.transports = list(self._listeners)
         engine.loop.step_hooks = self
 
     # --- KVSide ---------------------------------------------------------------------------------------------------------------------------
+
+    def listen(self, host: str) -> None:
+        """See ``KVSide``."""
+        if host == self._host:
+            return
+        for name, transport in self._ways.items():
+            if name in self._listeners:
+                self._listeners.pop(name).close()
+            self._listeners[name] = transport.listen(host, self._port)
+        self._host, self.address = host, " ".join(f"{name}={listener.address}" for name, listener in self._listeners.items())
 
     def submitted(self, message: Submit, request: Request) -> None:
         ticket = message.ticket
@@ -301,22 +311,17 @@ class WorkerHandover:
         return events
 
 
-def handing_over(secret: bytes, throttle: Throttle | None = None) -> MakeKV:
+def handing_over(secret: bytes, throttle: Throttle | None = None, port: int = 0) -> MakeKV:
     """What makes a worker's part in hand-offs, by shared memory and TCP, for workers that share ``secret``. Nothing is made for a backend
-    whose KV stays where it is: such a worker runs whole requests. ``throttle``: for measurements."""
+    whose KV stays where it is: such a worker runs whole requests. ``throttle``: for measurements. ``port``: for TCP (0: any)."""
 
     def make(worker: WorkerEngine, send: Callable[[FromWorker], None], host: str) -> WorkerHandover | None:
         if moves_kv(worker.engine.backend) is None:
             logger.warning("the %s backend moves no KV to other workers", worker.engine.backend.name)
             return None
-        transports: dict[str, Transport] = {"tcp": TcpTransport(secret, throttle)}
+        transports: dict[str, Transport] = {"tcp": TcpTransport(secret, throttle, port=port)}
         if shm_transport.is_available():
             transports["shm"] = shm_transport.ShmTransport(secret, throttle)
         return WorkerHandover(worker, send, transports, host)
 
     return make
-
-
-def addresses_of(kv_address: str) -> dict[str, str]:
-    """Where a worker takes KV, by transport, as it says: NAME=ADDRESS, separated by blanks."""
-    return {name: address for name, equals, address in (part.partition("=") for part in kv_address.split()) if equals}
