@@ -159,6 +159,7 @@ class WorkerServer:
         self._load, self._make_kv = load, make_kv
         self._config = b""  # that the engine is made of
         self._loading: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None  # of the engine before
         self._channel: Channel[ToWorker] | None = None
         self._is_ready = False  # the front end knows, and sends attempts
         self._failure: BaseException | None = None
@@ -329,7 +330,7 @@ class WorkerServer:
         if self._loading is None or self._config != welcome.config:
             if self._loading is not None:
                 await asyncio.wait((self._loading,))
-                await self._close_engine()
+            await self._close_engine()  # or wait for its end, which an earlier connection has begun: there is no memory for two
             self._config = welcome.config
             self._loading = asyncio.create_task(self._make_engine(welcome.config))
         await asyncio.shield(self._loading)
@@ -359,10 +360,16 @@ class WorkerServer:
         self.engine = worker
 
     async def _close_engine(self) -> None:
+        """When this returns there is none. It is closed also when whoever waits for it is cancelled, as its connection has ended."""
         engine, self.engine, self._loading = self.engine, None, None
         if engine is not None:
-            await engine.close()
-            gc.unfreeze()
+            self._closing = asyncio.create_task(self._close(engine))
+        if self._closing is not None:
+            await asyncio.shield(self._closing)
+
+    async def _close(self, engine: WorkerEngine) -> None:
+        await engine.close()
+        gc.unfreeze()
 
 
 def ready_of(worker: WorkerEngine) -> Ready:
