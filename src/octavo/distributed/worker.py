@@ -227,9 +227,10 @@ class WorkerServer:
         self._channel, self._refusal = channel, None
         channel.start(self._take, lambda reason: closed.set())
         channel.send(Hello(PROTOCOL, options.name, options.role, socket.gethostname(), os.getpid(), options.boot_id))
-        tasks = [asyncio.create_task(work) for work in (self._beat(channel), self._ended.wait(), closed.wait())]
+        self._start(self._beat(channel))
+        tasks = [asyncio.create_task(event.wait()) for event in (self._ended, closed)]
         try:
-            await asyncio.wait(tasks[1:], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in (*tasks, *self._tasks):
                 task.cancel()
