@@ -313,3 +313,10 @@ def test_addresses_are_read_and_written_alike(text: str) -> None:
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="HOST:PORT"):
         Address.parse(text)
+
+
+@pytest.mark.parametrize("host", ["a" * 70, "a..b", "x." + "b" * 64 + ".y"])
+def test_a_name_that_no_host_can_have_is_an_error_like_any(host: str) -> None:
+    """And ends no worker with one of an encoding: it says the field and the value."""
+    with pytest.raises(OSError, match=f"host: '{host}' is not allowed"):
+        asyncio.run(connect(Address.parse(f"{host}:7070"), SECRET, messages.to_worker))

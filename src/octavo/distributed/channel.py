@@ -317,10 +317,13 @@ async def connect(address: Address, secret: bytes, decode: Callable[[bytes], Sai
         return Channel(ConnectorHandshake(secret, CONTROL), decode)
 
     async with asyncio.timeout(timeout_s):
-        if address.path:
-            _, channel = await loop.create_unix_connection(made, address.path)
-        else:
-            _, channel = await loop.create_connection(made, address.host, address.port)
+        try:
+            if address.path:
+                _, channel = await loop.create_unix_connection(made, address.path)
+            else:
+                _, channel = await loop.create_connection(made, address.host, address.port)
+        except UnicodeError as error:  # of a name that no host can have
+            raise OSError(f"host: {address.host!r} is not allowed; {error}") from error
         try:
             await channel.proven()
         except BaseException:
