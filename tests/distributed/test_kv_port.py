@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import tracemalloc
 from array import array
 from dataclasses import replace
 
@@ -174,3 +175,14 @@ def test_a_failure_is_told_once() -> None:
     with pytest.raises(TransferError):
         port.put(ALL)
     assert port.failed == [(7, "cut")] and port.copied == []
+
+
+def test_a_long_prompt_that_is_to_come_takes_next_to_no_memory() -> None:
+    """An engine's loop thread makes room for it, and all its streams wait meanwhile."""
+    port = KVPort(Memory(), KVShape((0,) * 80, 1, 0, None, 16), lambda key, exact: None, lambda key, reason: None)  # type: ignore[arg-type]
+    tracemalloc.start()
+    try:
+        port.expect(7, 131_072, array("i"))
+        assert tracemalloc.get_traced_memory()[0] < 200_000
+    finally:
+        tracemalloc.stop()

@@ -248,7 +248,7 @@ def test_a_client_that_leaves_is_forgotten_everywhere(paths: dict[str, Path], mo
             gates[SENDER].let_go()
             await gates[SENDER].step_begins()
             port = cluster.sides[RECEIVER]._port
-            await cluster.until(lambda: key in port._expected and any(len(m) < 8 for m in port._expected[key].missing))
+            await cluster.until(lambda: key in port._expected and any(m.bit_count() < 8 for m in port._expected[key].missing))
         if moment == "held":
             await cluster.until(lambda: bool(cluster.heard(Offered)))
         if moment == "decode":
@@ -305,7 +305,7 @@ def test_kv_goes_while_the_prompt_is_computed(paths: dict[str, Path]) -> None:
         for num_chunks in (1, 2, 3):
             gate.let_go()
             await gate.step_begins()
-            await cluster.until(lambda n=num_chunks: all(len(m) == 7 - 2 * n for m in port._expected[key].missing))
+            await cluster.until(lambda n=num_chunks: all(m.bit_count() == 7 - 2 * n for m in port._expected[key].missing))
             assert not answer.token_ids and not cluster.heard(Copied)
         gate.open()
         await cluster.answered(answer)

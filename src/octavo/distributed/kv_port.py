@@ -50,12 +50,12 @@ class KVShape:
 
 @dataclass(slots=True)
 class _Expected:
-    """``pages``: of its blocks by column, flat. ``missing``: by layer, blocks that are not there yet."""
+    """``pages``: of its blocks by column, flat. ``missing``: by layer, a bit for each block that is not there yet."""
 
     key: int
     num_tokens: int
     pages: array[int]
-    missing: list[set[int]]
+    missing: list[int]
     lock: threading.Lock = field(default_factory=threading.Lock)
     head: TransferHead | None = None  # once a sender has begun
     is_over: bool = False  # cancelled, failed or complete: nothing is written any more
@@ -76,7 +76,7 @@ class KVPort:
     def expect(self, key: int, num_tokens: int, pages: array[int]) -> None:
         """KV of ``num_tokens`` tokens is to come into blocks with these ``pages``."""
         shape, num_blocks = self._shape, self._shape.num_blocks(num_tokens)
-        missing = [set(range(shape.first_block(layer, num_tokens), num_blocks)) for layer in range(len(shape.layers))]
+        missing = [_bits(shape.first_block(layer, num_tokens), num_blocks) for layer in range(len(shape.layers))]
         self._expected[key] = _Expected(key, num_tokens, pages, missing)
 
     def cancel(self, key: int) -> None:
@@ -116,12 +116,12 @@ class KVPort:
 
     def put(self, key: int, piece: Piece, data: memoryview) -> None:
         expected = self._expected_now(key)
-        columns, wanted = self._shape.num_columns, set(piece.blocks)
+        columns, wanted = self._shape.num_columns, _bits(piece.first_block, piece.blocks.stop)
         with expected.lock:
             if expected.is_over or expected.head is None:
                 raise TransferError(f"the transfer {key} is not wanted any more")
             for layer in piece.layers:
-                if not wanted <= expected.missing[layer]:
+                if wanted & ~expected.missing[layer]:
                     raise TransferError(f"{piece} has come before, or is not wanted")
             pages = expected.pages[piece.first_block * columns : piece.blocks.stop * columns]
             self._backend.import_kv(piece.layers, pages, data, expected.head.packed)
@@ -131,7 +131,7 @@ class KVPort:
     def finish(self, key: int) -> None:
         expected = self._expected_now(key)
         with expected.lock:
-            num_missing = sum(map(len, expected.missing))
+            num_missing = sum(map(int.bit_count, expected.missing))
             if num_missing or expected.is_over or expected.head is None:
                 raise TransferError(f"the transfer {key} has ended, and {num_missing} blocks of layers are missing")
             expected.is_over = True
@@ -153,3 +153,8 @@ class KVPort:
         if expected is None:
             raise TransferError(f"the transfer {key} is not wanted any more")
         return expected
+
+
+def _bits(begin: int, end: int) -> int:
+    """Those of blocks ``begin`` .. ``end`` - 1."""
+    return (1 << end) - (1 << begin)
