@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import sys
 from pathlib import Path
 
 import pytest
 
+from octavo.backends import machine
 from octavo.distributed import process_worker
 from octavo.distributed.channel import Address
 from octavo.distributed.local_cluster import SOCKET, sweep_folders
-from octavo.distributed.process_worker import LocalProcesses
+from octavo.distributed.process_worker import LocalProcesses, share_of_cores
 
 ENDS = (sys.executable, "-c", "raise SystemExit(1)")
 STAYS = (sys.executable, "-c", "import time; time.sleep(600)")
@@ -186,3 +188,11 @@ def test_what_a_killed_front_end_left_is_swept_and_nothing_else(tmp_path: Path) 
     assert before - {path.name for path in tmp_path.iterdir()} == {"octavo-dead"}
     assert (tmp_path / "octavo-more" / "notes").exists() and (tmp_path / "octavo-alive" / SOCKET).exists()
     alive.close()
+
+
+def test_a_share_of_the_cores_where_no_system_call_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on macOS."""
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 12)
+    monkeypatch.setattr(machine, "_CGROUP", Path("/nowhere"))
+    assert [share_of_cores(n) for n in (1, 5, 13)] == [12, 2, 1]

@@ -21,6 +21,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from octavo.backends.machine import available_cpus
 from octavo.distributed.channel import Address
 from octavo.distributed.cluster_options import next_name
 from octavo.distributed.handshake import SECRET_VARIABLE
@@ -167,4 +168,4 @@ class LocalProcesses(KeptWorkers[_Child]):
 
 def share_of_cores(num_workers: int) -> int:
     """Threads of each of so many workers on this host: an equal share of the cores that this process may use, at least one."""
-    return max(1, len(os.sched_getaffinity(0)) // num_workers)
+    return max(1, available_cpus() // num_workers)
