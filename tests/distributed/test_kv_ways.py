@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,6 +16,8 @@ import pytest
 from octavo.bench.stub_worker import StubWorker
 from octavo.config import ConfigError
 from octavo.distributed.channel import Address
+from octavo.distributed.cluster_options import HandoverOptions
+from octavo.distributed.handovers import Handovers, _Ticketed
 from octavo.distributed.kv_ways import KVPlace, kv_host_for, way
 from octavo.distributed.messages import FromWorker, Ready, Welcome
 from octavo.distributed.tcp_transport import TcpTransport
@@ -193,3 +198,30 @@ def test_two_that_cannot_hand_over_to_each_other_are_named(caplog: pytest.LogCap
     lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith("KV has no way")]
     where = "tcp 127.0.0.1:1, shm @octavo-kv-decode-0123456789abcdef"
     assert lines == [f"KV has no way: from worker prefill by auto to worker decode, which listens at {where}"]
+
+
+def test_what_waits_is_looked_through_without_looking_through_all_workers_for_each() -> None:
+    """The front end's loop does so ten times a second."""
+    num_waiting, num_looks = 300, 0
+
+    def link(index: int, role: str) -> Any:
+        kv = place(f"10.0.0.{index}:5000", f"host-{index}", f"10.0.0.{index}", "10.0.0.100")
+        view, channel = SimpleNamespace(num_available_blocks=0), SimpleNamespace(send=lambda message: None, is_open=True)
+        return SimpleNamespace(index=index, kv=kv, worker=SimpleNamespace(role=role, boot_id=str(index)), view=view, channel=channel)
+
+    links = [link(index, "prefill" if index < 8 else "decode") for index in range(16)]
+
+    def every() -> list[Any]:
+        nonlocal num_looks
+        num_looks += 1
+        return links
+
+    flights: Any = SimpleNamespace(faults=SimpleNamespace(guarded=lambda flight: contextlib.nullcontext()))
+    handovers = Handovers(flights, SimpleNamespace(), lambda: links, every, HandoverOptions(), lambda: 0.0)  # type: ignore[arg-type]
+    for key in range(num_waiting):
+        handovers.desk.offered(key, _Ticketed(flights, 100, 8 + key % 8), key % 8, 100, 100, 0.0, [1])
+    way.cache_clear()
+    handovers._give_up()
+    assert num_looks <= 1 and way.cache_info().misses <= 8 * 8, "it depends on what there is, and not on what waits"
+    assert way.cache_info().hits + way.cache_info().misses <= num_waiting, "one that may take it is enough"
+    assert len(handovers.desk) == num_waiting

@@ -148,8 +148,8 @@ class RandomLoad:
 
 @asynccontextmanager
 async def _ticking(cluster: Cluster) -> AsyncIterator[set[int]]:
-    """The rest of a front end: it looks for room now and then, heeds of each request the worker alone that has it, forgets what nobody wants,
-    and ends what a receiver has begun and lost. Gives the keys of requests whose clients have left."""
+    """The rest of a front end: it looks for room now and then, heeds of each request only the worker that has it, forgets what nobody
+    wants, and ends what a receiver has begun and lost. Gives the keys of requests whose clients have left."""
     left, begun, take = set[int](), set[int](), cluster._take
 
     def follow(order: Order[int]) -> bool:

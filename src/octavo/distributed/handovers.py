@@ -77,6 +77,7 @@ class Handovers:
         self._begun: dict[int, Link] = {}  # by key: the receiver that goes on with it
         self._room: dict[int, tuple[int, int]] = {}  # by worker: what it last said of its room
         self._failures, self._no_ways = FloodLog(logger, "hand-off"), FloodLog(logger, "KV has no way")
+        self._known: dict[int, Link] = {}  # by index, as of the last look at all
         self._trials = KVTrials(lambda key: self.desk.find(key) is not None)
 
     @property
@@ -220,7 +221,11 @@ class Handovers:
         self._follow(self.desk.tick(self._now()))
 
     def _link(self, index: int | None) -> Link | None:
-        return next((link for link in self._every() if link.index == index), None)
+        link = None if index is None else self._known.get(index)
+        if link is None or not link.channel.is_open:  # else nobody else has come in its place
+            self._known = {one.index: one for one in self._every()}
+            link = None if index is None else self._known.get(index)
+        return link
 
     def _choose(self, moving: Moving[_Ticketed]) -> int | None:
         """The worker that was chosen when the request came; else, of the others that may decode, the one with most room."""

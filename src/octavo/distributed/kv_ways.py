@@ -16,13 +16,14 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from octavo.distributed.shm_transport import is_near
 
 LOCAL_HOST = "127.0.0.1"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class KVPlace:
     """One worker. ``addresses``: where it takes KV, and ``transports``: by which it sends, as it says. ``peer_host``: the address that its
     front end sees it at, and ``front_host``: that it reaches its front end by (None: by a socket of their host)."""
@@ -54,6 +55,7 @@ def addresses_of(kv_address: str) -> dict[str, str]:
     return {name: address for name, equals, address in (part.partition("=") for part in kv_address.split()) if equals}
 
 
+@lru_cache(maxsize=1 << 14)  # of two that stay as they are; asked again and again for all that waits
 def way(sender: KVPlace, receiver: KVPlace, wanted: str) -> tuple[str, str] | None:
     """(transport, the receiver's address for this sender); None: there is none. ``wanted`` auto: shared memory where both are on one host,
     else TCP."""
