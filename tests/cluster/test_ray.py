@@ -27,7 +27,8 @@ from tests.cluster.processes import Server
 from tests.models.tiny import write_tiny_gguf
 
 ray = pytest.importorskip("ray", reason="the extra ray is not installed")
-from octavo.distributed.ray_cluster import RayLauncher  # noqa: E402 - it imports Ray
+from octavo.distributed import ray_cluster  # noqa: E402 - it imports Ray
+from octavo.distributed.ray_cluster import RayLauncher, RayUnavailable, connect_ray  # noqa: E402
 
 pytestmark = pytest.mark.soak
 WAIT_S = 240.0  # Ray takes its time
@@ -116,7 +117,6 @@ def with_cluster(
 @pytest.fixture(autouse=True)
 def stays_connected(monkeypatch: pytest.MonkeyPatch) -> None:
     """The front end would join and leave Ray; here this process is in it all the time."""
-    from octavo.distributed import ray_cluster
 
     monkeypatch.setattr(ray_cluster, "connect_ray", lambda address: False)
     monkeypatch.setattr(ray_cluster, "disconnect_ray", lambda: None)
@@ -277,3 +277,24 @@ def test_served_and_described(path: Path, tmp_path: Path) -> None:
             assert len(server.get("/v1/cluster")["workers"]) == 2
             assert server.stop() == 0, server.text
         assert [difference(a, b) for a, b in zip(answers, right, strict=True)] == [None] * len(right)
+
+
+@pytest.mark.parametrize("said", ["127.0.0.1:1", None])
+def test_an_address_of_the_environment_that_leads_nowhere_is_an_error(said: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And is no reason to start a Ray of this machine alone, as there is where nobody has said any."""
+    tried = list[str]()
+
+    def init(address: str, **options: Any) -> None:
+        tried.append(address)
+        if address != "local":
+            raise ConnectionError("nobody answers")
+
+    monkeypatch.setattr(ray, "init", init)
+    if said is None:
+        monkeypatch.delenv("RAY_ADDRESS")
+        assert connect_ray(None) and tried == ["auto", "local"]
+        return
+    monkeypatch.setenv("RAY_ADDRESS", said)
+    with pytest.raises(RayUnavailable, match=r"^\$RAY_ADDRESS: '127.0.0.1:1' is not allowed; .*nobody answers"):
+        connect_ray(None)
+    assert tried == ["auto"]

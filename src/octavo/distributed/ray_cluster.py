@@ -70,9 +70,11 @@ class _Worker(KeptWorker):
 
 
 def connect_ray(address: str | None) -> bool:
-    """Join the Ray at ``address`` ("auto": a running one), or with None a running one or else one that is started; whether one was.
+    """Join the Ray at ``address`` ("auto": a running one). With None that at $RAY_ADDRESS; without such a running one, or else one that is
+    started. Whether one was started.
 
-    Signals are left as they were: Ray takes SIGTERM for itself. Raises RayUnavailable.
+    Signals are left as they were: Ray takes SIGTERM for itself. Raises RayUnavailable, also for a $RAY_ADDRESS where there is none: all
+    workers would be on this machine, and nobody know.
     """
     quiet: dict[str, Any] = {"logging_level": logging.WARNING, "log_to_driver": False}
     with _signals_kept():
@@ -80,8 +82,10 @@ def connect_ray(address: str | None) -> bool:
             ray.init(address=address or "auto", **quiet)
             return False
         except (ConnectionError, ValueError, RuntimeError) as error:
-            if address is not None or not isinstance(error, ConnectionError):
-                raise RayUnavailable(f"ray.address: {address or 'auto'!r} is not allowed; no Ray can be joined there: {error}") from error
+            said = os.environ.get("RAY_ADDRESS")
+            if address is not None or said or not isinstance(error, ConnectionError):
+                name, value = ("$RAY_ADDRESS", said) if address is None and said else ("ray.address", address or "auto")
+                raise RayUnavailable(f"{name}: {value!r} is not allowed; no Ray can be joined there: {error}") from error
         try:
             ray.init(address="local", include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, **quiet)
         except Exception as error:
