@@ -15,6 +15,7 @@ import pytest
 
 from octavo.bench.stub_worker import StubWorker
 from octavo.config import ConfigError
+from octavo.distributed import worker_handover
 from octavo.distributed.channel import Address
 from octavo.distributed.cluster_options import HandoverOptions
 from octavo.distributed.handovers import Handovers, _Ticketed
@@ -24,10 +25,13 @@ from octavo.distributed.tcp_transport import TcpTransport
 from octavo.distributed.transport import Piece
 from octavo.distributed.worker import WorkerOptions, WorkerServer
 from octavo.distributed.worker_engine import WorkerEngine
+from octavo.distributed.worker_handover import handing_over
+from tests.distributed.pair import tiny_engine
 from tests.distributed.test_stub_worker import TOKENIZER
 from tests.distributed.test_stub_worker import front_end as front_end_of_stubs
 from tests.distributed.test_transports import HEAD, KeepingSink, send_all
 from tests.distributed.test_worker import SECRET, front_end, load, until
+from tests.models.tiny import write_tiny_gguf
 
 
 def place(tcp: str, host: str, peer: str | None, front: str | None, has_shm: bool = True) -> KVPlace:
@@ -225,3 +229,23 @@ def test_what_waits_is_looked_through_without_looking_through_all_workers_for_ea
     assert num_looks <= 1 and way.cache_info().misses <= 8 * 8, "it depends on what there is, and not on what waits"
     assert way.cache_info().hits + way.cache_info().misses <= num_waiting, "one that may take it is enough"
     assert len(handovers.desk) == num_waiting
+
+
+def test_blocks_that_no_piece_can_hold_go_nowhere_and_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once, and not by every hand-off that fails."""
+    engine = tiny_engine(write_tiny_gguf(tmp_path / "m.gguf"))
+    try:
+        worker = WorkerEngine(engine, lambda message: None, lambda reason: None)
+        bytes_of_layer = engine.backend.wire_layer_bytes(0)  # type: ignore[attr-defined]
+        for most, moves in ((bytes_of_layer, True), (bytes_of_layer - 1, False)):
+            monkeypatch.setattr(worker_handover, "MAX_PIECE_BYTES", most)
+            side = handing_over(SECRET)(worker, lambda message: None, "127.0.0.1")
+            assert (side is not None) is moves
+            if side is not None:
+                side.close()
+    finally:
+        engine.close()
+    limit = f"block_size: 16 is too large for KV to go to other workers; a layer of a block has {bytes_of_layer} bytes, and at most"
+    assert [record.getMessage() for record in caplog.records if record.name == "octavo.worker"] == [f"{limit} {most} go at a time"]

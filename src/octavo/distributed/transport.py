@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-MAX_PIECE_BYTES = 8 << 20  # what a buffer holds; single blocks of a layer are far smaller
+MAX_PIECE_BYTES = 8 << 20  # what a buffer holds: at least one block of a layer, or no KV goes
 CHECKSUMS = ("none", "crc32", "blake2b")
 CHECKSUM_BYTES = 16  # on the wire, whichever it is
 

@@ -41,7 +41,7 @@ from octavo.distributed.messages import (
 )
 from octavo.distributed.tcp_transport import TcpTransport
 from octavo.distributed.throttle import Throttle
-from octavo.distributed.transport import Transport, TransportListener
+from octavo.distributed.transport import MAX_PIECE_BYTES, Transport, TransportListener
 from octavo.distributed.wire import check_token_ids
 from octavo.distributed.worker import MakeKV
 from octavo.distributed.worker_engine import KVMessage, WorkerEngine, engine_id
@@ -313,11 +313,19 @@ class WorkerHandover:
 
 def handing_over(secret: bytes, throttle: Throttle | None = None, port: int = 0) -> MakeKV:
     """What makes a worker's part in hand-offs, by shared memory and TCP, for workers that share ``secret``. Nothing is made for a backend
-    whose KV stays where it is: such a worker runs whole requests. ``throttle``: for measurements. ``port``: for TCP (0: any)."""
+    whose KV stays where it is, or for blocks that no piece can hold: such a worker runs whole requests. ``throttle``: for measurements.
+    ``port``: for TCP (0: any)."""
 
     def make(worker: WorkerEngine, send: Callable[[FromWorker], None], host: str) -> WorkerHandover | None:
-        if moves_kv(worker.engine.backend) is None:
+        kv = moves_kv(worker.engine.backend)
+        if kv is None:
             logger.warning("the %s backend moves no KV to other workers", worker.engine.backend.name)
+            return None
+        most = max((kv.wire_layer_bytes(layer) for layer in range(kv.num_kv_layers)), default=0)
+        if most > MAX_PIECE_BYTES:
+            size = worker.engine.config.cache.block_size
+            limit = f"a layer of a block has {most} bytes, and at most {MAX_PIECE_BYTES} go at a time"
+            logger.warning("block_size: %d is too large for KV to go to other workers; %s", size, limit)
             return None
         transports: dict[str, Transport] = {"tcp": TcpTransport(secret, throttle, port=port)}
         if shm_transport.is_available():
