@@ -235,3 +235,12 @@ def test_a_start_that_comes_to_nothing_ends_with_one_sentence(path: Path, flags:
         assert len(lines) <= 3, "each worker says it once"
     else:
         assert own[0].startswith("octavo: workers_listen: cannot listen at 127.0.0.1:") and "already in use" in own[0]
+
+
+def test_flags_offer_what_there_is() -> None:
+    """They say it once more, so that the help of a command takes no time."""
+    from octavo.cli import cluster_flags
+    from octavo.distributed import cluster_options, router, transport
+
+    assert sorted(cluster_flags.ROUTERS) == sorted(router.ROUTERS)
+    assert cluster_flags.KV_TRANSPORTS == cluster_options.KV_TRANSPORTS and cluster_flags.KV_CHECKSUMS == transport.CHECKSUMS

@@ -11,7 +11,7 @@ import pytest
 from octavo.distributed.handoff import HandoffLimits
 from octavo.distributed.handover import HandoverDesk, Moving, Order, OrderKind
 
-LIMITS = HandoffLimits(reserve_s=5.0, copy_s=4.0, release_s=3.0, prompt_s=50.0)
+LIMITS = HandoffLimits(reserve_s=5.0, copy_s=4.0, prompt_s=50.0)
 SENDER, RECEIVERS = 0, (1, 2)
 
 

@@ -49,7 +49,7 @@ MIN_LAYERWISE = HandoverOptions().min_layerwise
 """Tokens of a prompt from which on its KV goes over while it is computed."""
 WORKER = (sys.executable, "-m", "octavo.bench.logged_worker")
 _PATIENT = LivenessLimits(suspect_s=60.0, stall_s=120.0, gone_s=600.0)  # nobody dies here, and a busy machine is no reason to suspect it
-_HANDOFF = HandoffLimits(reserve_s=300.0, copy_s=300.0, release_s=300.0, prompt_s=3600.0)
+_HANDOFF = HandoffLimits(reserve_s=300.0, copy_s=300.0, prompt_s=3600.0)
 _REST_S = 0.1  # after the last answer, until every worker has nothing to do and has written its steps
 _KINDS = ("prompt", "decode", "context", "mixed")  # scenes without drafts, and without logits of prompts
 _MAX_SCENE_ROWS = 256  # prompts of scenes have up to 2.5 times as many tokens

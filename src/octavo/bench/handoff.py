@@ -168,7 +168,7 @@ class _Bench:
     def _front_end(self, way: str, link_gbps: float | None) -> ClusterEngine:
         case = self._case
         min_layerwise = SERIAL if way == "serial" else 1
-        limits = HandoffLimits(300.0, 300.0, 300.0, 3600.0)
+        limits = HandoffLimits(reserve_s=300.0, copy_s=300.0, prompt_s=3600.0)
         options = ClusterOptions(
             liveness=PATIENT,
             handover=HandoverOptions(case.transport, case.wire_dtype, "none", min_layerwise, limits, may_borrow=False),

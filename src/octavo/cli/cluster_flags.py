@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     OpenCluster = Callable[[EngineConfig, str, Callable[[], object]], ClusterEngine]
 
+# What ClusterOptions may say, once more: to import it for the help of a command would take longer than all the rest.
 KV_TRANSPORTS = ("auto", "shm", "tcp")
 KV_CHECKSUMS = ("none", "crc32", "blake2b")
 ROUTERS = ("soonest", "shortest-queue", "predicted-seconds", "round-robin", "prefix-affinity")

@@ -2,17 +2,17 @@
 
     offered ──reserved──▶ reserved ──copied──▶ copied ──released──▶ released
        │                     │                    │
-       │ no receiver in time │ the copy failed    │ the sender does not answer in time:
-       │ or it is withdrawn  │ or took too long   │ it gives back what it holds by itself
-       ▼                     ▼                    ▼
-     failed               failed               released
+       │ no receiver in time │ the copy failed
+       │ or it is withdrawn  │ or took too long
+       ▼                     ▼
+     failed               failed
 
 It may be offered when its prompt begins: then KV is copied while the rest is computed, and it is copied when all KV has arrived and the
 sender has drawn the first token (``drew``). Waiting for a receiver, or for the copy, is timed from the first token on: before it, nobody
 waits. That the first token comes at all is timed from the offer.
 
 The receiver allocates, the bytes are copied, then the sender frees (as in DistServe, Zhong et al., OSDI 2024, section 4). Until ``copied``
-the request is the sender's, who can always go on with it; from then on it is the receiver's.
+the request is the sender's, who can always go on with it; from then on it is the receiver's, and the sender has only to be told.
 Each move returns what the two sides are to do. Times are told; nothing here waits, sends or knows an engine. The same objects serve a
 simulation and real workers.
 """
@@ -54,11 +54,10 @@ class HandoffLimits:
 
     reserve_s: float = 30.0
     copy_s: float = 30.0
-    release_s: float = 30.0
     prompt_s: float = 600.0
 
     def __post_init__(self) -> None:
-        for name in ("reserve_s", "copy_s", "release_s", "prompt_s"):
+        for name in ("reserve_s", "copy_s", "prompt_s"):
             if not getattr(self, name) > 0.0:
                 raise ValueError(f"{name}: {getattr(self, name)!r} is not allowed; above 0 seconds")
 
@@ -93,7 +92,7 @@ class Handoff:
             raise HandoffError(f"hand-off of {self.request_id!r}: it is {self.state.value}, and its first token was not waited for")
         self.drawn = True
         if self.arrived:
-            return self._settle(now)
+            return self._settle()
         is_offered = self.state is HandoffState.OFFERED
         self.deadline_s = now + (self.limits.reserve_s if is_offered else self.limits.copy_s)
         return []
@@ -112,16 +111,16 @@ class Handoff:
         if self.arrived:
             raise HandoffError(f"hand-off of {self.request_id!r}: its KV has arrived before")
         self.arrived = True
-        return self._settle(now) if self.drawn else []
+        return self._settle() if self.drawn else []
 
-    def _settle(self, now: float) -> list[Action]:
-        self.state, self.deadline_s = HandoffState.COPIED, now + self.limits.release_s
+    def _settle(self) -> list[Action]:
+        self.state, self.deadline_s = HandoffState.COPIED, float("inf")
         return [Action.BEGIN, Action.RELEASE]
 
     def released(self) -> list[Action]:
         """The sender has given its blocks back."""
         self._leave(HandoffState.COPIED, "released")
-        self.state, self.deadline_s = HandoffState.RELEASED, float("inf")
+        self.state = HandoffState.RELEASED
         return []
 
     def fail(self, reason: str) -> list[Action]:
@@ -133,11 +132,9 @@ class Handoff:
         return actions
 
     def expire(self, now: float) -> list[Action]:
-        """The edge that is due has taken too long, if it has by ``now``: fail, or, when only the sender's answer lacks, do without it."""
-        if now < self.deadline_s or self.is_over:
+        """Fail if the edge that is due has taken too long by ``now``."""
+        if now < self.deadline_s or self.state not in (HandoffState.OFFERED, HandoffState.RESERVED):
             return []
-        if self.state is HandoffState.COPIED:
-            return self.released()
         waited_for, limit_s = "the copy", self.limits.copy_s
         if not self.drawn:
             waited_for, limit_s = "the first token", self.limits.prompt_s

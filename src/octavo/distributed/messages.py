@@ -199,12 +199,11 @@ class Abort(Message, tag="abort"):
 
 
 class Reserve(Message, tag="reserve"):
-    """Blocks for the KV of the ``num_tokens`` tokens of the prompt and a place to run, for what will come by ``transport``."""
+    """Blocks for the KV of the ``num_tokens`` tokens of the prompt and a place to run."""
 
     key: int
     request: WireRequest
     num_tokens: int
-    transport: str = "tcp"
 
 
 class Send(Message, tag="send"):
