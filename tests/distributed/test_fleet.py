@@ -86,6 +86,16 @@ def test_a_worker_that_starts_may_take_its_time_to_be_ready_but_not_be_silent() 
     assert a.takes_requests
 
 
+def test_one_that_hangs_since_before_it_came_is_suspect_at_once() -> None:
+    fleet = Fleet(LIMITS)
+    a = fleet.hello("a", "both", "here", 1, "x", 0.0)
+    fleet.told_steps(a, 0, 5.1, 0.0)
+    fleet.ready(a, 0.0)
+    assert a.state is WorkerState.SUSPECT and not a.takes_requests and "no step for 5 s" in a.reason
+    assert look_until(fleet, 0.1, 1.0, heard=(a,), age=6.0) == []
+    assert look_until(fleet, 1.1, 1.1, heard=(a,), age=0.0) == [("a", Change.RECOVERED)]
+
+
 def test_a_draining_worker_takes_nothing_and_can_hang_as_any_other() -> None:
     fleet, (a,) = fleet_of("a")
     fleet.drain(a)

@@ -1,5 +1,6 @@
 """The workers of a front end: who there is, and which of them may be trusted with a request. Pure: times are told.
 
+                 ┌───────ready, and it hangs──┐
     hello ─▶ starting ──ready──▶ ready ⇄ suspect ──gone_s─▶ gone
                  │                 │         │
                  └─────closed──────┴─────────┘
@@ -110,10 +111,12 @@ class Fleet:
         return worker
 
     def ready(self, worker: Worker, now: float) -> None:
-        """It has loaded its model."""
+        """It has loaded its model. One whose loop hangs, since before it came, is suspect at once, and recovers as any."""
         assert worker.state is WorkerState.STARTING, f"{worker.name} is {worker.state.value} and says that it is ready"
         worker.heard_s = now
-        self._enter(worker, WorkerState.READY, now)
+        fault = self._fault(worker, now)
+        worker.reason = worker.reason if fault is None else fault[1]
+        self._enter(worker, WorkerState.READY if fault is None else WorkerState.SUSPECT, now)
 
     def heard(self, worker: Worker, now: float) -> None:
         """It has said something."""

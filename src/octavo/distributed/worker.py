@@ -245,10 +245,14 @@ class WorkerServer:
             if self.engine is not None and self._is_ready:
                 self.engine.beat()
             else:
-                channel.send(Load())
+                channel.send(self._early_load())
             if loop.time() - channel.heard_s > self._gone_s:
                 channel.abort(f"it has said nothing for {self._gone_s:g} s")
             await asyncio.sleep(HEARTBEAT_S)
+
+    def _early_load(self) -> Load:
+        """The heartbeat before Ready: no figures are known, but whether an engine that there is from before makes progress."""
+        return Load(step_age_s=0.0 if self.engine is None else self.engine.thread.silent_s)
 
     def _send(self, message: FromWorker) -> None:
         """Raises MessageError. Goes nowhere while no front end is ready for it."""
@@ -332,6 +336,7 @@ class WorkerServer:
             self._loading = asyncio.create_task(self._make_engine(welcome.config))
         await asyncio.shield(self._loading)
         if channel is not None and channel is self._channel and not self._is_ready and self.engine is not None:
+            channel.send(self._early_load())  # so that nothing is sent to an engine that hangs
             channel.send(ready_of(self.engine))
             self._is_ready = True
             self.engine.begin_connection()
