@@ -248,6 +248,46 @@ def test_a_restart_waits_for_a_worker_that_is_just_being_started() -> None:
     asyncio.run(run())
 
 
+def test_a_worker_that_is_cut_off_while_a_restart_drains_it_comes_back_to_end() -> None:
+    """Its process is waited for, and killed after a while: what it got meanwhile would be lost with it."""
+
+    class Patient(Launcher):
+        has_ended = asyncio.Event()
+
+        async def replace(self, name: str) -> None:
+            await self.has_ended.wait()
+            await super().replace(name)
+
+    async def run() -> None:
+        launcher = Patient("a")
+        engine = engine_of(launcher)
+        engine.start()
+        await launcher.opened.wait()
+        worker, task = stub(engine, "a")
+        await engine.ready()
+        stream = open_stream(engine, 0, 3)
+        await until(lambda: worker.num_attempts == 1)
+        await engine.cluster.restart()
+        await until(lambda: not engine.open_links())
+        assert worker._channel is not None
+        worker._channel.abort("the test has cut it")
+        await asyncio.wait_for(task, 60)
+        await until(lambda: engine.control.find("a") is None)
+        await asyncio.wait_for(worker.run(engine.control.address, SECRET), 60)  # it is told to end
+        assert worker.num_received == 0 and engine.flights.num_lost == 1 and engine.flights.num_waiting == 1
+        launcher.has_ended.set()
+        second, other = stub(engine, "a")
+        await until(lambda: second.num_attempts == 1)
+        second.give(3)
+        assert await read(stream) == expected(0, 3)
+        await until(lambda: engine.cluster.status()["restart"] is None)
+        assert launcher.replaced == ["a"]
+        await engine.stop()
+        await other
+
+    asyncio.run(run())
+
+
 def test_an_engine_that_is_stopped_while_it_opens_starts_nobody_afterwards() -> None:
     async def run() -> None:
         launcher = Launcher("a")

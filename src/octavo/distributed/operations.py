@@ -285,8 +285,8 @@ class Operations:
                 before = None
                 if launcher.trouble_of(name) is None:
                     before = await self._comes(launcher, name, partial(self._control.find, name))
-                    await self._empty(before)
-                    self._control.shut_down(before)
+                    self.let_go(before, for_good=False)  # also when it is cut off meanwhile and comes back: ``joined``
+                    await self._leaving[before]
                 await launcher.replace(name)
                 await self._comes(launcher, name, partial(self._successor, name, before))
                 self._done += 1
