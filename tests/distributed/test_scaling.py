@@ -111,6 +111,7 @@ class Came:
     num_waiting: int = 0
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
+    num_begun: int = 0
     num_ended: int = 0
     handovers: Any = None
 
@@ -222,6 +223,18 @@ def test_a_worker_that_can_never_run_is_not_counted_on() -> None:
     assert launcher.released[3:] == ["worker-4"]
     two.look(int(scaling.FIRST_REST_S))
     assert launcher.names == ["worker-0", "worker-5"], "the pauses have begun anew"
+
+
+def test_workers_that_somebody_else_has_started_are_not_taken_from_them() -> None:
+    """More of them than there may be of the launcher's, and the idlest of all."""
+    launcher = Launcher("worker-0", "worker-1")
+    others = [Told(f"worker-{i}", i) for i in (7, 8, 9)]
+    own = [Told("worker-0", 0, keys={1}), Told("worker-1", 1, keys={2, 3})]
+    mixed = Cluster(launcher, ScaleLimits(least=1, most=2, down_after_s=5.0), *own, *others)
+    mixed.look(5)
+    assert not mixed.drained
+    mixed.look(5)
+    assert mixed.drained == [own[0]], "one less will do, and one of its own is that"
 
 
 def test_while_nobody_serves_nobody_is_given_up() -> None:
