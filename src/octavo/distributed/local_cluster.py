@@ -8,8 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import socket
-import stat
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -22,6 +20,7 @@ from octavo.distributed.cluster_engine import ClusterEngine
 from octavo.distributed.cluster_options import ClusterOptions, worker_name
 from octavo.distributed.handshake import new_secret, read_secret
 from octavo.distributed.process_worker import LocalProcesses, share_of_cores
+from octavo.distributed.unix_sockets import is_left
 from octavo.engine.engine import default_kv_bytes
 
 FOLDER = "octavo-"  # of a front end's own, in the one for temporary files
@@ -58,14 +57,9 @@ def sweep_folders(parent: Path, min_age_s: float = 60.0) -> None:
     nothing else. Younger ones may be about to listen."""
     for folder in parent.glob(f"{FOLDER}*"):
         path = folder / SOCKET
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
+        with contextlib.suppress(OSError):
             found = path.lstat()
-            if not stat.S_ISSOCK(found.st_mode) or found.st_uid != os.getuid() or time.time() - found.st_mtime < min_age_s:
-                continue
-            probe.settimeout(1.0)
-            try:
-                probe.connect(str(path))
-            except ConnectionRefusedError:
+            if found.st_uid == os.getuid() and time.time() - found.st_mtime >= min_age_s and is_left(str(path)):
                 path.unlink()
                 folder.rmdir()
 
