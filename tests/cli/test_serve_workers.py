@@ -138,7 +138,7 @@ PAIR = "--workers prefill=2,decode=1"
         ("--workers prefill=1,prefill=2", "a number, or numbers by role"),
         ("--workers-listen 80", "HOST:PORT"),
         ("--router round-robin", "it does nothing without --workers"),
-        ("--worker-suspect-s 0 --workers 2", "above 0"),
+        ("--worker-suspect-s 0.59 --workers 2", "0.59 is not allowed; a finite number from 0.6"),
         ("--max-workers 3", "it does nothing without --workers"),
         ("--workers 3 --max-workers 2", "'--max-workers': 2 is not allowed; at least as many as workers has of them (3)"),
         ("--workers 3 --max-workers two", "'--max-workers': 'two' is not allowed; a number, or numbers by role"),

@@ -15,7 +15,7 @@ import json
 import sys
 import time
 
-from octavo.bench.stub_worker import HEARTBEAT_S, StubWorker
+from octavo.bench.stub_worker import StubWorker
 from octavo.distributed.channel import Address
 from octavo.distributed.handshake import read_secret
 

@@ -59,7 +59,7 @@ def cluster_options(function: Callable) -> Callable:
             click.option("--cluster-secret-file", type=click.Path(dir_okay=False), help=_SECRET_HELP),
             click.option("--router", type=click.Choice(ROUTERS), default="soonest", show_default=True, help=_ROUTER_HELP),
             click.option("--worker-wait-s", type=Finite(0), default=30.0, show_default=True, help=_WAIT_HELP),
-            click.option("--worker-suspect-s", type=POSITIVE, default=1.0, show_default=True, help=_SUSPECT_HELP),
+            click.option("--worker-suspect-s", type=Finite(0.6), default=1.0, show_default=True, help=_SUSPECT_HELP),
             click.option("--worker-stall-s", type=POSITIVE, default=60.0, show_default=True, help=_STALL_HELP),
             click.option("--kv-transport", type=click.Choice(KV_TRANSPORTS), default="auto", show_default=True, help=_TRANSPORT_HELP),
             click.option("--kv-wire-dtype", type=click.Choice(["auto", "int8"]), default="auto", show_default=True, help=_WIRE_HELP),

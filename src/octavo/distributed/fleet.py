@@ -22,6 +22,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
+HEARTBEAT_S = 0.2  # between two heartbeats of a worker
+LEAST_SUSPECT_S = 0.6  # three of them: who merely comes late would be suspected again and again, and all of its streams be moved
 MAX_LOOK_S = 0.25  # between two looks at the fleet; what is longer was this process's own pause
 
 
@@ -43,7 +45,7 @@ class Change(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LivenessLimits:
-    """Seconds. ``suspect_s``: of silence; ``stall_s``: without a step while there is work; ``gone_s``: of silence, after which a worker is
+    """Seconds. ``suspect_s``: of silence, at least ``LEAST_SUSPECT_S``; ``stall_s``: without a step while there is work; ``gone_s``: of silence, after which a worker is
     given up."""
 
     suspect_s: float = 1.0
@@ -55,6 +57,9 @@ class LivenessLimits:
             value = getattr(self, name)
             if not 0.0 < value < math.inf:
                 raise ValueError(f"{name}: {value!r} is not allowed; a finite number of seconds above 0")
+        if self.suspect_s < LEAST_SUSPECT_S:
+            limit = f"at least {LEAST_SUSPECT_S:g}, since workers are heard every {HEARTBEAT_S:g} s"
+            raise ValueError(f"suspect_s: {self.suspect_s!r} is not allowed; {limit}")
         if self.gone_s <= self.suspect_s:
             raise ValueError(f"gone_s: {self.gone_s!r} is not allowed; above suspect_s ({self.suspect_s:g})")
 

@@ -24,6 +24,7 @@ from octavo.backends.base import BackendError
 from octavo.config import ConfigError, EngineConfig
 from octavo.distributed.answers import answer
 from octavo.distributed.channel import Address, Channel, ChannelClosed, connect
+from octavo.distributed.fleet import HEARTBEAT_S
 from octavo.distributed.messages import (
     PROTOCOL,
     Abort,
@@ -61,7 +62,6 @@ from octavo.models.model_file import ModelFileError
 logger = logging.getLogger("octavo.worker")
 
 LOCAL_HOST = "127.0.0.1"
-HEARTBEAT_S = 0.2
 RETRY_S = (0.1, 2.0)  # between attempts to reach the front end: the first wait, and the longest
 REFUSED_S = 30.0  # the longest wait of one that is refused: another has its name, say, and may have it for long
 
