@@ -45,8 +45,8 @@ class Change(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LivenessLimits:
-    """Seconds. ``suspect_s``: of silence, at least ``LEAST_SUSPECT_S``; ``stall_s``: without a step while there is work; ``gone_s``: of silence, after which a worker is
-    given up."""
+    """Seconds. ``suspect_s``: of silence, at least ``LEAST_SUSPECT_S``; ``stall_s``: without a step while there is work; ``gone_s``: of
+    silence, after which a worker is given up."""
 
     suspect_s: float = 1.0
     stall_s: float = 60.0

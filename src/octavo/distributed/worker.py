@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import logging
 import os
@@ -20,7 +21,7 @@ import socket
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict, dataclass, field, replace
 
-from octavo.backends.base import BackendError
+from octavo.backends.base import BackendError, OutOfResources
 from octavo.config import ConfigError, EngineConfig
 from octavo.distributed.answers import answer
 from octavo.distributed.channel import Address, Channel, ChannelClosed, connect
@@ -75,6 +76,13 @@ class WorkerRefused(RuntimeError):
 
 # What another try of the same would end with as well, as long as nobody mends it.
 HOPELESS_ERRORS = (ConfigError, ModelFileError, NoSuchModel, BackendError, UserFileError, WorkerRefused)
+SCARCE = (errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE)
+
+
+def is_passing(error: Exception) -> bool:
+    """One of the ``HOPELESS_ERRORS``, and yet another try may end otherwise: memory, threads or files were short."""
+    cause = error.__cause__
+    return isinstance(error, OutOfResources) or (isinstance(cause, OSError) and cause.errno in SCARCE)
 
 
 class FrontEndLost(RuntimeError):
