@@ -174,10 +174,15 @@ class Operations:
                 del self._leaving[link]
 
     async def _empty(self, link: Link) -> None:
-        """Drain a worker, and wait until it has nothing, or is gone."""
+        """Drain a worker, and wait until it has nothing and nothing is on its way to it, or it is gone."""
         self._control.fleet.drain(link.worker)
-        while link.keys and self._control.find(link.name) is link:
+        while self._control.find(link.name) is link and (link.keys or self._num_coming(link)):
             await asyncio.sleep(LOOK_S)
+
+    def _num_coming(self, link: Link) -> int:
+        """Hand-offs whose KV it has room for: it is half over, maybe, and would be for nothing."""
+        handovers = self._flights.handovers
+        return 0 if handovers is None else handovers.desk.num_coming(link.index)
 
     # --- having them back ---------------------------------------------------------------------------------------------------------------
 
