@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
+from octavo.config import ConfigError, EngineConfig, ModelConfig
 from octavo.distributed import process_worker
 from octavo.distributed.channel import Address
-from octavo.distributed.local_cluster import SOCKET, sweep_folders
+from octavo.distributed.local_cluster import SOCKET, ClusterPlan, open_cluster, sweep_folders
 from octavo.distributed.process_worker import LocalProcesses
+from tests.models.tiny import write_tiny_gguf
 
 ENDS = (sys.executable, "-c", "raise SystemExit(1)")
 STAYS = (sys.executable, "-c", "import time; time.sleep(600)")
@@ -179,10 +182,22 @@ def test_what_a_killed_front_end_left_is_swept_and_nothing_else(tmp_path: Path) 
     (tmp_path / "octavo-more" / "notes").write_text("of somebody")
     (tmp_path / "octavo-file").mkdir()
     (tmp_path / "octavo-file" / SOCKET).write_text("no socket")
+    for name in ("octavo-a1_bcdef", "octavo-somebodys", "octavo-mine"):  # the first is as mkdtemp names it, and so is the second
+        (tmp_path / name).mkdir()
+    (tmp_path / "octavo-somebodys" / "notes").touch()
     before = {path.name for path in tmp_path.iterdir()}
     sweep_folders(tmp_path, min_age_s=3600.0)
     assert {path.name for path in tmp_path.iterdir()} == before
     sweep_folders(tmp_path, min_age_s=0.0)
-    assert before - {path.name for path in tmp_path.iterdir()} == {"octavo-dead"}
+    assert before - {path.name for path in tmp_path.iterdir()} == {"octavo-dead", "octavo-a1_bcdef"}
     assert (tmp_path / "octavo-more" / "notes").exists() and (tmp_path / "octavo-alive" / SOCKET).exists()
     alive.close()
+
+
+def test_a_start_that_fails_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever starts it again and again would have as many."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    config = EngineConfig(ModelConfig(str(write_tiny_gguf(tmp_path / "m.gguf", context=512)), max_model_len=10**7))
+    with pytest.raises(ConfigError, match="max_model_len"):
+        open_cluster(config, config.model.model, ClusterPlan({"both": 1}))
+    assert [path.name for path in tmp_path.iterdir()] == ["m.gguf"]
