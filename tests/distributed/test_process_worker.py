@@ -118,6 +118,34 @@ def test_a_worker_that_was_released_is_kept_again(monkeypatch: pytest.MonkeyPatc
     asyncio.run(run())
 
 
+def test_of_workers_that_have_ended_for_good_few_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Load comes and goes for months: names are new each time, and of the old ones the last can be had back."""
+    monkeypatch.setattr(process_worker, "MAX_RELEASED", 3)
+    monkeypatch.setattr(process_worker, "END_S", 0.1)
+
+    async def run() -> None:
+        processes = LocalProcesses({"worker-0": "both", "worker-2": "both", "decode-0": "decode"}, "secret", command=STAYS)
+        await processes.start(NOWHERE)
+        await until(lambda: len(processes.pids) == 3)
+        added = list[str]()
+        processes._command = list(ENDS)
+        for i in range(9):
+            added.append(processes.add("decode" if i % 3 == 2 else "both"))
+            processes.release(added[-1])
+            child = processes._children[added[-1]]
+            await until(lambda child=child: child.keeper.done())
+        assert [name for name in added if name.startswith("worker")] == [f"worker-{i}" for i in (1, 3, 4, 5, 6, 7)]
+        assert [name for name in added if name.startswith("decode")] == ["decode-1", "decode-2", "decode-3"]
+        assert processes.released == added[-4:] and len(processes._children) == 7
+        processes.release("worker-2")  # whose process goes on: it is none of those that have ended, and those are three now
+        assert processes.released == [*added[-3:], "worker-2"]
+        assert list(processes.names) == ["worker-0", "decode-0"] and set(processes.pids) == {"worker-0", "worker-2", "decode-0"}
+        assert processes.keep(added[-1]) and processes.names[-1] == added[-1]
+        await processes.stop()
+
+    asyncio.run(run())
+
+
 def test_a_process_that_cannot_be_started_is_tried_again() -> None:
     """A host without room for it has room some time."""
 

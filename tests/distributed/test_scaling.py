@@ -12,7 +12,7 @@ import pytest
 from octavo.core.request import SamplingParams
 from octavo.distributed import scaling
 from octavo.distributed.autoscale import ScaleLimits
-from octavo.distributed.cluster_options import ClusterOptions, next_name
+from octavo.distributed.cluster_options import ClusterOptions, NewNames
 from octavo.distributed.full_step import full_step_prices
 from octavo.distributed.messages import Load
 from octavo.distributed.told_load import ToldLoad
@@ -60,11 +60,12 @@ def test_a_second_worker_comes_with_the_load_and_goes_when_it_is_over(monkeypatc
 class Launcher:
     def __init__(self, *names: str) -> None:
         self.names = list(names)
+        self._new_names = NewNames(names)
         self.trouble: dict[str, str] = {}
         self.released: list[str] = []
 
     def add(self, role: str) -> str:
-        self.names.append(next_name(role, [*self.names, *self.released]))
+        self.names.append(self._new_names.next(role))
         return self.names[-1]
 
     def role_of(self, name: str) -> str:
@@ -258,14 +259,14 @@ def test_a_role_whose_workers_cannot_run_holds_up_no_other() -> None:
     launcher.names.remove("prefill-0")
     pair.workers.pop(0)
     pair.look(1)
-    assert launcher.names == ["decode-0", "prefill-0"], "prefill does not rest"
+    assert launcher.names == ["decode-0", "prefill-1"], "prefill does not rest"
 
-    pair.workers.append(Told("prefill-0", 0))
+    pair.workers.append(Told("prefill-1", 0))
     launcher.trouble["decode-0"] = "it cannot run"
     pair.look(1)
-    assert launcher.released == ["decode-1", "decode-0"] and launcher.names == ["prefill-0"]
+    assert launcher.released == ["decode-1", "decode-0"] and launcher.names == ["prefill-1"]
     pair.look(int(2 * scaling.FIRST_REST_S))
-    assert launcher.names == ["prefill-0", "decode-2"]
+    assert launcher.names == ["prefill-1", "decode-2"]
 
 
 def test_the_first_workers_of_a_role_are_not_given_up() -> None:

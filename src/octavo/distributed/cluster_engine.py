@@ -73,7 +73,7 @@ class Launcher(Protocol):
 
     @property
     def released(self) -> Collection[str]:
-        """Names of those that were released."""
+        """Names of those that were released, of the last ones at least."""
         ...
 
     def role_of(self, name: str) -> str:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from octavo.distributed.channel import Address
-from octavo.distributed.cluster_options import next_name
+from octavo.distributed.cluster_options import MAX_RELEASED, NewNames
 from octavo.distributed.handshake import SECRET_VARIABLE
 
 logger = logging.getLogger("octavo.cluster")
@@ -64,6 +64,8 @@ class LocalProcesses:
         placed: Callable[[str, list[str]], list[str]] = lambda name, argv: argv,
     ) -> None:
         self._children = {name: _Child(name, role) for name, role in roles.items()}
+        self._released: dict[str, None] = {}  # names, the last one last
+        self._new_names = NewNames(roles)
         self._secret, self._threads, self._command, self._placed = secret, threads, list(command), placed
         self._address: Address | None = None
         self._stopping = False
@@ -71,7 +73,7 @@ class LocalProcesses:
     @property
     def names(self) -> Sequence[str]:
         """Of the workers that are kept running."""
-        return [child.name for child in self._children.values() if not child.released]
+        return [child.name for child in list(self._children.values()) if not child.released]
 
     @property
     def pids(self) -> dict[str, int]:
@@ -100,7 +102,7 @@ class LocalProcesses:
 
     def add(self, role: str) -> str:
         """Start one more worker; returns its name, which no other has had."""
-        name = next_name(role, self._children)
+        name = self._new_names.next(role)
         child = self._children[name] = _Child(name, role)
         child.keeper = asyncio.create_task(self._keep(child))
         return name
@@ -111,18 +113,24 @@ class LocalProcesses:
             child.was_ready, child.num_failed, child.trouble, child.is_hopeless = True, 0, None, False
 
     def release(self, name: str) -> None:
+        """See Launcher. Of those that have ended for good the oldest are forgotten: with a load that comes and goes they would never end."""
         self._children[name].released = True
+        self._released[name] = None
+        ended = [one for one in self._released if (keeper := self._children[one].keeper) is None or keeper.done()]
+        for old in ended[:-MAX_RELEASED]:
+            del self._children[old], self._released[old]
 
     def keep(self, name: str) -> bool:
         """See Launcher. One that could not run is tried again."""
         child = self._children[name]
         child.released = False
+        self._released.pop(name, None)
         return self._begin_anew(child)
 
     @property
     def released(self) -> Collection[str]:
         """See Launcher."""
-        return [child.name for child in self._children.values() if child.released]
+        return list(self._released)
 
     def role_of(self, name: str) -> str:
         """See Launcher."""

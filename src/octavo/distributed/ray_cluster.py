@@ -32,7 +32,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noq
 
 from octavo.distributed.channel import Address  # noqa: E402
 from octavo.distributed.cluster_file import WorkerGroup  # noqa: E402
-from octavo.distributed.cluster_options import next_name  # noqa: E402
+from octavo.distributed.cluster_options import MAX_RELEASED, NewNames  # noqa: E402
 from octavo.distributed.placing import Node, alive, check_fits, demand, equal_share, find_node, named, shown  # noqa: E402
 from octavo.distributed.ray_worker import WorkerActor, WorkerEnd  # noqa: E402
 from octavo.distributed.worker import WorkerOptions, WorkerPost  # noqa: E402
@@ -111,6 +111,8 @@ class RayLauncher:
     ) -> None:
         self._groups, self._most = groups, most
         self._workers = {name: _Worker(name, group) for name, group in named(groups).items()}
+        self._released: dict[str, None] = {}  # names, the last one last
+        self._new_names = NewNames(self._workers)
         self._secret, self._threads = secret, threads
         self._place_s = place_s
         self._address = Address()
@@ -119,7 +121,7 @@ class RayLauncher:
     @property
     def names(self) -> Sequence[str]:
         """See Launcher."""
-        return [worker.name for worker in self._workers.values() if not worker.released]
+        return [worker.name for worker in list(self._workers.values()) if not worker.released]
 
     @property
     def trouble(self) -> str | None:
@@ -153,7 +155,7 @@ class RayLauncher:
     def add(self, role: str) -> str:
         """See GrowingLauncher. It waits for a place, as all do."""
         group = next(group for group in self._groups if group.role == role)
-        name = next_name(role, self._workers)
+        name = self._new_names.next(role)
         worker = self._workers[name] = _Worker(name, group)
         worker.keeper = asyncio.create_task(self._keep(worker), name=name)
         return name
@@ -165,13 +167,18 @@ class RayLauncher:
             worker.was_ready, worker.trouble, worker.is_hopeless = True, None, False
 
     def release(self, name: str) -> None:
-        """See Launcher."""
+        """See Launcher. Of those that have ended for good the oldest are forgotten."""
         self._workers[name].released = True
+        self._released[name] = None
+        ended = [one for one in self._released if (keeper := self._workers[one].keeper) is None or keeper.done()]
+        for old in ended[:-MAX_RELEASED]:
+            del self._workers[old], self._released[old]
 
     def keep(self, name: str) -> bool:
         """See Launcher. One that could not run is tried again."""
         worker = self._workers[name]
         worker.released = False
+        self._released.pop(name, None)
         if worker.keeper is not None and not worker.keeper.done():
             return False
         self._begin_anew(worker)
@@ -180,7 +187,7 @@ class RayLauncher:
     @property
     def released(self) -> Collection[str]:
         """See Launcher."""
-        return [worker.name for worker in self._workers.values() if worker.released]
+        return list(self._released)
 
     def role_of(self, name: str) -> str:
         """See Launcher."""
