@@ -41,9 +41,9 @@ from octavo.distributed.shm_transport import is_near
 from octavo.distributed.worker_handover import addresses_of
 
 if TYPE_CHECKING:
-    from octavo.distributed.control import Link
     from octavo.distributed.flight import Flight
     from octavo.distributed.flights import Flights
+    from octavo.distributed.link import Link
 
 logger = logging.getLogger("octavo.cluster")
 
