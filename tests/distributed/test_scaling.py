@@ -19,7 +19,7 @@ from octavo.distributed.told_load import ToldLoad
 from tests.distributed.clusters import PATIENT, alone, cluster
 from tests.engine.scripted import bigram_config
 
-PARAMS = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True, seed=0)
+PARAMS = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, seed=0)
 
 
 def test_a_second_worker_comes_with_the_load_and_goes_when_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,7 +39,7 @@ def test_a_second_worker_comes_with_the_load_and_goes_when_it_is_over(monkeypatc
                 nonlocal num_done
                 while True:
                     output = await grown.run([50, 51, 52, num_done % 200 + 3], PARAMS)
-                    assert output.error is None and len(output.outputs[0].token_ids) == 60
+                    assert output.error is None and len(output.outputs[0].token_ids) == 20
                     num_done += 1
 
             running = {asyncio.create_task(keep_busy()) for _ in range(24)}
