@@ -115,7 +115,7 @@ def test_streams_survive_workers_that_are_killed(expected: list[RequestOutput]) 
                 assert [as_answer(output) for output in await asyncio.gather(*tasks)] == expected
                 assert two.engine.flights.num_lost - before == has > 0
                 await all_free(two)
-                assert two.processes._children[victim].pause_s == FIRST_PAUSE_S  # who was ready is replaced soon, however often
+                assert two.processes._workers[victim].pause_s == FIRST_PAUSE_S  # who was ready is replaced soon, however often
 
     asyncio.run(run())
 
@@ -149,7 +149,7 @@ def test_without_a_worker_requests_wait_for_the_next_one_and_not_for_ever(expect
             one.signal("worker-0", signal.SIGKILL)
             assert [as_answer(output) for output in await asyncio.gather(*tasks)] == expected[:7]
 
-            one.engine.options = replace(one.engine.options, worker_wait_s=0.3)
+            one.engine.outlook.wait_s = 0.3
             one.processes.release("worker-0")
             one.signal("worker-0", signal.SIGKILL)
             await one.until(lambda: not one.engine.open_links())
@@ -161,7 +161,7 @@ def test_without_a_worker_requests_wait_for_the_next_one_and_not_for_ever(expect
 
 
 def test_workers_are_replaced_and_drained_without_a_failed_request(expected: list[RequestOutput]) -> None:
-    """All of them one after another, one by its name, one by SIGTERM."""
+    """All of them one after another, one by its name, which comes back, one by SIGTERM."""
 
     async def run() -> None:
         async with cluster(2, delay_s=0.004) as two:
@@ -186,10 +186,14 @@ def test_workers_are_replaced_and_drained_without_a_failed_request(expected: lis
             assert two.processes.names == ["worker-0"]
             assert as_answer(await two.run(*jobs(1)[0])) == expected[0]
 
+            assert (await two.engine.cluster.undrain("worker-1"))["state"] == "starting"  # another process
+            await two.until(lambda: len(two.engine.open_links()) == 2)
             watched = Watched(two)
             tasks = watched.start(jobs(7))
             await watched.until_streaming(2)
-            before = {link.worker.boot_id for link in two.engine.control}
+            await two.engine.cluster.drain("worker-1")
+            assert (await two.engine.cluster.undrain("worker-1"))["draining"] is False
+            before = {link.worker.boot_id for link in two.engine.control if link.name == "worker-0"}
             two.signal("worker-0", signal.SIGTERM)
             assert [as_answer(output) for output in await asyncio.gather(*tasks)] == expected[:7]
             await two.until(lambda: not before & {link.worker.boot_id for link in two.engine.control})

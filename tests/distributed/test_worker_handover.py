@@ -195,9 +195,6 @@ def test_without_room_it_stays_and_goes_on(paths: dict[str, Path]) -> None:
     run(engines, use)
 
 
-
-
-
 class Gate:
     """Holds an engine's steps back: each waits until it is let go, or ``open``."""
 

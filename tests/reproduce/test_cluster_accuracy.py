@@ -22,7 +22,7 @@ from octavo.distributed.handoff import Link
 from octavo.engine.llm import make_config
 from octavo.reproduce.cluster_accuracy import Scaled, WaysAccuracy, WaysCase, answers_of, measure_ways, two_workers
 from octavo.reproduce.cluster_prediction import Answer, KindCost, Predictor
-from octavo.reproduce.simulator_accuracy import Limits
+from octavo.reproduce.compared import Limits
 from octavo.reproduce.way_figures import WayComparison, WayFigures, compared
 from octavo.simulator.shared_host import Crowding
 from octavo.workload.lengths import LogNormal
