@@ -101,7 +101,7 @@ class Link:
 
 class Control:
     """``config``: what workers are to run; ``model``: that they are to have. What they say is checked as far as it leads anywhere: a worker
-    that lies loses its channel, and its streams go on elsewhere."""
+    that lies loses its channel, and its streams go on elsewhere. ``wants_prices``: see ``Welcome``."""
 
     def __init__(
         self,
@@ -111,11 +111,12 @@ class Control:
         handler: ControlHandler,
         limits: LivenessLimits,
         clock: Callable[[], float],
+        wants_prices: bool = False,
     ) -> None:
         self.fleet = Fleet(limits)
         self.fingerprint: str | None = None  # of the workers that are ready, or were last: all have the same
         self.last_words: dict[str, str] = {}  # of workers that ended before they were ready, or left; the latest
-        self._config, self._model = config, model
+        self._config, self._model, self._wants_prices = config, model, wants_prices
         self._handler = handler
         self._now = clock
         self._listener = Listener(secret, from_worker, self._open)
@@ -220,7 +221,7 @@ class Control:
         now = self._now()
         worker = self.fleet.hello(message.name, message.role, shown_reason(message.host), message.pid, message.boot_id, now)
         link = self._links[message.name] = Link(channel, worker)
-        channel.send(Welcome(config_bytes(self._config), WORKER_GONE_S))
+        channel.send(Welcome(config_bytes(self._config), WORKER_GONE_S, self._wants_prices))
         if message.name in self.last_words:
             self._returns.say(f"has connected again, as {message.role}", message.name)
         else:

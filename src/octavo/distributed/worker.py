@@ -334,7 +334,7 @@ class WorkerServer:
         if channel is not None and channel is self._channel and not self._is_ready and self.engine is not None:
             channel.send(ready_of(self.engine))
             self._is_ready = True
-            self.engine.begin_connection()
+            self.engine.begin_connection(welcome.wants_prices)
             if not self._told_refusal:  # else it may well be refused again, and is not known to serve
                 logger.info("worker %s is ready, for the front end at %s", self.options.name, self._address)
 
