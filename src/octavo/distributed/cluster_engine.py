@@ -158,6 +158,7 @@ class ClusterEngine:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)  # nothing is opened or started any more
             self.control.close()
+            self.handovers.close()
             if self.launcher is not None:
                 await self.launcher.stop()
             if self._clean_up is not None:

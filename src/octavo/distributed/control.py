@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 
 from octavo.config import EngineConfig
 from octavo.distributed.attempts import Loss
-from octavo.distributed.barred import Barred
+from octavo.distributed.barred import Barred, short_id
 from octavo.distributed.channel import HANDSHAKE_S, Address, Channel, Listener
 from octavo.distributed.control_handler import ControlHandler
 from octavo.distributed.fingerprints import misfit
@@ -85,7 +85,7 @@ class Control:
         self._listener = Listener(secret, from_worker, self._open)
         self._links: dict[str, Link] = {}  # by name
         self._strangers: set[Channel[FromWorker]] = set()  # proven, and without Hello yet
-        self._barred = Barred()
+        self._barred = Barred[str]()  # by boot id
         self._refusals = FloodLog(logger, "refused worker")  # it may come again and again
         self._returns = FloodLog(logger, "worker", logging.INFO)  # of those that came to nothing before
         self._numbers = itertools.count(1)
@@ -174,7 +174,7 @@ class Control:
         elif known is not None and is_taken:
             fault = f"name: {message.name!r} is not allowed; a worker of that name is here, from {known.channel.peer}"
         is_final = not is_taken
-        if fault is None and (wait_s := self._barred.wait_s(message.boot_id, self._now())) > 0.0:
+        if fault is None and (wait_s := self._barred.wait_s(short_id(message.boot_id), self._now())) > 0.0:
             fault, is_final = f"it said what cannot be, and may come again in {wait_s:.1f} s", False
         if fault is not None:
             self._refuse(channel, message.name, fault, is_final)
@@ -297,7 +297,7 @@ class Control:
         loss = Loss.LEFT if link.is_leaving else Loss.DIED
         if link.channel.is_peers_doing:
             loss = Loss.LIED
-            self._barred.lied(link.worker.boot_id, self._now())
+            self._barred.failed(short_id(link.worker.boot_id), self._now())
         if was_trusted:
             self._handler.worker_lost(link, loss)
         if link.ready is not None:
