@@ -3,8 +3,8 @@
     workload ─▶ router ─▶ engine (EngineLoop over SimBackend) ─▶ RequestLog ─▶ SimulationReport
 
 The engines are the real ones; only the device is a cost model, and time is told instead of read. Everything follows from the specs, the
-requests and the seed. At one moment things happen in this order: steps end (by engine), engines go or come back, hand-offs move on,
-requests arrive, steps begin (by engine), and those of a shared host settle how they hold each other up.
+requests and the seed. At one moment things happen in this order: steps end (by engine), engines go or come back, those that are scaled
+come and go, hand-offs move on, requests arrive, steps begin (by engine), and those of a shared host settle how they hold each other up.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from __future__ import annotations
 import heapq
 import random
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 from octavo.core.clock import MAX_SECONDS, VirtualClock
 from octavo.core.prefix_index import Namespace, prompt_keys
 from octavo.core.request import ParameterError, Request, SamplingParams, derive_seed
+from octavo.distributed.autoscale import ScaleLimits
 from octavo.distributed.roles import MixedLimits, RolePools
 from octavo.distributed.router import Router, RouteRequest, ShortestQueue
 from octavo.engine.outputs import OutputEvent
@@ -29,6 +30,7 @@ from octavo.simulator.handing_over import HandoffOptions, Handovers
 from octavo.simulator.outages import Outage, continued, moments
 from octavo.simulator.records import RequestLog, Slo
 from octavo.simulator.report import SimulationReport, report_of
+from octavo.simulator.scaling import SimScaling
 from octavo.simulator.shared_host import HostSharing, SharedHost, StepKind, check_hosts
 from octavo.simulator.sim_engine import SimEngine
 from octavo.workload.requests import WorkloadRequest
@@ -50,6 +52,7 @@ class SimulationOptions:
     mixed: MixedLimits | None = None  # prefill and decode engines lend each other a hand
     outages: Seq[Outage] = ()
     hosts: Seq[HostSharing] = ()  # engines that hold each other up; nobody does so to those that are in none
+    scale: Mapping[str, ScaleLimits] = field(default_factory=dict)  # roles whose engines come and go with the load, and how many
     jump: bool = True  # take steps that only repeat at once: the same figures, sooner
 
 
@@ -69,21 +72,23 @@ class Simulation:
         self._reader = TokenReader[StepKind | None](random.Random(f"delivery:{self.options.seed}")) if is_late else None
         shared = (self.clock, self.log, self._events, self.options.seed)
         jumps = self.options.jump and not is_late  # what was read late elsewhere holds up what a jump would give
-        self.engines = [SimEngine(i, spec, *shared, jumps and i not in held_up) for i, spec in enumerate(specs)]
+        self._make_engine = lambda index, spec: SimEngine(index, spec, *shared, jumps and index not in held_up)
+        self.engines = [self._make_engine(i, spec) for i, spec in enumerate(specs)]
         self._hosts = [SharedHost(self.engines, host, self.options.seed) for host in self.options.hosts]
         self._host_of = {index: host for host, sharing in zip(self._hosts, self.options.hosts, strict=True) for index in sharing.engines}
-        self._entries = [engine for engine in self.engines if engine.spec.role != "decode"]
-        if not self._entries:
+        if all(spec.role == "decode" for spec in specs):
             raise ValueError("engines: all are of role decode; nobody computes prompts")
         roles = {engine.spec.role for engine in self.engines}
         if ("prefill" in roles) != ("decode" in roles):
             raise ValueError("engines: prefill engines need decode engines to hand over to, and decode engines prefill engines")
         self._router = router or ShortestQueue()
         self._pools = self._make_pools()
+        self._able = [engine for engine in self.engines if self._computes_prompts(engine)]
         self.handoffs = Handovers(self.engines, self.options.handoff, self._pools)
         self._wants_keys = self._router.wants_keys
-        for engine in self._entries if self._wants_keys else ():
+        for engine in self._able if self._wants_keys else ():
             engine.tell_keys()
+        self._scaling = SimScaling(self.options.scale, self.engines, self.log) if self.options.scale else None
         self._numbers = count()
         self._requests: dict[str, tuple[Request, int | None]] = {}  # to be handed over: (request, to whom, if that was chosen)
         self._dirty: set[int] = set()  # engines that may begin a step now
@@ -98,8 +103,17 @@ class Simulation:
         pools = RolePools(self._router, self.options.mixed, self.engines[0].spec.cache.block_size)
         for engine in self.engines:
             pools.add(engine.index, engine.spec.role, engine.spec.num_blocks)
-        self._entries = self.engines
         return pools
+
+    def _computes_prompts(self, engine: SimEngine) -> bool:
+        return engine.spec.role != "decode" or self._pools is not None
+
+    def _entries(self) -> Seq[SimEngine]:
+        """Engines that take requests, as far as they are there."""
+        away, scaling = self._down, self._scaling
+        if not away and scaling is None:
+            return self._able
+        return [one for one in self._able if one.index not in away and not (scaling is not None and scaling.is_closed(one.index))]
 
     # --- the run ------------------------------------------------------------------------------------------------------------------------
 
@@ -111,10 +125,12 @@ class Simulation:
             self._refill(source, self.options.concurrency)
             self._begin_steps(0.0)
         until_s = float("inf") if self.options.until_s is None else self.options.until_s
-        while upcoming is not None or self._events or self.handoffs.next_s() < float("inf") or (self._held and self._moments):
+        while upcoming is not None or self._events or self.handoffs.next_s() < float("inf") or (self._held and self._more_may_come()):
             now = min(self._events[0][0] if self._events else float("inf"), self.handoffs.next_s())
             if self._moments:
                 now = min(now, self._moments[0][0])
+            if self._scaling is not None:
+                now = min(now, max(self._scaling.next_s, self.clock.now()))
             if upcoming is not None:
                 now = min(now, max(upcoming.arrival_s, self.clock.now()))
             if now > until_s:
@@ -126,6 +142,8 @@ class Simulation:
             num_ended = self._end_steps(now)
             while self._moments and self._moments[0][0] <= now:
                 self._go_or_come_back(*self._moments.popleft())
+            if self._scaling is not None and self._scaling.next_s <= now:
+                self._scale(self._scaling, now)
             self._dirty |= self.handoffs.advance(now)
             if self.options.concurrency:
                 self._refill(source, num_ended)
@@ -180,14 +198,14 @@ class Simulation:
     def _go_or_come_back(self, now: float, is_back: bool, index: int) -> None:
         """An engine is killed, and its requests go on elsewhere; or it is there again, and takes those that were held."""
         engine = self.engines[index]
+        if self._scaling is not None and self._scaling.is_gone(index):
+            return
         if is_back:
             self._down.discard(index)
-            self.handoffs.back(index)
             if self._pools is not None:
                 self._pools.add(index, engine.spec.role, engine.spec.num_blocks)
-            held, self._held = self._held, []
-            for request in held:
-                self._place(request)
+            if self._scaling is None or not self._scaling.is_closed(index):
+                self._opened(index)
             return
         self._down.add(index)
         if self._pools is not None:
@@ -200,6 +218,50 @@ class Simulation:
             self.log.num_moved += 1
             self._place(continued(request, output_token_ids))
 
+    def _more_may_come(self) -> bool:
+        """Engines that would take what is held."""
+        return bool(self._moments) or not self.options.scale.keys().isdisjoint(("prefill", "both"))
+
+    # --- scaling ------------------------------------------------------------------------------------------------------------------------
+
+    def _scale(self, scaling: SimScaling, now: float) -> None:
+        """Engines come and go as the scalers say."""
+        coming_back = {index for _, is_back, index in self._moments if is_back}
+        down = {index: index in coming_back for index in self._down}
+        waiting = len(self._held), sum(len(request.prompt_token_ids) for request in self._held)
+        changes = scaling.advance(now, self.handoffs, self._pools, down, waiting)
+        for role in changes.added:
+            first = next(engine.spec for engine in self.engines if engine.spec.role == role)
+            engine = self._make_engine(len(self.engines), replace(first, name=f"{role}-added-{len(self.engines)}"))
+            engine.there_from_s = now
+            self.engines.append(engine)
+            if self._computes_prompts(engine):
+                self._able.append(engine)
+            self.handoffs.close(engine.index)
+            scaling.starts(engine, now)
+            if self._pools is not None:
+                self._pools.add(engine.index, role, engine.spec.num_blocks)
+            if self._wants_keys and self._computes_prompts(engine):
+                engine.tell_keys()
+        for index in changes.closed:
+            self.handoffs.close(index)
+        for index in changes.gone:
+            self.engines[index].there_to_s = now
+            if self._pools is not None:
+                self._pools.remove(index)
+            if self._wants_keys:
+                self._router.gone(index)
+        for index in changes.opened:
+            if index not in self._down:
+                self._opened(index)
+
+    def _opened(self, index: int) -> None:
+        """An engine takes requests, and those that were held first."""
+        self.handoffs.back(index)
+        held, self._held = self._held, []
+        for request in held:
+            self._place(request)
+
     # --- requests -----------------------------------------------------------------------------------------------------------------------
 
     def _submit(self, work: WorkloadRequest, arrival_s: float) -> bool:
@@ -208,13 +270,15 @@ class Simulation:
         request = self._request(work, number, arrival_s)
         num_prompt = len(request.prompt_token_ids)
         self.log.arrived(request.request_id, arrival_s, num_prompt)
+        if self._scaling is not None:
+            self._scaling.num_prompt_tokens += num_prompt
         if work.session is not None:
             self._sessions[request.request_id] = work.session
         return self._place(request)
 
     def _place(self, request: Request) -> bool:
         """Route a request, which may have drawn some tokens elsewhere, to an engine. False: it can never run there."""
-        entries = [engine for engine in self._entries if engine.index not in self._down] if self._down else self._entries
+        entries = self._entries()
         engine = self._engine_for(self._route(request, entries), request, entries) if entries else None
         if engine is None:
             self._held.append(request)
@@ -284,6 +348,8 @@ class Simulation:
             is_first = live.num_output == len(event.token_ids)
             if is_first:
                 live.num_cached = event.num_cached_tokens
+                if self._scaling is not None:
+                    self._scaling.num_begun += 1
         if event.token_ids and self._pools is not None:
             self._pools.prefilled(event.request_id)
         if event.finish_reason is None:
