@@ -1,4 +1,4 @@
-"""What workers tell to count, right or wrong, beside one another: a scraper gets all that has a form, and never a text that it cannot read."""
+"""What workers tell to count, right or wrong, beside one another: a scraper gets all that has a form, and no text that it cannot read."""
 
 from __future__ import annotations
 

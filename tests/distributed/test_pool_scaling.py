@@ -177,6 +177,15 @@ def test_answers_that_were_dropped_for_room_wait_for_it() -> None:
     assert asked_for(60, ClusterLoad(num_open=4), prefill, borrowed) == []
 
 
+def test_prompts_behind_answers_that_their_worker_keeps_wait_for_decode_workers() -> None:
+    """The decode worker has room now, and had none when these came: they are in the queue of the prefill worker, which is full of answers.
+    Its prompts are 20 s of work; once it keeps no answers they are what it lacks others for."""
+    prefill = PoolWorker(0, "prefill", "ready", 16, 20.0, 20.0, num_waiting=12, room=0.9, lent_room=0.8, **PRICES)
+    decode = PoolWorker(1, "decode", "ready", 1, room=0.4, **PRICES)
+    assert set(asked_for(60, ClusterLoad(num_open=17), prefill, decode)) == {("decode", ScaleAction.START)}
+    assert set(asked_for(60, ClusterLoad(num_open=17), replace(prefill, lent_room=0.0), decode)) == {("prefill", ScaleAction.START)}
+
+
 def test_while_answers_wait_what_comes_is_counted_where_it_begins() -> None:
     """A full worker ends an answer every two seconds; three begin meanwhile, which it cannot hold, and the seconds show it."""
     scaler = PoolScaling({"decode": LIMITS})
@@ -237,6 +246,21 @@ def test_where_nobody_decodes_those_that_do_both_have_all_answers() -> None:
     scaler.decide(workers, ClusterLoad(), 0.0)
     scaler.decide(workers, ClusterLoad(num_prompt_tokens=1000, num_output_tokens=1000), 1.0)
     assert scaler.scalers["both"].rate == pytest.approx(scaler.scalers["prefill"].rate * (0.5 + 2.0) / 0.5)
+    waits = ClusterLoad(num_output_tokens=3000, num_open=3, num_without_room=4, without_room_s=1.5)  # 8 s of tokens
+    assert starts(workers, waits, "both", "prefill") == ["both"]
+    assert starts([*workers, PoolWorker(2, "decode", "ready")], waits, "both", "prefill") == []
+
+
+def test_what_a_silent_worker_held_is_not_held() -> None:
+    """It has been given to others."""
+    rates = []
+    for state in ("ready", "draining", "starting"):
+        workers = [PoolWorker(0, "decode", "ready", room=0.2), PoolWorker(1, "decode", state, room=0.6)]
+        scaler = PoolScaling({"decode": LIMITS})
+        for now in range(100):
+            scaler.decide(workers, ClusterLoad(), float(now))
+        rates.append(round(scaler.scalers["decode"].room_rate, 3))
+    assert rates == [0.8, 0.8, 0.2]
 
 
 def test_a_pool_whose_workers_are_all_gone_gets_one() -> None:

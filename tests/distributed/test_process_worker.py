@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from octavo.config import ConfigError, EngineConfig, ModelConfig
-from octavo.distributed import process_worker
+from octavo.distributed import launcher, process_worker
 from octavo.distributed.channel import Address
 from octavo.distributed.local_cluster import SOCKET, ClusterPlan, open_cluster, sweep_folders
 from octavo.distributed.process_worker import LocalProcesses
@@ -34,7 +34,7 @@ def test_a_worker_that_ended_by_itself_is_replaced_at_once(monkeypatch: pytest.M
 
     async def run() -> None:
         processes = LocalProcesses({"worker-0": "both"}, "secret", command=ENDS)
-        child = processes._children["worker-0"]
+        child = processes._workers["worker-0"]
         child.pause_s = 3600.0
         await processes.start(NOWHERE)
         await until(lambda: child.process is not None and child.process.returncode == 1)
@@ -55,7 +55,7 @@ def test_a_worker_that_could_not_run_is_tried_again_when_it_is_replaced(monkeypa
 
     async def run() -> None:
         processes = LocalProcesses({"worker-0": "both", "worker-1": "both"}, "secret", command=STAYS)
-        children = processes._children
+        children = processes._workers
         await processes.start(NOWHERE)
         await until(lambda: len(processes.pids) == 2)
         processes._command = [sys.executable, "-c", f"raise SystemExit({process_worker.HOPELESS})"]
@@ -105,7 +105,7 @@ def test_a_worker_that_was_released_is_kept_again(monkeypatch: pytest.MonkeyPatc
         await until(lambda: processes.pids.get("worker-0") not in (None, first))
         second = processes.pids["worker-0"]
         processes.release("worker-0")
-        child = processes._children["worker-0"]
+        child = processes._workers["worker-0"]
         child.process.kill()  # type: ignore[union-attr]
         await until(lambda: child.keeper is not None and child.keeper.done())
         assert "worker-0" not in processes.pids
@@ -120,7 +120,7 @@ def test_a_worker_that_was_released_is_kept_again(monkeypatch: pytest.MonkeyPatc
 
 def test_of_workers_that_have_ended_for_good_few_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Load comes and goes for months: names are new each time, and of the old ones the last can be had back."""
-    monkeypatch.setattr(process_worker, "MAX_RELEASED", 3)
+    monkeypatch.setattr(launcher, "MAX_RELEASED", 3)
     monkeypatch.setattr(process_worker, "END_S", 0.1)
 
     async def run() -> None:
@@ -132,11 +132,11 @@ def test_of_workers_that_have_ended_for_good_few_are_kept(monkeypatch: pytest.Mo
         for i in range(9):
             added.append(processes.add("decode" if i % 3 == 2 else "both"))
             processes.release(added[-1])
-            child = processes._children[added[-1]]
+            child = processes._workers[added[-1]]
             await until(lambda child=child: child.keeper.done())
         assert [name for name in added if name.startswith("worker")] == [f"worker-{i}" for i in (1, 3, 4, 5, 6, 7)]
         assert [name for name in added if name.startswith("decode")] == ["decode-1", "decode-2", "decode-3"]
-        assert processes.released == added[-4:] and len(processes._children) == 7
+        assert processes.released == added[-4:] and len(processes._workers) == 7
         processes.release("worker-2")  # whose process goes on: it is none of those that have ended, and those are three now
         assert processes.released == [*added[-3:], "worker-2"]
         assert list(processes.names) == ["worker-0", "decode-0"] and set(processes.pids) == {"worker-0", "worker-2", "decode-0"}
@@ -151,7 +151,7 @@ def test_a_process_that_cannot_be_started_is_tried_again() -> None:
 
     async def run() -> None:
         processes = LocalProcesses({"worker-0": "both"}, "secret", command=("/nowhere/to/be/found",))
-        child = processes._children["worker-0"]
+        child = processes._workers["worker-0"]
         child.pause_s = 0.01
         await processes.start(NOWHERE)
         await until(lambda: child.pause_s > 0.02)
@@ -171,7 +171,7 @@ def test_a_worker_that_ends_whenever_it_is_started_is_trouble_and_tried_on(monke
 
     async def run() -> None:
         processes = LocalProcesses({"worker-0": "both"}, "secret", command=ENDS)
-        child = processes._children["worker-0"]
+        child = processes._workers["worker-0"]
         child.pause_s = 0.01
         await processes.start(NOWHERE)
         await until(lambda: processes.trouble is not None)

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from octavo.core.request import SamplingParams
-from octavo.distributed import scaling
+from octavo.distributed import scaling, worker_engine
 from octavo.distributed.autoscale import ScaleLimits
+from octavo.distributed.channel import Address
 from octavo.distributed.cluster_options import ClusterOptions, NewNames
 from octavo.distributed.full_step import full_step_prices
 from octavo.distributed.messages import Load
 from octavo.distributed.told_load import ToldLoad
 from tests.distributed.clusters import PATIENT, alone, cluster
+from tests.distributed.test_front_end import Launcher as FrontEndLauncher
+from tests.distributed.test_front_end import engine_of
+from tests.distributed.test_worker import answer, front_end, until, worker
 from tests.engine.scripted import bigram_config
 
-PARAMS = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True, seed=0)
+PARAMS = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, seed=0)
 
 
 def test_a_second_worker_comes_with_the_load_and_goes_when_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,7 +44,7 @@ def test_a_second_worker_comes_with_the_load_and_goes_when_it_is_over(monkeypatc
                 nonlocal num_done
                 while True:
                     output = await grown.run([50, 51, 52, num_done % 200 + 3], PARAMS)
-                    assert output.error is None and len(output.outputs[0].token_ids) == 60
+                    assert output.error is None and len(output.outputs[0].token_ids) == 20
                     num_done += 1
 
             running = {asyncio.create_task(keep_busy()) for _ in range(24)}
@@ -294,3 +299,48 @@ def test_a_decode_worker_is_not_ended_while_a_hand_off_is_on_its_way_to_it() -> 
     coming[0] = 0
     scaler.look()
     assert let_go == [workers[1]]
+
+
+@pytest.mark.parametrize("is_scaled", [False, True])
+def test_prices_are_worked_out_only_for_a_front_end_that_scales_by_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_scaled: bool
+) -> None:
+    """Every load has them then, and none otherwise; a worker that comes to another front end does as that one wants."""
+    num_asked = 0
+
+    def prices(engine: object) -> tuple[float, float]:
+        nonlocal num_asked
+        num_asked += 1
+        return 0.25, 0.5
+
+    address = Address(path=str(tmp_path / "workers"))
+
+    async def load_told(wants_prices: bool) -> Load:
+        async with front_end(address) as engine:
+            engine.control._wants_prices = wants_prices  # as for options with a scale, which need a launcher that can start workers
+            await until(lambda: bool(engine.open_links()))
+            await answer(engine, "r", params=PARAMS)
+            await until(lambda: next(iter(engine.control)).load.num_steps > 0)
+            told = next(iter(engine.control)).load
+            for link in engine.control:  # this front end ends as one that dies: the worker goes on
+                link.channel.abort("the test ends it")
+        return told
+
+    async def run() -> None:
+        _, task = worker(address, "a")
+        told = await load_told(is_scaled)
+        assert (told.prompt_token_s, told.output_token_s) == ((0.25, 0.5) if is_scaled else (0.0, 0.0))
+        assert (num_asked > 0) == is_scaled
+        told = await load_told(not is_scaled)
+        assert (told.prompt_token_s, told.output_token_s) == ((0.0, 0.0) if is_scaled else (0.25, 0.5))
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    monkeypatch.setattr(worker_engine, "full_step_prices", prices)
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("scale", [{}, {"both": ScaleLimits(least=1, most=2)}])
+def test_whoever_scales_asks_for_prices(scale: dict[str, ScaleLimits]) -> None:
+    engine = engine_of(FrontEndLauncher("a"), ClusterOptions(liveness=PATIENT, scale=scale))
+    assert engine.control._wants_prices == bool(scale)

@@ -16,6 +16,7 @@ from octavo.distributed.channel import Address
 from octavo.distributed.cluster_engine import ClusterEngine
 from octavo.distributed.cluster_options import ClusterOptions
 from octavo.distributed.dispatcher import Backpressure, Dispatcher
+from octavo.distributed.fair_queue import QUANTUM, FairQueue
 from octavo.distributed.messages import Ready, WorkerLimits
 from octavo.distributed.router import RoundRobin
 from octavo.distributed.views import RouteRequest
@@ -96,12 +97,12 @@ class Sized(View):
     had: list[str] = field(default_factory=list)
 
 
-def dispatcher(most_sequences: int = 1) -> Dispatcher:
+def dispatcher(most_sequences: int = 1, quantum: int = QUANTUM) -> Dispatcher:
     def holds(request: RouteRequest, engine: object) -> bool:
         assert isinstance(engine, Sized)
         return request.num_prompt <= engine.size
 
-    return Dispatcher(RoundRobin(), Backpressure(most_sequences=most_sequences), holds=holds)
+    return Dispatcher(RoundRobin(), Backpressure(most_sequences=most_sequences), FairQueue(quantum), holds)
 
 
 def drain(desk: Dispatcher, engines: list[Sized], spare: list[Sized] | None = None) -> None:
@@ -366,8 +367,10 @@ def test_a_worker_that_is_replaced_is_waited_for_however_long_it_drains() -> Non
     asyncio.run(run())
 
 
-def test_the_last_worker_that_holds_what_waits_is_not_drained(expected: list[int]) -> None:
+def test_the_last_worker_that_holds_what_waits_is_not_drained() -> None:
     """The other one takes requests, but not those: they would wait for nobody, and fail."""
+    prompt, params = [5 + i % 60 for i in range(SMALL * BLOCK)], replace(PARAMS, max_tokens=8)
+    expected = run_alone(alone(), prompt, params).outputs[0].token_ids
 
     async def run() -> None:
         async with front_end() as engine:
@@ -377,7 +380,7 @@ def test_the_last_worker_that_holds_what_waits_is_not_drained(expected: list[int
             streams = []
             while engine.flights.num_waiting == 0:  # the loop runs nothing else meanwhile, so that none of them ends
                 assert len(streams) < 500
-                streams.append(engine.submit([engine.prepare_checked(PROMPT, engine.check_params(PARAMS), f"large-{len(streams)}")]))
+                streams.append(engine.submit([engine.prepare_checked(prompt, engine.check_params(params), f"large-{len(streams)}")]))
             with pytest.raises(ValueError, match="big is needed for 1 waiting request that no other worker can hold"):
                 await engine.cluster.drain("big")
             for stream in streams:

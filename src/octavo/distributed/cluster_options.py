@@ -19,7 +19,6 @@ from octavo.distributed.transport import CHECKSUMS
 
 KV_TRANSPORTS = ("auto", "shm", "tcp")
 MAX_WORKERS = 1024
-MAX_RELEASED = 256  # workers that have ended for good and that a launcher can still start again
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from octavo.distributed.fair_queue import FairQueue
+from octavo.distributed.fair_queue import FairQueue, MayGo
 from octavo.distributed.router import Router
 from octavo.distributed.views import EngineView, RouteRequest, waiting_s
 
@@ -170,24 +170,28 @@ class Dispatcher:
         """The request that goes now, and the place in ``engines`` where; None: nobody waits, or no engine takes more. Ask until None.
 
         The first in the queue is never passed over for one that would fit better: it would wait for ever. It is set aside only as long as
-        no engine that takes more could hold it whatever else it had, and is then the first to go to one that can. ``spare``: engines for
-        what none of ``engines`` could ever hold; places go on there. Raises Unroutable.
+        no engine that takes more could hold it whatever else it had, and goes by the order of the queue to one that can. ``spare``: engines
+        for what none of ``engines`` could ever hold; places go on there. Raises Unroutable.
         """
         every = [*engines, *spare]
         open_places = [place for place, engine in enumerate(every) if self.limits.takes_more(engine)]
         if not (_same(engines, self._engines) and _same(spare, self._spare)):
             self._engines, self._spare, self._tried = tuple(engines), tuple(spare), set()
-        if not self._tried.issuperset(open_places):  # else it has been found already that nobody of those can go
-            for request in self._aside.values():
-                if places := self._able(request, open_places, engines, every):
-                    return self._route(request, places, every)
-            self._tried.update(open_places)
-        while any(place < len(engines) for place in open_places) and (request_id := self.queue.take(now)) is not None:
+        is_open, aside = any(place < len(engines) for place in open_places), None
+        if self._aside and not self._tried.issuperset(open_places):  # else it has been found already that nobody of those can go
+
+            def may_go(request_id: str) -> bool:
+                return bool(self._able(self._waiting[request_id], open_places, engines, every))
+
+            aside = MayGo(may_go, alone=not is_open)
+        while (is_open or aside is not None) and (request_id := self.queue.first(now, aside)) is not None:
             request = self._waiting[request_id]
             if places := self._able(request, open_places, engines, every):
                 return self._route(request, places, every)
+            self.queue.set_aside(request_id)
             self._aside[request_id] = request
             self._tried = {place for place in self._tried if not self._able(request, [place], engines, every)}
+        self._tried.update(open_places)
         return None
 
     def _able(self, request: RouteRequest, open_places: list[int], engines: Seq[EngineView], every: Seq[EngineView]) -> list[int]:
@@ -198,7 +202,7 @@ class Dispatcher:
 
     def _route(self, request: RouteRequest, places: list[int], every: Seq[EngineView]) -> tuple[RouteRequest, int]:
         request_id = request.request_id
-        self._aside.pop(request_id, None)
+        self.queue.send(request_id)
         self._leave(request_id)
         try:
             place = places[self.router.choose(request, [every[place] for place in places])]
@@ -209,7 +213,7 @@ class Dispatcher:
 
     def withdraw(self, request_id: str) -> bool:
         """Its client is gone. True: it waited here; False: it had been sent, or is over."""
-        if self._aside.pop(request_id, None) is None and not self.queue.remove(request_id):
+        if not self.queue.remove(request_id):
             return False
         self._leave(request_id)
         return True
@@ -221,7 +225,7 @@ class Dispatcher:
             self.router.lost(request_id)
 
     def overdue(self, most_wait_s: float, now: float) -> list[RouteRequest]:
-        """Those of the queue that have waited longer than that, which give up waiting."""
+        """Those that have waited longer than that, which give up waiting."""
         late = [request_id for request_id, arrived_s in self.queue.waiting() if now - arrived_s > most_wait_s]
         found = []
         for request_id in late:
@@ -244,13 +248,14 @@ class Dispatcher:
 
     def _leave(self, request_id: str) -> RouteRequest:
         request = self._waiting.pop(request_id)
+        self._aside.pop(request_id, None)
         self._num_waiting_tokens -= request.num_prompt
         return request
 
     def check_invariants(self) -> None:
         """AssertionError unless every request is in one place, and the sums are those of what waits."""
         self.queue.check_invariants()
-        queued = {request_id for request_id, _ in self.queue.waiting()}
-        assert queued | self._aside.keys() == set(self._waiting) and not queued & self._aside.keys()
+        assert {request_id for request_id, _ in self.queue.waiting()} == set(self._waiting)
+        assert set(self.queue.set_aside_ids()) == self._aside.keys()
         assert not set(self._waiting) & set(self._sent)
         assert self._num_waiting_tokens == sum(request.num_prompt for request in self._waiting.values())
