@@ -20,6 +20,7 @@ from msgspec import to_builtins
 from octavo.core.clock import Clock
 from octavo.distributed.accounts import Merged, WorkerAccount, merge
 from octavo.distributed.answers import MAX_ASKED, AboutAttempts, AboutMetrics, AboutWindow, Accounts, Metrics, Window
+from octavo.distributed.flood_log import FloodLog
 from octavo.distributed.journeys import Journey, Journeys, Leg, LegEnd
 from octavo.distributed.merged_metrics import merged_families
 from octavo.engine.advice import Advice
@@ -55,6 +56,7 @@ class ClusterReports:
     def __init__(self, journeys: Journeys, workers: Workers, clock: Clock, model_name: str, shows_misses: bool) -> None:
         self._journeys, self._workers, self._clock, self._model_name = journeys, workers, clock, model_name
         self._shows_misses = shows_misses
+        self._unanswered = FloodLog(logger, "worker")  # whoever asks brings it about, each time
 
     # --- requests -----------------------------------------------------------------------------------------------------------------------
 
@@ -100,7 +102,7 @@ class ClusterReports:
             async with asyncio.timeout(ANSWER_S):
                 return msgspec.json.decode(await self._workers.ask(worker, what, msgspec.json.encode(about)), type=kind)
         except (TimeoutError, OSError, RuntimeError, msgspec.MsgspecError) as error:
-            logger.warning("%s has not answered a question for %s: %s", worker, what, str(error) or type(error).__name__)
+            self._unanswered.say(f"no answer to a question for {what}: {str(error) or type(error).__name__}", worker)
             return None
 
     # --- a window -----------------------------------------------------------------------------------------------------------------------
