@@ -125,7 +125,7 @@ class Operations:
         """See Cluster."""
         link = self._control.find(worker)
         if link is None:
-            raise UnknownWorker(f"{worker!r} is not here; there are: {self._there()}")
+            raise UnknownWorker(f"{worker!r:.200} is not here; there are: {self._there()}")
         if self._restart is not None:
             raise ValueError(RESTARTING)
         is_followed = link.worker.role in self._scale
@@ -256,7 +256,7 @@ class Operations:
             how = f"start it there again (octavo worker --connect ... --name {name}): it joins by itself, and takes requests"
             return ValueError(f"{name} came from elsewhere and {has}; {how}")
         drained = ", ".join(list(self._by_hand)[-8:]) or "none"
-        return UnknownWorker(f"{name!r} is not here; there are: {self._there()}; drained: {drained}")
+        return UnknownWorker(f"{name!r:.200} is not here; there are: {self._there()}; drained: {drained}")
 
     async def _follow(self, launcher: Launcher, name: str) -> None:
         """Another process once the one that there is has ended."""
