@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Sequence
+from operator import attrgetter
 
 import pytest
 
@@ -29,7 +30,7 @@ class Launcher:
         self.released: list[str] = []
         self.replaced: list[str] = []
         self.opened = asyncio.Event()
-        self.holds_start = False
+        self.holds_start = self.was_stopped = False
 
     @property
     def names(self) -> Sequence[str]:
@@ -63,7 +64,7 @@ class Launcher:
         self.replaced.append(name)
 
     async def stop(self) -> None:
-        pass
+        self.was_stopped = True
 
 
 def engine_of(launcher: Launcher, options: ClusterOptions | None = None, others_may_join: bool = True) -> ClusterEngine:
@@ -297,6 +298,50 @@ def test_an_engine_that_is_stopped_while_it_opens_starts_nobody_afterwards() -> 
         await until(lambda: engine.control.address.port)
         await engine.stop()
         assert engine._opening is not None and engine._opening.cancelled()
+
+    asyncio.run(run())
+
+
+PARTS = ("flights.fail_all", "cluster.stop", "control.close", "handovers.close", "launcher.stop", "flights.faults.flush")
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_of_the_end_nothing_is_left_out_whatever_fails(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else processes, a folder, or whoever waits for the end as well would be left."""
+
+    async def run() -> None:
+        launcher, cleaned = Launcher("a"), list[bool]()
+        engine = engine_of(launcher)
+        engine._clean_up = lambda: cleaned.append(True)
+        engine.start()
+        await launcher.opened.wait()
+        _, task = stub(engine, "a")
+        await engine.ready()
+        address = engine.control.address
+        owner, _, name = part.rpartition(".")
+        of, ends = attrgetter(owner)(engine), attrgetter(part)(engine)
+
+        def fails(*args: object) -> None:
+            raise RuntimeError(f"{part} fails")
+
+        async def fails_later() -> None:
+            await ends()
+            raise RuntimeError(f"{part} fails")
+
+        monkeypatch.setattr(of, name, fails_later if asyncio.iscoroutinefunction(ends) else fails)
+        with pytest.raises(RuntimeError, match=f"{part} fails"):
+            await engine.stop()
+        assert cleaned == [True] and launcher.was_stopped and engine._ended.is_set()
+        assert all(task.done() for task in engine._tasks)
+        await engine.stop()
+        assert cleaned == [True]
+        if part != "control.close":
+            await asyncio.wait_for(task, 60)  # told to end
+            with pytest.raises(ConnectionRefusedError):
+                await connect(address, SECRET, to_worker)
+        task.cancel()
+        monkeypatch.undo()
+        engine.control.close()
 
     asyncio.run(run())
 

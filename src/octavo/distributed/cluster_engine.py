@@ -151,21 +151,24 @@ class ClusterEngine:
             await self._ended.wait()
             return
         self._stopped = True
-        try:
-            self.flights.fail_all("the server is shutting down")
-            await self.cluster.stop()
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)  # nothing is opened or started any more
-            self.control.close()
-            self.handovers.close()
-            if self.launcher is not None:
-                await self.launcher.stop()
+        async with contextlib.AsyncExitStack() as ends:  # the last comes first, and each whatever became of those before
+            ends.callback(self._ended.set)
+            ends.callback(self.flights.faults.flush)
             if self._clean_up is not None:
-                self._clean_up()
-        finally:
-            self.flights.faults.flush()
-            self._ended.set()
+                ends.callback(self._clean_up)
+            if self.launcher is not None:
+                ends.push_async_callback(self.launcher.stop)
+            ends.callback(self.handovers.close)
+            ends.callback(self.control.close)
+            ends.push_async_callback(self._end_tasks)
+            ends.push_async_callback(self.cluster.stop)
+            self.flights.fail_all("the server is shutting down")
+
+    async def _end_tasks(self) -> None:
+        """Nothing is opened or started any more."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _watch(self) -> None:
         """End requests that wait while no worker comes."""
