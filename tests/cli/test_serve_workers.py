@@ -229,3 +229,22 @@ def test_a_start_that_comes_to_nothing_ends_with_one_sentence(path: Path, flags:
         assert len(lines) <= 3, "each worker says it once"
     else:
         assert own[0].startswith("octavo: workers_listen: cannot listen at 127.0.0.1:") and "already in use" in own[0]
+
+
+def test_a_server_says_where_workers_are_to_come_before_any_has(path: Path) -> None:
+    """With port 0 nobody could find it."""
+    command = [sys.executable, "-m", "octavo.cli.main", "serve", "--model", str(path), "--port", "0", "--workers-listen", "127.0.0.1:0"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OCTAVO_CLUSTER_SECRET": "a secret of the tests"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    try:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        said = re.fullmatch(r"octavo: waiting for workers at 127\.0\.0\.1:(\d+)\n", line)
+        assert said is not None, line
+        socket.create_connection(("127.0.0.1", int(said[1])), TIMEOUT_S).close()
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=TIMEOUT_S)
+        assert process.returncode == 0 and out == ""
+    finally:
+        process.kill()
+        process.wait()

@@ -212,6 +212,25 @@ def test_requests_wait_for_the_successor_of_the_last_worker_however_long_it_drai
     asyncio.run(run())
 
 
+@pytest.mark.parametrize(
+    ("launcher", "others_may_join", "words"),
+    [(None, True, "waiting for workers at"), (Launcher("a"), True, "more workers may connect to"), (Launcher("a"), False, None)],
+)
+def test_where_workers_may_connect_to_is_said_when_they_can(launcher: Launcher | None, others_may_join: bool, words: str | None) -> None:
+    async def run() -> None:
+        model, told = bigram_model(TOKENIZER, context=8192), list[str]()
+        address = Address("127.0.0.1", 0)
+        engine = ClusterEngine(model, bigram_config(), address, SECRET, launcher=launcher, others_may_join=others_may_join)
+        engine.announce = told.append
+        engine.start()
+        assert engine._opening is not None and not told
+        await engine._opening
+        assert told == ([] if words is None else [f"{words} {engine.control.address}"]) and engine.control.address.port
+        await engine.stop()
+
+    asyncio.run(run())
+
+
 def test_where_it_cannot_listen_is_told_as_the_flag() -> None:
     async def run() -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:

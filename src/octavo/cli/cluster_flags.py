@@ -117,11 +117,17 @@ def engine_opener(options: dict[str, Any], described: ClusterFile | None = None)
     if not options["ray"]:
         from octavo.distributed.local_cluster import open_cluster
 
-        return lambda config, path, beside: open_cluster(config, path, plan, beside)
+        return lambda config, path, beside: _announced(open_cluster(config, path, plan, beside))
     from octavo.distributed.open_on_ray import open_on_ray
 
     cluster = described or _on_ray(options["model"], plan)
-    return lambda config, path, beside: open_on_ray(config, path, cluster, plan.options, beside)
+    return lambda config, path, beside: _announced(open_on_ray(config, path, cluster, plan.options, beside))
+
+
+def _announced(engine: ClusterEngine) -> ClusterEngine:
+    """It says where workers connect to before any has: whoever starts them has to know, and the server has nothing to say until then."""
+    engine.announce = lambda text: click.echo(f"octavo: {text}", err=True)
+    return engine
 
 
 def _on_ray(model: str, plan: ClusterPlan) -> ClusterFile:

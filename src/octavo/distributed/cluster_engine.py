@@ -54,7 +54,8 @@ class ClusterEngine:
 
     ``model``: its text is used, its weights are not read. ``config``: what workers run. ``address``: where they connect to; ``secret``:
     what they prove to know. ``launcher``: who starts them (None: somebody else does, with `octavo worker`). ``clean_up`` is called when
-    all has ended. ``others_may_join``: workers that the launcher does not start may come as well.
+    all has ended. ``others_may_join``: workers that the launcher does not start may come as well; ``announce`` is told where
+    to, once they can.
     """
 
     def __init__(
@@ -88,8 +89,9 @@ class ClusterEngine:
         self.flights.handovers = self.handovers
         self.cluster = Operations(self.control, self.flights, launcher, self.clock.now, scale)
         self.outlook = Outlook(self.control, self.flights, launcher, wait_s, others_may_join, bool(scale), self.clock.now)
+        self.announce: Callable[[str], None] | None = None
         self._clean_up = clean_up
-        self._address = address
+        self._address, self._others_may_join = address, others_may_join
         self._sizes = WorkerSizes(model, config)
         self._changed = asyncio.Event()  # something of the fleet
         self._tasks: list[asyncio.Task[None]] = []
@@ -110,6 +112,9 @@ class ClusterEngine:
 
     async def _open(self) -> None:
         await self.control.open(self._address)
+        if self.announce is not None and self._others_may_join:
+            what = "waiting for workers at" if self.launcher is None else "more workers may connect to"
+            self.announce(f"{what} {self.control.address}")
         if self.launcher is not None:
             await self.launcher.start(self.control.address)
 
