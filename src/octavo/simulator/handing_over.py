@@ -62,7 +62,8 @@ class Handovers:
         self._pools = pools
         self._options = options
         self._engines = engines
-        self._receivers = [engine for engine in engines if engine.spec.role == "decode"]
+        roles = "decode" if any(engine.spec.role == "decode" for engine in engines) else "both"
+        self._receivers = [engine for engine in engines if engine.spec.role == roles]
         self._down = set[int]()  # engines that are gone
         self._open: list[int] = []  # keys of hand-offs, some of them over
         self._links = Links(options.link, options.links)

@@ -20,11 +20,13 @@ from itertools import count
 from octavo.core.clock import MAX_SECONDS, VirtualClock
 from octavo.core.prefix_index import Namespace, prompt_keys
 from octavo.core.request import ParameterError, Request, SamplingParams, derive_seed
+from octavo.distributed.dispatcher import QueueFull
 from octavo.distributed.roles import MixedLimits, RolePools
 from octavo.distributed.router import Router, RouteRequest, ShortestQueue
 from octavo.engine.outputs import OutputEvent
 from octavo.simulator.delivery import TokenReader
 from octavo.simulator.engine_spec import EngineSpec
+from octavo.simulator.front_end import FrontEnd, FrontEndOptions
 from octavo.simulator.handing_over import HandoffOptions, Handovers
 from octavo.simulator.outages import Outage, continued, moments
 from octavo.simulator.records import RequestLog, Slo
@@ -48,6 +50,7 @@ class SimulationOptions:
     keep_gaps: bool = False
     handoff: HandoffOptions = field(default_factory=HandoffOptions)  # where there are prefill engines
     mixed: MixedLimits | None = None  # prefill and decode engines lend each other a hand
+    front_end: FrontEndOptions | None = None  # requests wait there as at a cluster's, and ``mixed`` is its own; None: each goes at once
     outages: Seq[Outage] = ()
     hosts: Seq[HostSharing] = ()  # engines that hold each other up; nobody does so to those that are in none
     jump: bool = True  # take steps that only repeat at once: the same figures, sooner
@@ -76,12 +79,16 @@ class Simulation:
         if not self._entries:
             raise ValueError("engines: all are of role decode; nobody computes prompts")
         roles = {engine.spec.role for engine in self.engines}
-        if ("prefill" in roles) != ("decode" in roles):
+        if ("prefill" in roles) != ("decode" in roles) and (self.options.front_end is None or "both" not in roles):
             raise ValueError("engines: prefill engines need decode engines to hand over to, and decode engines prefill engines")
         self._router = router or ShortestQueue()
-        self._pools = self._make_pools()
+        chosen = self.options.front_end
+        self._front = None if chosen is None else FrontEnd(self._router, chosen, self.engines, self.clock.now)
+        self._pools = self._make_pools() if self._front is None else self._front.pools
         self.handoffs = Handovers(self.engines, self.options.handoff, self._pools)
         self._wants_keys = self._router.wants_keys
+        if self._front is not None:
+            self._entries = self.engines
         for engine in self._entries if self._wants_keys else ():
             engine.tell_keys()
         self._numbers = count()
@@ -90,7 +97,7 @@ class Simulation:
         self._moments = deque(moments(self.options.outages, len(specs)))
         self._down: set[int] = set()  # engines that are gone
         self._held: list[Request] = []  # while no engine is there that would take them
-        self._sessions: dict[str, str] = {}  # of live requests, which may have to be routed again
+        self._most_output: dict[str, int] = {}  # of live requests that allow more than they make
 
     def _make_pools(self) -> RolePools | None:
         if self.options.mixed is None:
@@ -169,6 +176,8 @@ class Simulation:
         return num_ended
 
     def _begin_steps(self, now: float) -> None:
+        if self._front is not None and len(self._front):
+            self._send(self._front, now)
         for index in sorted(self._dirty):
             self.engines[index].begin(now)
         self._dirty.clear()
@@ -185,6 +194,8 @@ class Simulation:
             self.handoffs.back(index)
             if self._pools is not None:
                 self._pools.add(index, engine.spec.role, engine.spec.num_blocks)
+            if self._front is not None:
+                self._front.back(index)
             held, self._held = self._held, []
             for request in held:
                 self._place(request)
@@ -192,7 +203,9 @@ class Simulation:
         self._down.add(index)
         if self._pools is not None:
             self._pools.remove(index)
-        if self._wants_keys:
+        if self._front is not None:
+            self._front.gone(index)
+        elif self._wants_keys:
             self._router.gone(index)
         on_their_way, touched = self.handoffs.gone(index, now)
         self._dirty |= touched
@@ -208,36 +221,73 @@ class Simulation:
         request = self._request(work, number, arrival_s)
         num_prompt = len(request.prompt_token_ids)
         self.log.arrived(request.request_id, arrival_s, num_prompt)
-        if work.session is not None:
-            self._sessions[request.request_id] = work.session
+        if work.most_output is not None:
+            self._most_output[request.request_id] = work.most_output
         return self._place(request)
 
     def _place(self, request: Request) -> bool:
         """Route a request, which may have drawn some tokens elsewhere, to an engine. False: it can never run there."""
+        if self._front is not None:
+            return self._hold_back(self._front, request)
         entries = [engine for engine in self._entries if engine.index not in self._down] if self._down else self._entries
-        engine = self._engine_for(self._route(request, entries), request, entries) if entries else None
+        if entries:
+            self._tell_keys(entries)
+        engine = self._engine_for(self._route(request), request, entries) if entries else None
         if engine is None:
             self._held.append(request)
             return True
+        return self._add(engine, request)
+
+    def _add(self, engine: SimEngine, request: Request) -> bool:
         try:
             engine.add(request)
         except ParameterError as error:
-            self._over(request.request_id, 0)
-            self.log.refused(request.request_id, str(error))
-            return False
+            return self._refuse(request, error)
         self._dirty.add(engine.index)
         return True
 
-    def _route(self, request: Request, entries: Seq[SimEngine]) -> RouteRequest:
-        """What the router is told of a request, and before it what the engines' caches have come to offer."""
+    def _refuse(self, request: Request, error: Exception) -> bool:
+        """False."""
+        self._over(request.request_id, 0)
+        self.log.refused(request.request_id, str(error))
+        return False
+
+    def _tell_keys(self, engines: Seq[SimEngine]) -> None:
+        """Tell the router what their caches have come to offer, if it wants to hear of it."""
+        for engine in engines if self._wants_keys else ():
+            self._router.told(engine.index, *engine.take_key_changes())
+
+    def _route(self, request: Request) -> RouteRequest:
+        """What the router is told of a request: at a front end no more than real ones know."""
         keys = tuple[bytes, ...]()
         if self._wants_keys:
-            for engine in entries:
-                self._router.told(engine.index, *engine.take_key_changes())
-            block_size = entries[0].spec.cache.block_size
-            keys = tuple(prompt_keys("sim", Namespace(), request.prompt_token_ids, block_size))
-        session = self._sessions.get(request.request_id)
-        return RouteRequest(request.request_id, len(request.prompt_token_ids), request.params.max_tokens, session, keys)
+            keys = tuple(prompt_keys("sim", Namespace(), request.prompt_token_ids, self.engines[0].spec.cache.block_size))
+        name, num_prompt, num_output = request.request_id, len(request.prompt_token_ids), request.params.max_tokens
+        if self._front is None:
+            return RouteRequest(name, num_prompt, num_output, request.session, keys)
+        most = self._most_output.get(name, num_output)
+        return RouteRequest(name, num_prompt, None, request.session, keys, request.priority, request.user, most)
+
+    # --- a front end ----------------------------------------------------------------------------------------------------------------------
+
+    def _hold_back(self, front: FrontEnd, request: Request) -> bool:
+        """A request waits until its turn is, and goes then in ``_send``. False: it can never run."""
+        place = front.placed.get(request.request_id)
+        if place is not None:
+            return self._add(self.engines[place], request)
+        try:
+            front.submit(request, self._route(request), self.clock.now())
+        except (ParameterError, QueueFull) as error:
+            return self._refuse(request, error)
+        return True
+
+    def _send(self, front: FrontEnd, now: float) -> None:
+        """What waits and may go goes to its engine."""
+        self._tell_keys(front.there())
+        while (sent := front.next(now)) is not None:
+            if sent.receiver is not None:
+                self._requests[sent.request.request_id] = sent.request, sent.receiver
+            self._add(self.engines[sent.engine], sent.request)
 
     def _engine_for(self, route: RouteRequest, request: Request, entries: Seq[SimEngine]) -> SimEngine | None:
         """The engine that is to compute the prompt. Who is to be handed over is remembered until then. None: nobody computes prompts."""
@@ -256,9 +306,12 @@ class Simulation:
     def _over(self, request_id: str, num_output: int) -> None:
         """A request has ended, or was refused: whoever remembers it may forget it."""
         self._requests.pop(request_id, None)
-        self._sessions.pop(request_id, None)
+        self._most_output.pop(request_id, None)
         if self._reader is not None:
             self._reader.ended(request_id)
+        if self._front is not None:
+            self._front.ended(request_id, num_output)
+            return
         if self._wants_keys:
             self._router.ended(request_id, num_output)
         if self._pools is not None:
@@ -267,7 +320,10 @@ class Simulation:
     def _request(self, work: WorkloadRequest, number: int, arrival_s: float) -> Request:
         """The request of a workload, which ends at its recorded length and never before."""
         params = SamplingParams(max_tokens=work.num_output, ignore_eos=True)
-        return Request(str(number), work.prompt_token_ids, params, derive_seed(self.options.seed, number + 1), arrival_s=arrival_s)
+        return Request(
+            str(number), work.prompt_token_ids, params, derive_seed(self.options.seed, number + 1), arrival_s=arrival_s,
+            priority=work.priority, user=work.user, session=work.session,
+        )  # fmt: skip
 
     def _read_s(self, reader: TokenReader[StepKind | None], engine: SimEngine, event: OutputEvent, now: float) -> float:
         """When what a step of ``engine`` gave a request at ``now`` is read."""

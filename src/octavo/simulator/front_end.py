@@ -1,0 +1,112 @@
+"""The front end of a simulated cluster: requests wait there while all engines have enough to do, and go by the dispatcher that a real one
+has, its roles and its router. What an engine tells of its load is never late here.
+
+Owns what waits and who goes next; the simulation carries it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from octavo.core.request import ParameterError, Request
+from octavo.distributed.dispatcher import Backpressure, Dispatcher, QueueFull
+from octavo.distributed.role_router import RoleRouter
+from octavo.distributed.roles import MixedLimits, RolePools
+from octavo.distributed.router import Router
+from octavo.distributed.views import EngineView, RouteRequest
+from octavo.simulator.sim_engine import SimEngine
+
+
+@dataclass(frozen=True, slots=True)
+class FrontEndOptions:
+    """``may_borrow``: an engine takes on the other role under pressure, by ``mixed``. ``placed``: requests, by their number as a string,
+    that go to this engine whatever anybody says: to fill its cache, say."""
+
+    backpressure: Backpressure = field(default_factory=Backpressure)
+    mixed: MixedLimits = MixedLimits()
+    may_borrow: bool = True
+    placed: Mapping[str, int] = field(default_factory=dict)
+
+
+class Sent(NamedTuple):
+    """``engine``: index of the one that gets it; ``receiver``: of the one that it is handed over to after its prompt, if it is."""
+
+    request: Request
+    engine: int
+    receiver: int | None
+
+
+class FrontEnd:
+    """``router`` chooses who computes prompts."""
+
+    def __init__(self, router: Router, options: FrontEndOptions, engines: Seq[SimEngine], clock: Callable[[], float]) -> None:
+        self.placed = options.placed
+        self.pools = RolePools(router, options.mixed, engines[0].spec.cache.block_size, options.may_borrow)
+        for engine in engines:
+            self.pools.add(engine.index, engine.spec.role, engine.spec.num_blocks)
+        self._engines, self._down = engines, set[int]()
+        self._router = RoleRouter(router, self.pools, self.there, clock)
+        self._dispatcher = Dispatcher(self._router, options.backpressure, holds=self._holds)
+        self._requests: dict[str, Request] = {}
+
+    def __len__(self) -> int:
+        """Requests that wait."""
+        return len(self._dispatcher)
+
+    def there(self) -> Seq[SimEngine]:
+        return [engine for engine in self._engines if engine.index not in self._down] if self._down else self._engines
+
+    def submit(self, request: Request, route: RouteRequest, now: float) -> None:
+        """A request comes. Raises ParameterError when no engine could ever hold it, QueueFull when too many wait."""
+        if not any(_can_hold(engine, request) for engine in self._engines):
+            raise ParameterError("max_tokens", request.params.max_tokens, "no engine can hold that many behind this prompt")
+        self._requests[request.request_id] = request
+        try:
+            self._dispatcher.submit(route, self.there(), now)
+        except QueueFull:
+            del self._requests[request.request_id]
+            raise
+
+    def next(self, now: float) -> Sent | None:
+        """Who goes now. Ask until None."""
+        there = self.there()
+        places = self._router.entries(there) if there else []
+        firsts, others = [there[place] for place in places], [view for i, view in enumerate(there) if i not in places]
+        found = self._dispatcher.next(firsts, now, others)
+        if found is None:
+            return None
+        route, place = found
+        request, receiver = self._requests.pop(route.request_id), self._router.receiver_of(route.request_id)
+        if receiver is not None and (request.params.max_tokens or 0) <= 1:  # a single token is no answer to hand over
+            self.pools.stayed(route.request_id)
+            receiver = None
+        return Sent(request, [*firsts, *others][place].index, receiver)
+
+    def ended(self, request_id: str, num_output: int) -> None:
+        """It is over; one that never waited here changes nothing."""
+        self._dispatcher.ended(request_id, num_output)
+
+    def gone(self, index: int) -> None:
+        """Engine ``index`` is gone with all it had; its requests come again."""
+        self._down.add(index)
+        self._dispatcher.gone(index)
+
+    def back(self, index: int) -> None:
+        """Engine ``index`` is there again."""
+        self._down.discard(index)
+
+    def _holds(self, route: RouteRequest, engine: EngineView) -> bool:
+        return isinstance(engine, SimEngine) and _can_hold(engine, self._requests[route.request_id])
+
+
+def _can_hold(engine: SimEngine, request: Request) -> bool:
+    """To its end, if it had nothing else."""
+    limits = engine.scheduler.limits
+    try:
+        limits.check_prompt(request)
+    except ParameterError:
+        return False
+    return limits.clamped_max_tokens(request) is None
