@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "simulator": {
         "core", "models.program", "costs", "backends.base", "backends.sim", "speculative", "engine.loop", "engine.timeline",
         "engine.outputs", "distributed.router", "distributed.views", "distributed.handoff", "distributed.handover", "distributed.pools",
-        "distributed.roles", "distributed.role_router", "distributed.dispatcher", "workload",
+        "distributed.roles", "distributed.role_router", "distributed.dispatcher", "distributed.told_load", "workload",
     },  # never torch, ray or the native module
     "planning": {"core", "models", "costs", "simulator", "workload", "distributed.router", "distributed.handoff"},
     "reproduce": {

@@ -27,7 +27,7 @@ from octavo.distributed.role_router import RoleRouter
 from octavo.distributed.roles import RolePools
 from octavo.distributed.router import create_router
 from octavo.distributed.told_load import Told, ToldLoad
-from octavo.distributed.worker_engine import load_of
+from octavo.distributed.worker_engine import TELL_S, load_of
 from octavo.engine.outputs import OutputEvent
 from octavo.engine.params import PreparedRequest
 from tests.engine.planted import Arrival
@@ -43,11 +43,15 @@ class Node:
     run: TimedRun
     view: ToldLoad
     num_received: int = 0
+    told_s: float = -1.0
     end_s: float = float("inf")  # of the step in flight
     events: list[OutputEvent] = field(default_factory=list)  # of that
 
-    def tell(self) -> tuple[list[bytes], list[bytes]]:
+    def tell(self, now: float) -> tuple[list[bytes], list[bytes]]:
         """What a worker says after a step: its load, and the keys that its cache has begun and ceased to offer."""
+        if now - self.told_s < TELL_S and self.run.engine.has_work:
+            return [], []
+        self.told_s = now
         load = load_of(self.run.engine, self.num_received)
         num = load.num_running + load.num_waiting
         self.view.told(Told(self.num_received, load.pending_tokens, load.pending_s, num, load.num_available_blocks))
@@ -118,7 +122,7 @@ class TimedCluster:
 
     def _ended(self, node: Node, now: float) -> None:
         """A step has."""
-        self.router.told(node.view.index, *node.tell())
+        self.router.told(node.view.index, *node.tell(now))
         for event in node.events:
             name = event.request_id
             assert event.error is None, event.error

@@ -1,11 +1,13 @@
 """The front end of a simulated cluster: requests wait there while all engines have enough to do, and go by the dispatcher that a real one
-has, its roles and its router. What an engine tells of its load is never late here.
+has, its roles and its router.
 
-Owns what waits and who goes next; the simulation carries it out.
+Engines are seen as workers are: by what they last told (``ToldLoad``), after a step and before the next plan, at most every TELL_S unless
+they have run dry; and by what was sent to them since. Owns what waits, who goes next and what has been told; the simulation carries it out.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -16,8 +18,11 @@ from octavo.distributed.dispatcher import Backpressure, Dispatcher, QueueFull
 from octavo.distributed.role_router import RoleRouter
 from octavo.distributed.roles import MixedLimits, RolePools
 from octavo.distributed.router import Router
+from octavo.distributed.told_load import Told, ToldLoad
 from octavo.distributed.views import EngineView, RouteRequest
 from octavo.simulator.sim_engine import SimEngine
+
+TELL_S = 0.02  # as workers do (``worker_engine``)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +48,19 @@ class FrontEnd:
     """``router`` chooses who computes prompts."""
 
     def __init__(self, router: Router, options: FrontEndOptions, engines: Seq[SimEngine], clock: Callable[[], float]) -> None:
+        block_size = engines[0].spec.cache.block_size
         self.placed = options.placed
-        self.pools = RolePools(router, options.mixed, engines[0].spec.cache.block_size, options.may_borrow)
+        self.pools = RolePools(router, options.mixed, block_size, options.may_borrow)
         for engine in engines:
             self.pools.add(engine.index, engine.spec.role, engine.spec.num_blocks)
-        self._engines, self._down = engines, set[int]()
-        self._router = RoleRouter(router, self.pools, self.there, clock)
+        self._engines, self._down, self._now = engines, set[int](), clock
+        self._views = [ToldLoad(engine.index, block_size, engine.spec.num_blocks) for engine in engines]
+        self._told_s = [-math.inf] * len(engines)
+        self._num_received = [0] * len(engines)
+        self._wants_keys = router.wants_keys
+        for engine in engines if router.wants_keys else ():
+            engine.tell_keys()
+        self._router = RoleRouter(router, self.pools, self._there, clock)
         self._dispatcher = Dispatcher(self._router, options.backpressure, holds=self._holds)
         self._requests: dict[str, Request] = {}
 
@@ -56,8 +68,30 @@ class FrontEnd:
         """Requests that wait."""
         return len(self._dispatcher)
 
-    def there(self) -> Seq[SimEngine]:
-        return [engine for engine in self._engines if engine.index not in self._down] if self._down else self._engines
+    def _there(self) -> list[ToldLoad]:
+        return [view for view in self._views if view.index not in self._down]
+
+    # --- what engines tell ---------------------------------------------------------------------------------------------------------------
+
+    def stepped(self, engine: SimEngine) -> None:
+        """A step of it has ended, and the next one is not planned."""
+        if self._now() - self._told_s[engine.index] >= TELL_S or not engine.loop.has_work:
+            self._tell(engine)
+
+    def _tell_repeating(self) -> None:
+        """In steps that only repeat nothing changes but how long ago it was told."""
+        for engine in self._engines:
+            if engine.is_repeating and self._now() - self._told_s[engine.index] >= TELL_S:
+                self._tell(engine)
+
+    def _tell(self, engine: SimEngine) -> None:
+        index, load = engine.index, engine.load()
+        self._told_s[index] = self._now()
+        self._views[index].told(Told(self._num_received[index], *load, engine.num_available_blocks))
+        if self._wants_keys:
+            self._router.told(index, *engine.take_key_changes())
+
+    # --- requests -------------------------------------------------------------------------------------------------------------------------
 
     def submit(self, request: Request, route: RouteRequest, now: float) -> None:
         """A request comes. Raises ParameterError when no engine could ever hold it, QueueFull when too many wait."""
@@ -65,14 +99,15 @@ class FrontEnd:
             raise ParameterError("max_tokens", request.params.max_tokens, "no engine can hold that many behind this prompt")
         self._requests[request.request_id] = request
         try:
-            self._dispatcher.submit(route, self.there(), now)
+            self._dispatcher.submit(route, self._there(), now)
         except QueueFull:
             del self._requests[request.request_id]
             raise
 
     def next(self, now: float) -> Sent | None:
         """Who goes now. Ask until None."""
-        there = self.there()
+        self._tell_repeating()
+        there = self._there()
         places = self._router.entries(there) if there else []
         firsts, others = [there[place] for place in places], [view for i, view in enumerate(there) if i not in places]
         found = self._dispatcher.next(firsts, now, others)
@@ -83,7 +118,10 @@ class FrontEnd:
         if receiver is not None and (request.params.max_tokens or 0) <= 1:  # a single token is no answer to hand over
             self.pools.stayed(route.request_id)
             receiver = None
-        return Sent(request, [*firsts, *others][place].index, receiver)
+        view = [*firsts, *others][place]
+        view.sent(route.num_prompt)
+        self._num_received[view.index] += 1
+        return Sent(request, view.index, receiver)
 
     def ended(self, request_id: str, num_output: int) -> None:
         """It is over; one that never waited here changes nothing."""
@@ -92,14 +130,16 @@ class FrontEnd:
     def gone(self, index: int) -> None:
         """Engine ``index`` is gone with all it had; its requests come again."""
         self._down.add(index)
+        self._views[index].reset()
+        self._num_received[index] = 0
         self._dispatcher.gone(index)
 
     def back(self, index: int) -> None:
         """Engine ``index`` is there again."""
         self._down.discard(index)
 
-    def _holds(self, route: RouteRequest, engine: EngineView) -> bool:
-        return isinstance(engine, SimEngine) and _can_hold(engine, self._requests[route.request_id])
+    def _holds(self, route: RouteRequest, view: EngineView) -> bool:
+        return _can_hold(self._engines[view.index], self._requests[route.request_id])
 
 
 def _can_hold(engine: SimEngine, request: Request) -> bool:

@@ -158,6 +158,21 @@ class SimEngine:
         shape.add(0, pending, num_sequences)
         return self.backend.shape_seconds(shape)
 
+    def load(self) -> tuple[int, float, int]:
+        """(pending tokens, seconds that they are predicted to take, number of sequences), as a worker tells them between two steps."""
+        scheduler, shape, num = self.scheduler, StepShape(), 0
+        for queue in (scheduler.running_sequences, scheduler.waiting_sequences):
+            for seq in queue:
+                shape.add(seq.num_computed, len(seq.token_ids) - seq.num_computed, 1)
+                num += 1
+        pending = self.pending_tokens
+        return pending, self.backend.shape_seconds(shape) if pending else 0.0, num
+
+    @property
+    def is_repeating(self) -> bool:
+        """In a run of steps that are taken at once."""
+        return self._run is not None
+
     def prompt_s(self, start: int, num_tokens: int) -> float:
         """As ``Costs`` of routers: seconds of a step that computes so many tokens of a prompt behind ``start`` of them."""
         shape = StepShape()

@@ -87,8 +87,6 @@ class Simulation:
         self._pools = self._make_pools() if self._front is None else self._front.pools
         self.handoffs = Handovers(self.engines, self.options.handoff, self._pools)
         self._wants_keys = self._router.wants_keys
-        if self._front is not None:
-            self._entries = self.engines
         for engine in self._entries if self._wants_keys else ():
             engine.tell_keys()
         self._numbers = count()
@@ -173,6 +171,8 @@ class Simulation:
             self._dirty.add(engine.index)
             for event in engine.finish():
                 num_ended += self._take_event(engine, event, now)
+            if self._front is not None:
+                self._front.stepped(engine)
         return num_ended
 
     def _begin_steps(self, now: float) -> None:
@@ -283,7 +283,6 @@ class Simulation:
 
     def _send(self, front: FrontEnd, now: float) -> None:
         """What waits and may go goes to its engine."""
-        self._tell_keys(front.there())
         while (sent := front.next(now)) is not None:
             if sent.receiver is not None:
                 self._requests[sent.request.request_id] = sent.request, sent.receiver
