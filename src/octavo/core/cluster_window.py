@@ -39,7 +39,7 @@ class WindowFrontEnd:
 class ClusterWindow:
     """``requests`` by arrival; ``hand_offs``: (tokens of KV, seconds from the first token until the other worker was told to go on).
     ``way_s``: seconds from the front end to a worker and back. ``starts_idle``: nothing that came before the first of the requests ran on
-    beside them. ``notes``: what is known to be other than in the run that was."""
+    beside them; ``from_start``: nothing at all has come before. ``notes``: what is known to be other than in the run that was."""
 
     workers: tuple[WindowWorker, ...]
     front_end: WindowFrontEnd
@@ -47,6 +47,7 @@ class ClusterWindow:
     hand_offs: tuple[tuple[float, float], ...]
     way_s: float
     starts_idle: bool
+    from_start: bool = False
     notes: tuple[str, ...] = ()
 
     @property
@@ -63,7 +64,7 @@ class ClusterWindow:
         return [step for worker in self.workers for step in worker.steps]
 
     def to_dict(self) -> dict[str, Any]:
-        plain = {name: getattr(self, name) for name in ("hand_offs", "way_s", "starts_idle", "notes")}
+        plain = {name: getattr(self, name) for name in ("hand_offs", "way_s", "starts_idle", "from_start", "notes")}
         requests = [one.to_dict() for one in self.requests]
         return {"workers": list(map(asdict, self.workers)), "front_end": asdict(self.front_end), "requests": requests, **plain}
 
@@ -75,5 +76,5 @@ class ClusterWindow:
             for one in data["workers"]
         )
         requests, hand_offs = tuple(map(WindowRequest.of_dict, data["requests"])), tuple((tokens, s) for tokens, s in data["hand_offs"])
-        front_end = WindowFrontEnd(**data["front_end"])
-        return cls(workers, front_end, requests, hand_offs, data["way_s"], data["starts_idle"], tuple(data["notes"]))
+        front_end, starts = WindowFrontEnd(**data["front_end"]), (data["starts_idle"], data["from_start"])
+        return cls(workers, front_end, requests, hand_offs, data["way_s"], *starts, tuple(data["notes"]))

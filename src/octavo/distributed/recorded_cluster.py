@@ -5,6 +5,7 @@ Times are the front end's own. Of a worker's clock only how long an attempt took
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
@@ -69,7 +70,8 @@ class RecordedCluster:
         starts_idle = self.forgotten_s <= begin_s and all(one.ended_s is not None and one.ended_s <= begin_s for one in before)
         workers = tuple(_worker(name, role, told[name]) for name, role in roles.items())
         requests = tuple(_request(one, begin_s, parts, places) for one in self.recent)
-        found = self._hand_offs(), parts.way_s(self.recent), starts_idle, self._notes(parts, places)
+        from_start = not before and self.forgotten_s == -math.inf
+        found = self._hand_offs(), parts.way_s(self.recent), starts_idle, from_start, self._notes(parts, places)
         return ClusterWindow(workers, front_end, requests, *found)
 
     def _hand_offs(self) -> tuple[tuple[float, float], ...]:

@@ -17,7 +17,8 @@ from octavo.costs.coefficients import Coefficients, coefficients_of
 from octavo.costs.window_fit import MIN_STEPS, fit_window
 from octavo.distributed.dispatcher import Backpressure
 from octavo.distributed.handoff import Link
-from octavo.distributed.router import create_router
+from octavo.distributed.roles import MixedLimits
+from octavo.distributed.router import Router, SoonestDone, create_router
 from octavo.simulator.cluster_switches import ClusterSwitch, Setup, cluster_switches, setup_of
 from octavo.simulator.front_end import FrontEndOptions
 from octavo.simulator.handing_over import HandoffOptions
@@ -68,6 +69,8 @@ class ClusterWhatIf:
         if not self.load.compared:
             raise ValueError("window: no request of it has ended; there is nothing to compare with")
         self.setup = setup_of(window, self.load, own)
+        made = [one.num_output for one in window.requests]
+        self._guess = None if window.from_start else max(1, round(statistics.fmean(made)))
         self.switches: list[ClusterSwitch] = cluster_switches(window, self.load, self.setup, every)
 
     def base(self) -> WindowReplay:
@@ -85,12 +88,19 @@ class ClusterWhatIf:
         told = setup.front_end
         limits = Backpressure(told.most_pending_s, told.most_sequences)
         placed = {str(number): _place(worker, setup) for number, worker in enumerate(load.warmed)}
-        front_end = FrontEndOptions(limits, may_borrow=told.may_borrow, placed=placed)
+        mixed = MixedLimits() if self._guess is None else MixedLimits(guess_output=self._guess)
+        front_end = FrontEndOptions(limits, mixed, told.may_borrow, placed)
         options = SimulationOptions(
             seed=SEED, concurrency=load.concurrency, keep_requests=True, front_end=front_end, handoff=HandoffOptions(self._link)
         )
-        router = create_router(told.router, setup.specs[0].cache.block_size)
+        router = self._router(told.router, setup.specs[0].cache.block_size)
         return load.figures(Simulation(setup.specs, router, options).run(load.requests).records, self._window.way_s)
+
+    def _router(self, name: str, block_size: int) -> Router:
+        """What it has learned of answers it knows from the beginning, where the real one had seen some before the window."""
+        if name == "soonest" and self._guess is not None:
+            return SoonestDone(block_size, guess_output=self._guess)
+        return create_router(name, block_size)
 
 
 def _place(worker: int, setup: Setup) -> int:
