@@ -153,7 +153,7 @@ class TimedCluster:
 
     def _came(self, one: Arrival) -> None:
         params = SamplingParams(temperature=0.0, max_tokens=one.num_output, ignore_eos=True)
-        request = Request(one.name, list(one.prompt), params, 1, frozenset(), one.at_s, cache_salt=one.salt)
+        request = Request(one.name, list(one.prompt), params, len(self.requests), frozenset(), one.at_s, cache_salt=one.salt)
         self.requests[one.name], self.times_s[one.name] = request, []
         engine = self.nodes[0].run.engine
         fingerprint = f"{engine.model.fingerprint}/{engine.backend.fingerprint()}"

@@ -119,8 +119,7 @@ def account_lines(account: dict[str, Any]) -> list[str]:
         lines.append(f"  {part['cause']:<16} {part['seconds']:>10.4f} s {100 * share:>5.1f} %  {bar:<{BAR}}  {part['detail']}".rstrip())
     if small_s:
         lines.append(f"  and {counted(len(small_s), 'cause')} below 0.1 %, {in_words(sum(small_s))} together; --json has all")
-    can_replay = "workers" not in account  # of several workers nothing is replayed
-    untold = UNTOLD.get(account["bottleneck"]) if can_replay and not account["advice"] else None
+    untold = UNTOLD.get(account["bottleneck"]) if not account["advice"] else None
     return [*lines, *advice_lines(account["advice"]), *([f"  {untold}; octavo explain --advise replays it"] if untold else [])]
 
 

@@ -168,7 +168,7 @@ def _check_number(names: list[str]) -> None:
 
 def _accounts(engine: Engine, about: AboutAttempts) -> Accounts:
     _check_number(about.names)
-    timeline, now, advisor = engine.timeline, engine.clock.now(), RuleAdvisor(engine.config, about.shows_misses)
+    timeline, now, advisor = engine.timeline, engine.clock.now(), RuleAdvisor(engine.config, about.shows_misses, is_worker=True)
     out = []
     for record in filter(None, map(timeline.find, about.names)):
         account = WorkerAccount.of(timeline, record, now, about.shows_misses)
@@ -191,7 +191,7 @@ def _window(engine: Engine, about: AboutWindow) -> Window:
     recent = [record for record in records if record.ended_s is None or record.ended_s >= since_s]
     ended = [record for record in recent if record.ended_s is not None]
     some = ended[:: max(1, len(ended) // MAX_ADVISED)]
-    advice = RuleAdvisor(engine.config, about.shows_misses).of_window(timeline, some, about.window_s)
+    advice = RuleAdvisor(engine.config, about.shows_misses, is_worker=True).of_window(timeline, some, about.window_s)
     return Window(
         [WorkerAccount.of(timeline, record, now, about.shows_misses).without_details() for record in recent],
         [(place, list(found)) for place, found in classes.items()],
