@@ -89,8 +89,8 @@ def test_where_the_pools_are_too_small_larger_ones_come_first() -> None:
 
 def test_where_prompts_stand_between_tokens_apart_comes_first() -> None:
     """Short streams all the time, and now and then a prompt that takes as long as all of a stream."""
-    load = poisson(1, 60, 20.0, lambda i, at_s, rng: Arrival(f"s{i}", at_s, tokens(rng, 16), 20))
-    load += poisson(2, 5, 1.5, lambda i, at_s, rng: Arrival(f"p{i}", at_s, tokens(rng, 600), 2))
+    load = poisson(1, 70, 30.0, lambda i, at_s, rng: Arrival(f"s{i}", at_s, tokens(rng, 16), 20))
+    load += poisson(2, 5, 1.8, lambda i, at_s, rng: Arrival(f"p{i}", at_s, tokens(rng, 600), 2))
     settings = {"max_num_batched_tokens": 256, "max_num_seqs": 16}
     both = what_if(TimedCluster(TWO, LAW, SHORTEST, **settings).serve(load).window())
     assert both.error("itl_p99") == pytest.approx(0.0, abs=0.05)
