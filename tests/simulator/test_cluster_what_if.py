@@ -1,4 +1,4 @@
-"""What a replay says a cluster would gain, against what it gains: whole engines on devices of known, noisy cost behind a front end's objects."""
+"""What a replay says a cluster would gain, against what it gains: whole engines on devices of known, noisy cost behind a front end."""
 
 from __future__ import annotations
 
@@ -212,7 +212,8 @@ def test_workers_are_added_taken_away_and_given_other_roles(cluster: TimedCluste
     ]  # fmt: skip
     assert changes_of(window, {"prefill-0": "prefill", "decode-0": "decode", "decode-1": "decode"}) == [
         "one prefill worker more (--workers prefill=2,decode=2)", "one decode worker more (--workers prefill=1,decode=3)",
-        "prefill and decode together (--workers 3)", "--workers prefill=2,decode=1", "one decode worker less (--workers prefill=1,decode=1)",
+        "prefill and decode together (--workers 3)", "--workers prefill=2,decode=1",
+        "one decode worker less (--workers prefill=1,decode=1)",
     ]  # fmt: skip
     assert changes_of(window, {"worker-0": "both", "prefill-0": "prefill"}) == [
         "one worker more (--workers both=2,prefill=1)", "one prefill worker more (--workers both=1,prefill=2)",
@@ -238,9 +239,14 @@ def test_pools_of_different_sizes_are_named_together(cluster: TimedCluster) -> N
     assert [spec.num_blocks for spec in pool.setup.specs] == [2 * first.engine.num_blocks, 200]
 
 
-def test_what_is_not_offered_to_a_server_that_may_not_borrow() -> None:
-    """The replay borrows where the server does, and nowhere else."""
-    options = replace(SHORTEST, handover=HandoverOptions(may_borrow=False))
-    told = TimedCluster(APART, LAW, options, max_num_seqs=16).serve(steady_load(12, 8.0, 1)).window()
-    assert told.front_end.may_borrow is False
-    assert ClusterWindow.of_dict(told.to_dict()).front_end == told.front_end
+def test_the_replay_borrows_workers_where_the_server_does() -> None:
+    """Two decode workers that idle beside one prefill worker which is under pressure."""
+    roles, load = {**APART, "decode-1": "decode"}, steady_load(40, 60.0, 1)
+    for may_borrow in (True, False):
+        options = replace(SHORTEST, handover=HandoverOptions(may_borrow=may_borrow))
+        window = TimedCluster(roles, Law(row=2e-3), options, max_num_seqs=16).serve(load).window()
+        one = ClusterWhatIf(window)
+        assert window.front_end.may_borrow is may_borrow and one.base().error("wall") == pytest.approx(0.0, abs=0.1)
+        other = replace(one.setup, front_end=replace(window.front_end, may_borrow=not may_borrow))
+        ratio = (one.simulated(one.load, other).wall or 0.0) / (one.base().replayed.wall or 1.0)
+        assert ratio > 1.2 if may_borrow else ratio < 1 / 1.2
