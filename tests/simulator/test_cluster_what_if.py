@@ -241,10 +241,11 @@ def test_pools_of_different_sizes_are_named_together(cluster: TimedCluster) -> N
 
 def test_the_replay_borrows_workers_where_the_server_does() -> None:
     """Two decode workers that idle beside one prefill worker which is under pressure."""
-    roles, load = {**APART, "decode-1": "decode"}, steady_load(40, 60.0, 1)
+    roles = {**APART, "decode-1": "decode"}
+    load = poisson(3, 12, 4.0, lambda i, at_s, rng: Arrival(f"r{i}", at_s, tokens(rng, 600), 4))
     for may_borrow in (True, False):
         options = replace(SHORTEST, handover=HandoverOptions(may_borrow=may_borrow))
-        window = TimedCluster(roles, Law(row=2e-3), options, max_num_seqs=16).serve(load).window()
+        window = TimedCluster(roles, Law(row=2e-3), options, max_num_seqs=16, max_num_batched_tokens=256).serve(load).window()
         one = ClusterWhatIf(window)
         assert window.front_end.may_borrow is may_borrow and one.base().error("wall") == pytest.approx(0.0, abs=0.1)
         other = replace(one.setup, front_end=replace(window.front_end, may_borrow=not may_borrow))

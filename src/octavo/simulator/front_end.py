@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 from octavo.core.request import ParameterError, Request
@@ -58,8 +59,10 @@ class FrontEnd:
         self._told_s = [-math.inf] * len(engines)
         self._num_received = [0] * len(engines)
         self._wants_keys = router.wants_keys
-        for engine in engines if router.wants_keys else ():
-            engine.tell_keys()
+        for engine in engines:
+            engine.on_repeats = partial(self._repeated, engine)
+            if router.wants_keys:
+                engine.tell_keys()
         self._router = RoleRouter(router, self.pools, self._there, clock)
         self._dispatcher = Dispatcher(self._router, options.backpressure, holds=self._holds)
         self._requests: dict[str, Request] = {}
@@ -75,21 +78,31 @@ class FrontEnd:
 
     def stepped(self, engine: SimEngine) -> None:
         """A step of it has ended, and the next one is not planned."""
-        if self._now() - self._told_s[engine.index] >= TELL_S or not engine.loop.has_work:
-            self._tell(engine)
+        if self._now() >= self._told_s[engine.index] + TELL_S or not engine.loop.has_work:
+            self._tell(engine, self._now())
 
-    def _tell_repeating(self) -> None:
-        """In steps that only repeat nothing changes but how long ago it was told."""
-        for engine in self._engines:
-            if engine.is_repeating and self._now() - self._told_s[engine.index] >= TELL_S:
-                self._tell(engine)
+    def _repeated(self, engine: SimEngine, ends_s: Seq[float]) -> None:
+        """Steps of it have ended that only repeat: some of them it told of, and all had the same to tell."""
+        told_s = self._told_s[engine.index]
+        for end_s in ends_s:
+            if end_s >= told_s + TELL_S:
+                told_s = end_s
+        if told_s > self._told_s[engine.index]:
+            self._tell(engine, told_s)
 
-    def _tell(self, engine: SimEngine) -> None:
-        index, load = engine.index, engine.load()
-        self._told_s[index] = self._now()
-        self._views[index].told(Told(self._num_received[index], *load, engine.num_available_blocks))
+    def next_s(self) -> float:
+        """When an engine whose steps only repeat will first tell of them, while requests wait to hear it; infinity: none is to."""
+        if not len(self):
+            return math.inf
+        told = zip(self._engines, self._told_s, strict=True)
+        return min(engine.next_repeat_s(told_s, told_s + TELL_S) for engine, told_s in told)
+
+    def _tell(self, engine: SimEngine, now: float) -> None:
+        index = engine.index
+        self._told_s[index] = now
+        self._views[index].told(Told(self._num_received[index], *engine.load()))
         if self._wants_keys:
-            self._router.told(index, *engine.take_key_changes())
+            self._router.told(index, *engine.told_key_changes())
 
     # --- requests -------------------------------------------------------------------------------------------------------------------------
 
@@ -106,7 +119,8 @@ class FrontEnd:
 
     def next(self, now: float) -> Sent | None:
         """Who goes now. Ask until None."""
-        self._tell_repeating()
+        for engine in self._engines:
+            self._repeated(engine, engine.repeats_ended())
         there = self._there()
         places = self._router.entries(there) if there else []
         firsts, others = [there[place] for place in places], [view for i, view in enumerate(there) if i not in places]

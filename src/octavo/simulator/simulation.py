@@ -120,6 +120,8 @@ class Simulation:
             now = min(self._events[0][0] if self._events else float("inf"), self.handoffs.next_s())
             if self._moments:
                 now = min(now, self._moments[0][0])
+            if self._front is not None:
+                now = min(now, max(self._front.next_s(), self.clock.now()))
             if upcoming is not None:
                 now = min(now, max(upcoming.arrival_s, self.clock.now()))
             if now > until_s:
