@@ -19,7 +19,7 @@ from octavo.simulator.simulation import Simulation, SimulationOptions
 from octavo.workload.requests import WorkloadRequest
 from tests.engine.planted import steady_load
 from tests.engine.timed import HOST_S, Law
-from tests.simulator.timed_cluster import TimedCluster
+from tests.simulator.timed_cluster import NUM_BLOCKS, TimedCluster
 
 LAW = Law()
 COST = Coefficients((LAW.row, LAW.pair, LAW.position, 0.0, LAW.logit_row, LAW.step), HOST_S)
@@ -31,7 +31,7 @@ def specs_like(cluster: TimedCluster) -> list[EngineSpec]:
     config = cluster.nodes[0].run.engine.config
     kv_bytes = cluster.nodes[0].run.engine.backend.kv_capacity(0).bytes_per_block // config.cache.block_size
     return [
-        EngineSpec(COST, 4096, 4096, config.scheduler, config.cache, node.role, node.name, kv_bytes_per_token=kv_bytes)
+        EngineSpec(COST, NUM_BLOCKS, 4096, config.scheduler, config.cache, node.role, node.name, kv_bytes_per_token=kv_bytes)
         for node in cluster.nodes
     ]
 

@@ -34,6 +34,7 @@ from tests.engine.planted import Arrival
 from tests.engine.timed import Law, TimedRun
 
 BLOCK = 16
+NUM_BLOCKS = 400  # few enough to be checked after each step
 
 
 @dataclass(slots=True)
@@ -89,7 +90,7 @@ class TimedCluster:
         self._receivers: dict[str, int] = {}
 
     def _node(self, index: int, name: str, role: str, law: Law, settings: Mapping[str, object]) -> Node:
-        run = TimedRun(law, **settings)  # type: ignore[arg-type]
+        run = TimedRun(law, **{"num_kv_blocks": NUM_BLOCKS, **settings})  # type: ignore[arg-type]
         index_of_blocks = run.engine.scheduler.kv.index
         if index_of_blocks is not None:
             index_of_blocks.changes = KeyChanges()
