@@ -95,9 +95,10 @@ def replay_lines(replay: dict[str, Any]) -> list[str]:
         f"{NAMES[replay['objective']]}: measured {in_words(replay['measured_s'])}, replayed {in_words(replay['replayed_s'])}: "
         f"the replay is {100 * replay['error']:.1f} % off",
     ]
+    width = max((len(one["change"]) for one in replay["advice"]), default=0)
     for one in replay["advice"]:
         gain = f"{in_words(one['gain_s'])} less" if one["gain_s"] > 0 else "nothing" if one["told"] else "not told"
-        lines.append(f"  {one['change']:<48} {gain:>16}   {one['why']}")
+        lines.append(f"  {one['change']:<{width}} {gain:>16}   {one['why']}")
     lines += [f"  not tried, for want of time: {change}" for change in replay["skipped"]]
     return lines + [f"  ({note})" for note in replay["notes"]]
 
