@@ -137,51 +137,74 @@ class EngineConfig:
 
     def validate(self) -> EngineConfig:
         """Raise ConfigError for the first field outside its limits; return self."""
-        c, s, b, m = self.cache, self.scheduler, self.backend, self.model
-        _check(bool(m.model), "model", m.model, "a name or a path is needed")
-        named = m.served_model_name is None or bool(m.served_model_name.strip())
-        _check(named, "served_model_name", m.served_model_name, "a name is needed; leave it out for the model's own")
-        _check(m.max_model_len is None or m.max_model_len >= 1, "max_model_len", m.max_model_len, "at least 1")
-        _check(1 <= c.block_size <= 1024, "block_size", c.block_size, "from 1 to 1024 tokens")
-        if b.backend == "cpu":
-            _check(c.block_size % 16 == 0, "block_size", c.block_size, "a multiple of 16 on the cpu backend")
-        _check(c.num_kv_blocks is None or c.num_kv_blocks >= 1, "num_kv_blocks", c.num_kv_blocks, "at least 1")
-        both = c.num_kv_blocks is not None and c.kv_cache_memory is not None
-        _check(not both, "kv_cache_memory", c.kv_cache_memory, "give either num_kv_blocks or kv_cache_memory")
-        _check(c.kv_cache_memory is None or c.kv_cache_memory >= 1, "kv_cache_memory", c.kv_cache_memory, "at least 1 byte")
-        _check(c.kv_cache_dtype in ("auto", *KV_DTYPES), "kv_cache_dtype", c.kv_cache_dtype, f"one of auto, {', '.join(KV_DTYPES)}")
-        _check_tiers(c)
-        check_reservation(c)
-        grain = c.prefix_granularity
-        _check(grain in PREFIX_GRANULARITIES, "prefix_granularity", grain, f"one of {', '.join(PREFIX_GRANULARITIES)}")
-        _check(grain == "block" or c.enable_prefix_caching, "prefix_granularity", grain, "there is no prefix cache to share tokens of")
-        _check(1 <= s.max_num_seqs <= 4096, "max_num_seqs", s.max_num_seqs, "from 1 to 4096")
-        _check(1 <= s.max_num_batched_tokens <= 1 << 20, "max_num_batched_tokens", s.max_num_batched_tokens, "from 1 to 1048576")
-        budget = s.max_num_batched_tokens
-        _check(budget >= s.max_num_seqs, "max_num_batched_tokens", budget, f"at least max_num_seqs ({s.max_num_seqs})")
-        itl = s.max_itl_ms
-        _check(itl is None or 0 < itl < math.inf, "max_itl_ms", itl, "a finite number of milliseconds above 0; leave it out for no bound")
-        _check(itl is None or s.enable_chunked_prefill, "max_itl_ms", itl, "it sizes pieces of prompts, and enable_chunked_prefill is off")
-        policy = s.scheduling_policy
-        _check(policy in SCHEDULING_POLICIES, "scheduling_policy", policy, f"one of {', '.join(SCHEDULING_POLICIES)}")
-        stalls = itl is not None and policy == "prefill_first"
-        _check(not stalls, "max_itl_ms", itl, "it bounds gaps of running answers, which scheduling_policy prefill_first lets stand still")
-        _check(s.preemption in PREEMPTIONS, "preemption", s.preemption, f"one of {', '.join(PREEMPTIONS)}")
-        lookahead = s.admission_lookahead
-        _check(1 <= lookahead <= 1 << 20, "admission_lookahead", lookahead, "from 1 to 1048576 tokens")
-        _check(s.record is None or bool(s.record.strip()), "record", s.record, "a file is needed")
-        _check(s.record is None or not c.has_kv_tiers, "record", s.record, "KV tiers go by their threads, which no recording tells")
-        borrows = s.record is not None and self.speculative.draft_model is not None
-        _check(not borrows, "record", s.record, "a draft model borrows pages of the KV pool, which no recording tells")
-        _check(c.swap_space >= 0, "swap_space", c.swap_space, "at least 0 bytes")
-        _check(s.preemption != "swap" or c.swap_space > 0, "preemption", s.preemption, "it needs swap_space, the bytes to swap to")
-        _check(s.preemption != "recompute" or c.swap_space == 0, "swap_space", c.swap_space, "0 with preemption recompute, which uses none")
-        _check(c.kv_reservation == "paged" or c.swap_space == 0, "swap_space", c.swap_space, "0 with kv_reservation: nobody is preempted")
-        _check(b.backend in ("cpu", "reference"), "backend", b.backend, "one of cpu, reference")
-        _check(b.compute in ("fast", "f32"), "compute", b.compute, "one of fast, f32")
-        _check(b.threads is None or 1 <= b.threads <= 1024, "threads", b.threads, "from 1 to 1024")
+        _check_model(self.model)
+        _check_pool(self.cache, self.backend.backend == "cpu")
+        _check_scheduler(self.scheduler)
+        _check_recording(self.scheduler, self.cache.has_kv_tiers, self.speculative.draft_model is not None)
+        _check_swapping(self.scheduler.preemption, self.cache)
+        _check_backend(self.backend)
         self.speculative.validate()
         return self
+
+
+def _check_model(m: ModelConfig) -> None:
+    _check(bool(m.model), "model", m.model, "a name or a path is needed")
+    named = m.served_model_name is None or bool(m.served_model_name.strip())
+    _check(named, "served_model_name", m.served_model_name, "a name is needed; leave it out for the model's own")
+    _check(m.max_model_len is None or m.max_model_len >= 1, "max_model_len", m.max_model_len, "at least 1")
+
+
+def _check_pool(c: CacheConfig, is_on_cpu: bool) -> None:
+    _check(1 <= c.block_size <= 1024, "block_size", c.block_size, "from 1 to 1024 tokens")
+    if is_on_cpu:
+        _check(c.block_size % 16 == 0, "block_size", c.block_size, "a multiple of 16 on the cpu backend")
+    _check(c.num_kv_blocks is None or c.num_kv_blocks >= 1, "num_kv_blocks", c.num_kv_blocks, "at least 1")
+    both = c.num_kv_blocks is not None and c.kv_cache_memory is not None
+    _check(not both, "kv_cache_memory", c.kv_cache_memory, "give either num_kv_blocks or kv_cache_memory")
+    _check(c.kv_cache_memory is None or c.kv_cache_memory >= 1, "kv_cache_memory", c.kv_cache_memory, "at least 1 byte")
+    _check(c.kv_cache_dtype in ("auto", *KV_DTYPES), "kv_cache_dtype", c.kv_cache_dtype, f"one of auto, {', '.join(KV_DTYPES)}")
+    _check_tiers(c)
+    check_reservation(c)
+    grain = c.prefix_granularity
+    _check(grain in PREFIX_GRANULARITIES, "prefix_granularity", grain, f"one of {', '.join(PREFIX_GRANULARITIES)}")
+    _check(grain == "block" or c.enable_prefix_caching, "prefix_granularity", grain, "there is no prefix cache to share tokens of")
+
+
+def _check_scheduler(s: SchedulerConfig) -> None:
+    _check(1 <= s.max_num_seqs <= 4096, "max_num_seqs", s.max_num_seqs, "from 1 to 4096")
+    _check(1 <= s.max_num_batched_tokens <= 1 << 20, "max_num_batched_tokens", s.max_num_batched_tokens, "from 1 to 1048576")
+    budget = s.max_num_batched_tokens
+    _check(budget >= s.max_num_seqs, "max_num_batched_tokens", budget, f"at least max_num_seqs ({s.max_num_seqs})")
+    itl = s.max_itl_ms
+    _check(itl is None or 0 < itl < math.inf, "max_itl_ms", itl, "a finite number of milliseconds above 0; leave it out for no bound")
+    _check(itl is None or s.enable_chunked_prefill, "max_itl_ms", itl, "it sizes pieces of prompts, and enable_chunked_prefill is off")
+    policy = s.scheduling_policy
+    _check(policy in SCHEDULING_POLICIES, "scheduling_policy", policy, f"one of {', '.join(SCHEDULING_POLICIES)}")
+    stalls = itl is not None and policy == "prefill_first"
+    _check(not stalls, "max_itl_ms", itl, "it bounds gaps of running answers, which scheduling_policy prefill_first lets stand still")
+    _check(s.preemption in PREEMPTIONS, "preemption", s.preemption, f"one of {', '.join(PREEMPTIONS)}")
+    lookahead = s.admission_lookahead
+    _check(1 <= lookahead <= 1 << 20, "admission_lookahead", lookahead, "from 1 to 1048576 tokens")
+
+
+def _check_recording(s: SchedulerConfig, has_tiers: bool, borrows_pages: bool) -> None:
+    _check(s.record is None or bool(s.record.strip()), "record", s.record, "a file is needed")
+    _check(s.record is None or not has_tiers, "record", s.record, "KV tiers go by their threads, which no recording tells")
+    shares = s.record is not None and borrows_pages
+    _check(not shares, "record", s.record, "a draft model borrows pages of the KV pool, which no recording tells")
+
+
+def _check_swapping(preemption: str, c: CacheConfig) -> None:
+    _check(c.swap_space >= 0, "swap_space", c.swap_space, "at least 0 bytes")
+    _check(preemption != "swap" or c.swap_space > 0, "preemption", preemption, "it needs swap_space, the bytes to swap to")
+    _check(preemption != "recompute" or c.swap_space == 0, "swap_space", c.swap_space, "0 with preemption recompute, which uses none")
+    _check(c.kv_reservation == "paged" or c.swap_space == 0, "swap_space", c.swap_space, "0 with kv_reservation: nobody is preempted")
+
+
+def _check_backend(b: BackendConfig) -> None:
+    _check(b.backend in ("cpu", "reference"), "backend", b.backend, "one of cpu, reference")
+    _check(b.compute in ("fast", "f32"), "compute", b.compute, "one of fast, f32")
+    _check(b.threads is None or 1 <= b.threads <= 1024, "threads", b.threads, "from 1 to 1024")
 
 
 def _check_tiers(c: CacheConfig) -> None:

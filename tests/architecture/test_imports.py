@@ -28,7 +28,8 @@ MAY_IMPORT = {
     "simulator": {
         "core", "models.program", "costs", "backends.base", "backends.sim", "speculative", "engine.loop", "engine.timeline",
         "engine.outputs", "distributed.router", "distributed.views", "distributed.handoff", "distributed.handover", "distributed.pools",
-        "distributed.roles", "distributed.role_router", "distributed.dispatcher", "distributed.told_load", "workload",
+        "distributed.roles", "distributed.role_router", "distributed.dispatcher", "distributed.told_load", "distributed.autoscale",
+        "distributed.pool_scaling", "workload",
     },  # never torch, ray or the native module
     "planning": {"core", "models", "costs", "simulator", "workload", "distributed.router", "distributed.handoff"},
     "reproduce": {
@@ -60,7 +61,7 @@ LIBRARIES = {
 # modules of distributed/ that compute and nothing else: the same objects serve a simulation and real workers.
 PURE = (
     "router", "views", "soonest", "published_keys", "reuse", "learned_costs", "fair_queue", "dispatcher", "told_load", "handoff",
-    "handover", "pools", "roles", "role_router", "autoscale", "barred", "struck",
+    "handover", "pools", "roles", "role_router", "autoscale", "pool_scaling", "barred", "struck",
 )  # fmt: skip
 NOT_PURE = {"asyncio", "multiprocessing", "os", "random", "select", "socket", "ssl", "subprocess", "threading", "time"}
 FILES = sorted(SRC.rglob("*.py"))

@@ -221,4 +221,3 @@ def test_a_spike_whose_streams_end_early_says_so() -> None:
     record, _ = measured(ServeCase(spike, {"load": "spike", "ignore_eos": True}), answer_of(3))
     assert record["spike"]["overlap"] is False
     assert "not all streams outlasted the long prompt: this case says nothing" in report(record)
-

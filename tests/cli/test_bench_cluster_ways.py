@@ -15,7 +15,7 @@ from octavo.costs.coefficients import Coefficients
 from octavo.distributed.handoff import Link
 from octavo.reproduce.cluster_accuracy import WaysAccuracy, WaysCase
 from octavo.reproduce.cluster_prediction import KindCost, Predictor
-from octavo.reproduce.simulator_accuracy import Limits
+from octavo.reproduce.compared import Limits
 from octavo.reproduce.way_figures import WayComparison
 from octavo.simulator.shared_host import Crowding
 from tests.cli.conftest import Octavo

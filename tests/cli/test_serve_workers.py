@@ -148,6 +148,9 @@ HANDOFF_FLAGS = (
 )  # fmt: skip
 
 
+PAIR = "--workers prefill=2,decode=1"
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -159,8 +162,16 @@ HANDOFF_FLAGS = (
         ("--router round-robin", "it does nothing without --workers"),
         ("--worker-suspect-s 0 --workers 2", "above 0"),
         ("--max-workers 3", "it does nothing without --workers"),
-        ("--workers 3 --max-workers 2", "at least --workers (3)"),
-        ("--workers prefill=1,decode=1 --max-workers 4", "a number of --workers"),
+        ("--workers 3 --max-workers 2", "'--max-workers': 2 is not allowed; at least as many as workers has of them (3)"),
+        ("--workers 3 --max-workers two", "'--max-workers': 'two' is not allowed; a number, or numbers by role"),
+        ("--workers 3 --max-workers 1025", "at most 1024 workers in all, and these would be 1025"),
+        ("--workers 3 --max-workers decode=4", "decode=4 is not allowed; workers has none of role decode"),
+        (f"{PAIR} --max-workers 4", "4 is not allowed; numbers by role such as decode=4, since workers is prefill=2,decode=1"),
+        (f"{PAIR} --max-workers prefill=1,decode=4", "prefill=1 is not allowed; at least as many as workers has of them (2)"),
+        (f"{PAIR} --max-workers both=4", "both=4 is not allowed; workers has none of role both"),
+        (f"{PAIR} --max-workers decode=1023", "decode=1023 is not allowed; at most 1024 workers in all, and these would be 1025"),
+        (f"{PAIR} --max-workers decode=2,decode=3", "'--max-workers': 'decode=2,decode=3' is not allowed"),
+        ("--workers-listen 127.0.0.1:1 --max-workers 4", "since workers is none"),
         *((f"--workers {workers} {flag}", BOTH) for flag in HANDOFF_FLAGS for workers in ("2", "both=1")),
     ],
 )
@@ -181,6 +192,24 @@ def test_where_workers_may_have_roles_there_may_be_hand_offs(workers: str, flag:
     assert plan is not None and plan.options.handover != HandoverOptions()
 
 
+@pytest.mark.parametrize(
+    ("flags", "limits", "most"),
+    [
+        ("--workers 2", {}, 2),
+        ("--workers 2 --max-workers 4", {"both": (2, 4)}, 4),
+        (f"{PAIR} --max-workers decode=4", {"decode": (1, 4)}, 6),
+        (f"{PAIR} --max-workers prefill=2,decode=4", {"prefill": (2, 2), "decode": (1, 4)}, 6),
+        ("--workers both=1,prefill=1,decode=1 --max-workers both=3", {"both": (1, 3)}, 5),
+    ],
+)
+def test_numbers_of_workers_by_role(flags: str, limits: dict[str, tuple[int, int]], most: int) -> None:
+    """Cores and memory are shared as for all that may come."""
+    with serve.make_context("serve", flags.split(), help_option_names=["-h", "--help"]) as context:
+        plan = cluster_plan(context.params)
+    assert plan is not None and {role: (one.least, one.most) for role, one in plan.options.scale.items()} == limits
+    assert plan.options.most_workers(plan.workers) == most
+
+
 def test_a_worker_without_a_secret_or_an_address_says_so(octavo: Octavo, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OCTAVO_CLUSTER_SECRET", raising=False)
     result = octavo("worker", "--connect", "127.0.0.1:1")
@@ -193,6 +222,17 @@ def test_a_worker_without_a_secret_or_an_address_says_so(octavo: Octavo, monkeyp
     assert result.code == 1 and "octavo worker: no front end at 127.0.0.1:1 yet: " in result.err
     result = octavo("worker", "--connect", "nowhere")
     assert result.code == 2 and "HOST:PORT" in result.err
+
+
+POOLS = ("--num-kv-blocks 0", "--kv-cache-memory 0", "--kv-cache-memory 3parsecs", "--num-kv-blocks 8 --kv-cache-memory 2GiB")
+
+
+@pytest.mark.parametrize("flags", POOLS)
+def test_a_pool_that_cannot_be_is_refused_to_a_worker_as_to_a_server(octavo: Octavo, monkeypatch: pytest.MonkeyPatch, flags: str) -> None:
+    monkeypatch.setenv("OCTAVO_CLUSTER_SECRET", "0123456789abcdef")
+    server, worker = octavo("serve", *flags.split()), octavo("worker", "--connect", "127.0.0.1:1", "--give-up-s", "0.1", *flags.split())
+    assert server.code == worker.code == 2 and "Invalid value for '--" in worker.err
+    assert worker.err.splitlines()[-1] == server.err.splitlines()[-1]
 
 
 @pytest.mark.parametrize("flags", [("--num-kv-blocks", "100000000"), ("--num-kv-blocks", "64", "--workers-listen", "127.0.0.1:PORT")])

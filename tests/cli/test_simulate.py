@@ -162,6 +162,16 @@ def test_an_engine_may_be_killed(octavo: Octavo, fitted: Path) -> None:
         assert refused.code == 2 and "'--outage'" in refused.err and message in refused.err
 
 
+def test_engines_come_and_go(octavo: Octavo, fitted: Path) -> None:
+    """Answers wait for blocks of the one decode engine: others come, and the table says for how long."""
+    load = ("--rate", "5", "--num-requests", "60", "--prompt-len", "64", "--output-len", "200")
+    flags = ("simulate", "--fitted", fitted, "--num-kv-blocks", "40", "--kv-bytes", "1000", *load, "--roles", "prefill=1,decode=1")
+    alone, grown = octavo(*flags), octavo(*flags, "--max-engines", "decode=3")
+    assert alone.code == grown.code == 0 and "there, s" in grown.out and "there, s" not in alone.out
+    engines = json.loads(grown.out.splitlines()[-1])["engines"]
+    assert [one["role"] for one in engines[:2]] == ["prefill", "decode"] and {one["role"] for one in engines[2:]} == {"decode"}
+
+
 def test_roles_hand_over(octavo: Octavo, fitted: Path) -> None:
     flags = ("simulate", "--fitted", fitted, "--num-kv-blocks", "64", *LOAD, "--json", "--roles", "prefill=1,decode=2")
     assert last_record(octavo(*flags, "--kv-bytes", "1000"))["num_handed_over"] == 30
@@ -252,6 +262,8 @@ def test_drafts_and_prefixes(octavo: Octavo, fitted: Path) -> None:
         (("--fitted", "FITTED", "--num-kv-blocks", "9", "--rate", "1", "--slo", "ttft=0"), "--slo"),
         (("--fitted", "FITTED", "--num-kv-blocks", "9", "--rate", "1", "--slo", "ttft=1,ttft=2"), "each once"),
         (("--fitted", "FITTED", "--num-kv-blocks", "9", "--rate", "1", "--roles", "prefill=1"), "--roles"),
+        (("--fitted", "FITTED", *ROLES, "--max-engines", "4"), "'--max-engines': 4 is not allowed; numbers by role such as decode=4"),
+        (("--fitted", "FITTED", *ROLES, "--max-engines", "decode=0"), "decode=0 is not allowed; at least as many as roles has of them (1)"),
         (("--fitted", "FITTED", "--num-kv-blocks", "9", "--rate", "1", "--mixed"), "--mixed"),
         (("--fitted", "FITTED", "--num-kv-blocks", "9", "--rate", "1", "--engines", "2", "--links", "0-1=1e9"), "--links"),
         (("--fitted", "FITTED", *ROLES, "--links", "0-2=1e9"), "--links"),

@@ -71,6 +71,11 @@ def test_check(tmp_path: Path) -> None:
     assert run(tmp_path, "model = 'smollm2'\n[[workers]]") == (0, f"{tmp_path / 'cluster.toml'} is in order: 1 worker\n")
     code, text = run(tmp_path, f"model = 'm'\n[serve]\nport = 70000\n{WORKERS}")
     assert code == 1 and "cluster.toml: Invalid value for '--port': 70000 is not in the range" in text
+    code, text = run(tmp_path, f"model = 'm'\n[serve]\nmax_workers = 4\n{WORKERS}")
+    assert code == 1 and "'--max-workers': 4 is not allowed; numbers by role such as decode=4, since workers is prefill=2,decode=1" in text
+    code, text = run(tmp_path, f"model = 'm'\n[serve]\nmax_workers = 'prefill=1'\n{WORKERS}")
+    assert code == 1 and "'--max-workers': prefill=1 is not allowed; at least as many as workers has of them (2)" in text
+    assert run(tmp_path, f"model = 'smollm2'\n[serve]\nmax_workers = 'decode=3'\n{WORKERS}")[0] == 0
     code, text = run(tmp_path, f"model = 'm'\n[engine]\nblock_size = 7\n{WORKERS}")
     assert code == 1 and "cluster.toml: Invalid value for '--block-size': 7 is not allowed; a multiple of 16" in text
 

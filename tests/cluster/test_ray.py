@@ -168,7 +168,24 @@ def test_a_second_worker_comes_with_the_load_and_goes_when_it_is_over(path: Path
         await until(lambda: sum(node is not None for node in engine.launcher.nodes.values()) == 1)
         assert await answer(engine, 3) == right[3] and engine.flights.num_lost == 0
 
-    with_cluster(path, (WorkerGroup(number=1),), work, ClusterOptions(scale=limits))
+    with_cluster(path, (WorkerGroup(number=1),), work, ClusterOptions(scale={"both": limits}))
+
+
+def test_a_decode_worker_that_lacks_is_placed_as_the_first_of_its_role(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two are to be there, of which the description has one; the prefill worker has what only one can."""
+    monkeypatch.setattr(scaling, "ASK_S", 0.05)
+    right = answers_alone(path, 6)
+
+    async def work(engine: ClusterEngine) -> None:
+        await until(lambda: {link.name for link in engine.open_links()} == {"prefill-0", "decode-0", "decode-1"})
+        assert [await answer(engine, number) for number in range(6)] == right
+        await engine.cluster.drain("decode-0")  # another comes in its place
+        await until(lambda: {link.name for link in engine.open_links()} == {"prefill-0", "decode-1", "decode-2"})
+        assert [await answer(engine, number) for number in range(6)] == right
+        assert engine.handovers.desk.stats.num_handed_over == 12 and engine.flights.num_lost == 0
+
+    groups = (WorkerGroup("prefill", cpus=1, resources={"only_one": 1.0}), WorkerGroup("decode", cpus=1))
+    with_cluster(path, groups, work, ClusterOptions(scale={"decode": ScaleLimits(least=2, most=2)}))
 
 
 def test_resources_and_roles(path: Path) -> None:
@@ -206,6 +223,40 @@ def test_a_model_that_is_not_there_is_trouble_and_not_tried_again(path: Path) ->
             await engine.stop()
 
     asyncio.run(run())
+
+
+def test_a_drained_worker_is_placed_again(path: Path) -> None:
+    right = answers_alone(path, 6)
+
+    async def work(engine: ClusterEngine) -> None:
+        await engine.cluster.drain("worker-1")
+        await until(lambda: [link.name for link in engine.control] == ["worker-0"])
+        assert list(engine.launcher.released) == ["worker-1"]  # type: ignore[union-attr]
+        assert (await engine.cluster.undrain("worker-1"))["state"] == "starting"
+        await until(lambda: {link.name for link in engine.open_links()} == {"worker-0", "worker-1"})
+        assert await asyncio.gather(*(answer(engine, number) for number in range(6))) == right
+
+    with_cluster(path, (WorkerGroup(number=2, cpus=1),), work)
+
+
+def test_when_no_worker_can_run_any_more_what_waits_ends(path: Path, tmp_path: Path) -> None:
+    moved, hidden = tmp_path / "m.gguf", tmp_path / "hidden.gguf"
+    moved.write_bytes(path.read_bytes())
+
+    async def work(engine: ClusterEngine) -> None:
+        moved.rename(hidden)
+        (link,) = engine.control
+        os.kill(link.worker.pid, signal.SIGKILL)
+        await until(lambda: not len(engine.control.fleet))
+        with pytest.raises((AssertionError, EngineUnavailable), match="no worker can run: .*is neither a file"):
+            await answer(engine, 1)  # an answer that ends with an error, or is refused at once
+        await until(lambda: engine.outlook.hopeless() is not None)
+        hidden.rename(moved)
+        await engine.cluster.restart()
+        await until(lambda: bool(engine.open_links()))
+        await answer(engine, 2)
+
+    with_cluster(moved, (WorkerGroup(cpus=1),), work, ClusterOptions(worker_wait_s=3600.0))
 
 
 def test_served_and_described(path: Path, tmp_path: Path) -> None:

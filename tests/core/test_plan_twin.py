@@ -9,7 +9,8 @@ import pytest
 
 from octavo.core.request import Sequence
 from tests.core.harness import Harness, make_request
-from tests.core.twin import Twin, TwinSequence
+from tests.core.twin import Twin
+from tests.core.twin_blocks import TwinSequence
 
 
 def names(sequences: list[Sequence] | list[TwinSequence]) -> list[tuple[str, int]]:
@@ -86,7 +87,7 @@ class Pair:
         hosts = {id(host) for seq in twin.waiting for host in seq.saved} | {id(host) for host in twin.reading}
         assert state.swaps.pool.num_used == len(hosts)
         pool = state.kv.pool
-        assert pool.num_cached == len(twin.unused)
+        assert pool.num_cached == len(twin.kv.unused)
         assert [len(seq.token_ids) - seq.num_computed - seq.num_scheduled for seq in state.running] == [
             seq.gap - seq.scheduled for seq in twin.running
         ]

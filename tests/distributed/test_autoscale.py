@@ -92,6 +92,30 @@ def test_what_is_held_back_counts() -> None:
     assert ScaleStep(ScaleAction.START) in Autoscaler(LIMITS).decide(workers, 30.0, 0.0)
 
 
+def test_room_that_waits_counts_up_to_what_holds_all_at_once() -> None:
+    """An answer of two minutes waits for a tenth of a worker: another worker is room enough, and twelve would be no quicker."""
+    workers = [ScaledWorker(0, "ready", 0.0, 10), ScaledWorker(1, "ready", 0.0, 10)]
+    start = ScaleStep(ScaleAction.START)
+    assert Autoscaler(LIMITS).decide(workers, 0.0, 0.0, held_room_s=30.0, room_of_all=2.1) == [start]
+    assert Autoscaler(LIMITS).decide(workers, 0.0, 0.0, held_room_s=30.0, room_of_all=9.0) == [start] * 4
+    assert Autoscaler(LIMITS).decide(workers, 0.0, 0.0, held_room_s=30.0, room_of_all=2.0) == []
+
+
+def test_a_pool_that_is_held_is_as_busy_as_one_that_computes() -> None:
+    """Three workers of which two thirds are held: two would be held whole."""
+    workers = [ScaledWorker(index, "ready", 0.0, 1) for index in range(3)]
+    for room_s, actions in ((2.0, set()), (0.5, {ScaleAction.DRAIN})):
+        scaler = Autoscaler(LIMITS)
+        for now in range(30):  # until it has been learned
+            scaler.arrived(0.1, room_s)
+            scaler.decide(workers, 0.0, float(now))
+        steps = list[ScaleStep]()
+        for now in range(30, 70):
+            scaler.arrived(0.1, room_s)
+            steps += scaler.decide(workers, 0.0, float(now))
+        assert {step.action for step in steps} == actions
+
+
 def test_the_least_busy_drains_and_the_last_never_does() -> None:
     scaler = Autoscaler(LIMITS)
     workers = [ScaledWorker(0, "ready", 0.0, 3), ScaledWorker(1, "ready", 0.0, 1), ScaledWorker(2, "ready", 0.0, 2)]
@@ -137,3 +161,5 @@ def test_limits_are_checked() -> None:
         ScaledWorker(0, "gone")
     with pytest.raises(ValueError, match="work_s: -1"):
         Autoscaler().arrived(-1.0)
+    with pytest.raises(ValueError, match="room_s: inf"):
+        Autoscaler().arrived(0.0, float("inf"))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.distributed.fair_queue import FairQueue
+from octavo.distributed.fair_queue import FairQueue, MayGo
 
 COSTS = st.integers(1, 50)
 
@@ -160,3 +160,128 @@ def test_who_leaves_while_nobody_goes_takes_no_memory() -> None:
         assert len(queue._risings) <= 70 and sum(len(key.waiting) for ring in queue._rings.values() for key in ring._keys.values()) <= 70
     queue.check_invariants()
     assert drain(queue) == ["stays"]
+
+
+# --- set aside ----------------------------------------------------------------------------------------------------------------------------
+
+
+def set_all_aside(queue: FairQueue, now: float = 0.0) -> None:
+    while (name := queue.first(now)) is not None:
+        queue.set_aside(name)
+        queue.check_invariants()
+
+
+def drain_aside(queue: FairQueue, now: float = 0.0) -> list[str]:
+    order = []
+    while (name := queue.first(now, aside := MayGo(lambda name: True, alone=True))) is not None:
+        assert queue.first(now, aside) == name, "asking again changes nothing"
+        queue.send(name)
+        queue.check_invariants()
+        order.append(name)
+    return order
+
+
+def test_what_is_set_aside_goes_by_turns_as_well() -> None:
+    queue = FairQueue(quantum=10)
+    for i in range(20):
+        queue.add(f"much-{i}", "much", 0, 10, 0.0)
+    queue.add("little", "little", 0, 10, 5.0)
+    set_all_aside(queue)
+    assert queue.take(6.0) is None and len(queue) == 21 and queue.num_tokens == 210
+    order = drain_aside(queue, 6.0)
+    assert order.index("little") <= 1 and [name for name in order if name != "little"] == [f"much-{i}" for i in range(20)]
+
+
+def test_who_is_set_aside_is_passed_over_and_goes_before_what_came_later() -> None:
+    queue = FairQueue(quantum=100)
+    for name, cost in (("large", 50), ("small", 5), ("smaller", 2)):
+        queue.add(name, "a", 0, cost, 0.0)
+    assert queue.first(0.0) == "large"
+    queue.set_aside("large")
+    with pytest.raises(AssertionError, match="set aside twice"):
+        queue.set_aside("large")
+    assert queue.take(0.0) == "small" and list(queue.set_aside_ids()) == ["large"]
+    assert queue.first(0.0, MayGo(lambda name: False)) == "smaller"
+    assert queue.first(0.0, MayGo(lambda name: True)) == "large"
+    assert queue.first(0.0, MayGo(lambda name: False, alone=True)) is None
+    assert queue.remove("large") and queue.first(0.0, MayGo(lambda name: True)) == "smaller"
+    assert drain(queue) == ["smaller"] and not len(queue)
+
+
+def test_who_is_set_aside_rises_and_gives_way_to_lower_levels() -> None:
+    queue = FairQueue(quantum=10, ageing_s=12.0)
+    queue.add("late", None, 1, 1, 0.0)
+    queue.add("urgent", None, 0, 1, 1.0)
+    set_all_aside(queue, 1.0)
+    assert drain_aside(queue, 2.0) == ["urgent", "late"]
+    queue.add("late", None, 1, 1, 3.0)
+    queue.add("urgent", None, 0, 1, 4.0)
+    set_all_aside(queue, 4.0)
+    assert drain_aside(queue, 20.0) == ["late", "urgent"], "it has risen, and came first"
+
+
+def test_asking_who_may_go_asks_each_key_once() -> None:
+    """Thousands may be set aside, of whom the first that may go is found without a look at the others."""
+    queue, asked = FairQueue(quantum=1), list[str]()
+    for i in range(100):
+        queue.add(f"a{i}", "a", 0, 50, 0.0)
+        queue.add(f"b{i}", "b", 0, 40, 0.0)
+    set_all_aside(queue)
+    aside = MayGo(lambda name: bool(asked.append(name)) or True)
+    assert queue.first(0.0, aside) == queue.first(0.0, aside) == "b0"
+    assert len(asked) == len(set(asked)) and set(asked) <= {"a0", "b0"}
+
+
+@given(
+    st.lists(st.tuples(COSTS, st.booleans()), min_size=20, max_size=60),
+    st.lists(st.tuples(COSTS, st.booleans()), min_size=20, max_size=60),
+    st.lists(st.booleans(), max_size=150),
+    st.integers(1, 80),
+)
+def test_what_may_go_only_now_and_then_changes_nothing_between_keys(
+    a: list[tuple[int, bool]], b: list[tuple[int, bool]], moments: list[bool], quantum: int
+) -> None:
+    """The same bound, as long as both keys have something that may go; within a key what may go goes by arrival."""
+    queue, costs, large, left = FairQueue(quantum), dict[str, int](), set[str](), Counter[str]()
+    for user, requests in (("a", a), ("b", b)):
+        for i, (cost, is_large) in enumerate(requests):
+            name = f"{user}/{i:02}"
+            queue.add(name, user, 0, cost, 0.0)
+            costs[name] = cost
+            if is_large:
+                large.add(name)
+            else:
+                left[user] += 1
+    sent, gone = Counter[str](), list[str]()
+    for may_large_go in moments:
+        if not (left["a"] and left["b"]):
+            break
+        aside = MayGo(lambda name: True) if may_large_go else None
+        while (name := queue.first(0.0, aside)) in large and not may_large_go:
+            queue.set_aside(str(name))
+        assert name is not None
+        queue.send(name)
+        queue.check_invariants()
+        user = name[0]
+        assert name == min(one for one in costs if one not in gone and one[0] == user and (may_large_go or one not in large))
+        gone.append(name)
+        left[user] -= name not in large
+        sent[user] += costs[name]
+        assert abs(sent["a"] - sent["b"]) <= queue.fairness_bound(50)
+    rest = {name for name, _ in queue.waiting()}
+    assert rest == set(costs) - set(gone)
+
+
+def test_who_is_set_aside_and_leaves_takes_no_memory() -> None:
+    queue = FairQueue()
+    queue.add("stays", "a", 0, 5, 0.0)
+    queue.first(0.0)
+    queue.set_aside("stays")
+    for i in range(2000):
+        queue.add(str(i), "ab"[i % 2], 0, 5, 1.0)
+        assert queue.first(1.0) == str(i)
+        queue.set_aside(str(i))
+        assert queue.remove(str(i))
+        assert sum(len(key.aside) for ring in queue._rings.values() for key in ring._keys.values()) <= 70
+    queue.check_invariants()
+    assert drain_aside(queue, 2.0) == ["stays"]

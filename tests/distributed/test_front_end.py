@@ -25,6 +25,8 @@ class Launcher:
     def __init__(self, *names: str) -> None:
         self.kept = list(names)
         self.trouble: str | None = None
+        self.is_at_end = self.is_ending = False
+        self.released: list[str] = []
         self.replaced: list[str] = []
         self.opened = asyncio.Event()
         self.holds_start = False
@@ -46,18 +48,27 @@ class Launcher:
 
     def release(self, name: str) -> None:
         self.kept.remove(name)
+        self.released.append(name)
+
+    def keep(self, name: str) -> bool:
+        self.released.remove(name)
+        self.kept.append(name)
+        return not self.is_ending
+
+    def role_of(self, name: str) -> str:
+        return "both"
 
     async def replace(self, name: str) -> None:
-        self.trouble = None
+        self.trouble, self.is_at_end = None, False
         self.replaced.append(name)
 
     async def stop(self) -> None:
         pass
 
 
-def engine_of(launcher: Launcher, options: ClusterOptions | None = None) -> ClusterEngine:
-    model, address = bigram_model(TOKENIZER, context=8192), Address("127.0.0.1", 0)
-    return ClusterEngine(model, bigram_config(), address, SECRET, options or ClusterOptions(liveness=PATIENT), launcher)
+def engine_of(launcher: Launcher, options: ClusterOptions | None = None, others_may_join: bool = True) -> ClusterEngine:
+    model, address, options = bigram_model(TOKENIZER, context=8192), Address("127.0.0.1", 0), options or ClusterOptions(liveness=PATIENT)
+    return ClusterEngine(model, bigram_config(), address, SECRET, options, launcher, others_may_join=others_may_join)
 
 
 def test_attempts_have_names_that_no_front_end_before_has_used() -> None:
@@ -178,7 +189,7 @@ def test_requests_wait_for_the_successor_of_the_last_worker_however_long_it_drai
         for _ in range(3):
             engine._look()  # as if time had passed: nobody is to be waited for
         assert len(engine.flights) == 2
-        engine.options = ClusterOptions(liveness=PATIENT, worker_wait_s=600.0)
+        engine.outlook.wait_s = 600.0
         worker.give(3)
         assert await read(running) == expected(0, 3)
         await asyncio.wait_for(task, 60)
@@ -193,7 +204,7 @@ def test_requests_wait_for_the_successor_of_the_last_worker_however_long_it_drai
         with pytest.raises(ValueError, match="there is none to replace"):
             await engine.cluster.restart()
         engine.control.fleet.drain(next(iter(engine.control)).worker)
-        assert not any(engine._has_successor(link) for link in engine.control)
+        assert not any(engine.outlook.has_successor(link) for link in engine.control)
         await engine.stop()
         await other
 

@@ -335,7 +335,7 @@ def test_names_that_could_not_be_shown_are_turned_away(name: str, caplog: pytest
 
     caplog.set_level(logging.WARNING, "octavo")
     asyncio.run(run())
-    (refused,) = [record for record in caplog.records if "is refused" in record.message]
+    (refused,) = [record for record in caplog.records if "refused worker" in record.message]
     assert refused.exc_info is None and refused.message.isprintable()
     assert not [record for record in caplog.records if record.exc_info]
 

@@ -203,7 +203,7 @@ def test_whatever_fails_in_the_end_of_a_request_the_rest_of_it_happens(place: st
         else:
             flights.fail_all("the server is shutting down")
         await asyncio.wait_for(flights.idle(), 60)
-        assert (len(flights), flights.num_ended, flights.dispatcher.num_sent, len(flights._by_key)) == (0, 1, 0, 0)
+        assert (len(flights), flights.num_ended, flights.dispatcher.num_sent, len(flights._running)) == (0, 1, 0, 0)
         assert {"watcher.ended", "handovers.left"} <= set(done)
         flights.check_invariants()
         await until(lambda: worker.num_attempts == 0)

@@ -31,7 +31,7 @@ def test_a_worker_that_ended_by_itself_is_replaced_at_once(monkeypatch: pytest.M
 
     async def run() -> None:
         processes = LocalProcesses({"worker-0": "both"}, "secret", command=ENDS)
-        child = processes._children["worker-0"]
+        child = processes._workers["worker-0"]
         child.pause_s = 3600.0
         await processes.start(NOWHERE)
         await until(lambda: child.process is not None and child.process.returncode == 1)
@@ -52,18 +52,64 @@ def test_a_worker_that_could_not_run_is_tried_again_when_it_is_replaced(monkeypa
 
     async def run() -> None:
         processes = LocalProcesses({"worker-0": "both", "worker-1": "both"}, "secret", command=STAYS)
-        children = processes._children
+        children = processes._workers
         await processes.start(NOWHERE)
         await until(lambda: len(processes.pids) == 2)
         processes._command = [sys.executable, "-c", f"raise SystemExit({process_worker.HOPELESS})"]
         children["worker-1"].process.kill()  # type: ignore[union-attr]
         await until(lambda: processes.trouble is not None)
+        assert not processes.is_at_end, "the other one works"
         assert processes.trouble_of("worker-0") is None and processes.trouble_of("worker-1") == processes.trouble
         assert children["worker-1"].keeper.done() and set(processes.pids) == {"worker-0"}  # type: ignore[union-attr]
         processes._command = list(STAYS)
         await processes.replace("worker-1")
         await until(lambda: set(processes.pids) == {"worker-0", "worker-1"})
         assert processes.trouble is None
+        processes._command = [sys.executable, "-c", f"raise SystemExit({process_worker.HOPELESS})"]
+        for child in children.values():
+            child.process.kill()  # type: ignore[union-attr]
+        await until(lambda: processes.is_at_end)
+        assert all(child.keeper.done() for child in children.values())  # type: ignore[union-attr]
+        processes._command = list(STAYS)
+        await processes.replace("worker-0")
+        assert not processes.is_at_end, "one may come"
+        processes.release("worker-0")
+        processes.release("worker-1")
+        assert processes.is_at_end and not processes.names
+        await processes.stop()
+
+    asyncio.run(run())
+
+
+def test_a_worker_that_was_released_is_kept_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once its process has ended another is started; one that has not ended goes on, or is followed by another when it has."""
+    monkeypatch.setattr(process_worker, "END_S", 0.1)
+
+    async def run() -> None:
+        processes = LocalProcesses({"worker-0": "both", "decode-0": "decode"}, "secret", command=STAYS)
+        assert (processes.role_of("worker-0"), processes.role_of("decode-0")) == ("both", "decode")
+        await processes.start(NOWHERE)
+        await until(lambda: len(processes.pids) == 2)
+        first = processes.pids["worker-0"]
+        processes.release("worker-0")
+        assert processes.released == ["worker-0"] and list(processes.names) == ["decode-0"]
+        assert not processes.keep("worker-0"), "its process goes on"
+        assert processes.pids["worker-0"] == first and not processes.released
+
+        processes.release("worker-0")
+        assert not processes.keep("worker-0"), "as when it has been told to end, and has not yet"
+        await processes.replace("worker-0")
+        await until(lambda: processes.pids.get("worker-0") not in (None, first))
+        second = processes.pids["worker-0"]
+        processes.release("worker-0")
+        child = processes._workers["worker-0"]
+        child.process.kill()  # type: ignore[union-attr]
+        await until(lambda: child.keeper is not None and child.keeper.done())
+        assert "worker-0" not in processes.pids
+        child.trouble, child.is_hopeless = "it could not run, once", True
+        assert processes.keep("worker-0") and list(processes.names) == ["worker-0", "decode-0"]
+        assert processes.trouble is None and not processes.is_at_end
+        await until(lambda: processes.pids.get("worker-0") not in (None, second))
         await processes.stop()
 
     asyncio.run(run())
@@ -74,7 +120,7 @@ def test_a_process_that_cannot_be_started_is_tried_again() -> None:
 
     async def run() -> None:
         processes = LocalProcesses({"worker-0": "both"}, "secret", command=("/nowhere/to/be/found",))
-        child = processes._children["worker-0"]
+        child = processes._workers["worker-0"]
         child.pause_s = 0.01
         await processes.start(NOWHERE)
         await until(lambda: child.pause_s > 0.02)
@@ -94,12 +140,12 @@ def test_a_worker_that_ends_whenever_it_is_started_is_trouble_and_tried_on(monke
 
     async def run() -> None:
         processes = LocalProcesses({"worker-0": "both"}, "secret", command=ENDS)
-        child = processes._children["worker-0"]
+        child = processes._workers["worker-0"]
         child.pause_s = 0.01
         await processes.start(NOWHERE)
         await until(lambda: processes.trouble is not None)
         assert processes.trouble is not None and "was never ready in" in processes.trouble and processes.trouble.endswith("status 1")
-        assert child.keeper is not None and not child.keeper.done()
+        assert child.keeper is not None and not child.keeper.done() and not processes.is_at_end
         processes._command = list(STAYS)
         await until(lambda: set(processes.pids) == {"worker-0"})  # it is tried on
         processes.ready("worker-0")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -19,7 +21,15 @@ from octavo.distributed.cluster_engine import ClusterEngine
 from octavo.distributed.cluster_options import ClusterOptions
 from octavo.distributed.role_router import RoleRouter
 from octavo.distributed.soonest import SoonestDone
-from octavo.distributed.worker import FrontEndLost, WorkerFailed, WorkerOptions, WorkerRefused, WorkerServer, own_config
+from octavo.distributed.worker import (
+    HOPELESS_ERRORS,
+    FrontEndLost,
+    WorkerFailed,
+    WorkerOptions,
+    WorkerRefused,
+    WorkerServer,
+    own_config,
+)
 from octavo.engine.engine import Engine
 from octavo.engine.outputs import RequestOutput
 from tests.distributed import scripted_worker
@@ -72,6 +82,20 @@ def worker(address: Address, name: str, **options: object) -> tuple[WorkerServer
     return server, asyncio.create_task(server.run())
 
 
+def held_at_token(server: WorkerServer, number: int) -> threading.Event:
+    """Its engine waits before the step that draws it, until the event is set."""
+    assert server.engine is not None
+    backend, goes_on = server.engine.engine.backend, threading.Event()
+    assert isinstance(backend, Bigram)
+
+    def wait(plan: StepPlan) -> None:
+        if any(piece.start + piece.num_tokens >= len(PROMPT) + number for piece in plan.slices):
+            assert goes_on.wait(WAIT_S)
+
+    backend.before_step = wait
+    return goes_on
+
+
 async def answer(engine: ClusterEngine, name: str, prompt: list[int] = PROMPT, params: SamplingParams = PARAMS) -> RequestOutput:
     prepared = engine.prepare_checked(prompt, engine.check_params(params), name)
     output, stream = RequestOutput.start(prepared.request, None, []), engine.submit([prepared])
@@ -95,10 +119,11 @@ def expected() -> list[int]:
     return run_alone(alone(), PROMPT, PARAMS).outputs[0].token_ids
 
 
-def test_a_worker_outlives_its_front_end_with_its_model_and_without_its_requests(expected: list[int]) -> None:
+def test_a_worker_outlives_its_front_end_with_its_model_and_without_its_requests(expected: list[int], tmp_path: Path) -> None:
+    address = Address(path=str(tmp_path / "workers"))  # nobody else can take it between two front ends
+
     async def run() -> None:
-        async with front_end() as first:
-            address = first.control.address
+        async with front_end(address) as first:
             server, task = worker(address, "a")
             await until(lambda: len(first.open_links()) == 1)
             asking = asyncio.create_task(answer(first, "r1", params=replace(PARAMS, max_tokens=3000)))
@@ -152,13 +177,16 @@ def test_a_worker_whose_connection_is_cut_joins_again_while_its_request_goes_on_
         async with front_end() as engine:
             a, first = worker(engine.control.address, "a")
             await until(lambda: len(engine.open_links()) == 1)
+            goes_on = held_at_token(a, 5)
             asking = asyncio.create_task(answer(engine, "r1"))
-            await until(lambda: a.engine is not None and a.engine.num_attempts == 1)
+            await until(lambda: any(journey.num_output_tokens > 0 for journey in engine.journeys.all()))
             b, second = worker(engine.control.address, "b")
             await until(lambda: len(engine.open_links()) == 2)
             link = engine.control.find("a")
             assert link is not None
             link.channel.abort("as if the network had gone")
+            await until(lambda: engine.control.find("a") is not link)
+            goes_on.set()
             assert (await asking).outputs[0].token_ids == expected
             await until(lambda: len(engine.open_links()) == 2 and engine.control.find("a") is not link)
             await until(lambda: is_idle(a) and is_idle(b))
@@ -247,6 +275,25 @@ def test_a_worker_ends_with_the_front_end_that_has_started_it_whoever_listens_th
     asyncio.run(run())
 
 
+def test_a_worker_that_wants_to_leave_looks_for_no_other_front_end() -> None:
+    """That which was to let it go is gone, and everything that it had is given to others."""
+
+    async def run() -> None:
+        async with front_end() as engine:
+            server, task = worker(engine.control.address, "a")
+            await until(lambda: bool(engine.open_links()))
+            asking = asyncio.create_task(answer(engine, "r1", params=replace(PARAMS, max_tokens=3000)))
+            await until(lambda: server.engine is not None and server.engine.num_attempts == 1)
+            server.leave("it got signal 15")
+            await until(lambda: not engine.open_links())
+            next(iter(engine.control)).channel.abort("as if the process had died")
+            await asyncio.wait_for(task, WAIT_S)
+            asking.cancel()
+            assert all(isinstance(ended, asyncio.CancelledError) for ended in await asyncio.gather(asking, return_exceptions=True))
+
+    asyncio.run(run())
+
+
 def test_an_engine_that_cannot_be_made_ends_the_worker_and_the_front_end_hears_why() -> None:
     def broken(config: EngineConfig) -> Engine:
         raise ConfigError("num_kv_blocks: 7 is not allowed")
@@ -301,6 +348,17 @@ def test_a_worker_that_computes_otherwise_is_refused() -> None:
     asyncio.run(run())
 
 
+def test_a_worker_whose_model_is_not_there_says_that_another_try_is_of_no_use() -> None:
+    async def run() -> None:
+        async with front_end() as engine:
+            server = WorkerServer(engine.control.address, SECRET, WorkerOptions("a", model="/nowhere/m.gguf"))
+            with pytest.raises(HOPELESS_ERRORS, match="'/nowhere/m.gguf' is neither a file"):
+                await asyncio.wait_for(server.run(), WAIT_S)
+            await until(lambda: "/nowhere/m.gguf" in engine.control.last_words.get("a", ""))
+
+    asyncio.run(run())
+
+
 def test_files_of_one_engine_alone_get_the_workers_name() -> None:
     config = bigram_config()
     config = replace(config, cache=replace(config.cache, kv_disk_path="/d"), scheduler=replace(config.scheduler, record=None))
@@ -308,3 +366,27 @@ def test_files_of_one_engine_alone_get_the_workers_name() -> None:
     assert (own.cache.kv_disk_path, own.backend.threads, own.model.model) == ("/d/w", 3, "/m")
     recorded = own_config(replace(bigram_config(), scheduler=replace(config.scheduler, record="/r")), WorkerOptions("w"))
     assert recorded.scheduler.record == "/r.w"
+
+
+@pytest.mark.parametrize(("blocks", "num_bytes"), [(48, None), (None, 1 << 20)])
+def test_how_large_its_kv_pool_is_a_worker_knows_better(blocks: int | None, num_bytes: int | None) -> None:
+    """In whichever way the front end says it, for its own host."""
+    config = bigram_config()
+    for cache in (replace(config.cache, num_kv_blocks=9), replace(config.cache, num_kv_blocks=None, kv_cache_memory=9)):
+        own = own_config(replace(config, cache=cache), WorkerOptions("w", num_kv_blocks=blocks, kv_cache_memory=num_bytes)).cache
+        assert (own.num_kv_blocks, own.kv_cache_memory) == (blocks, num_bytes)
+        assert own_config(replace(config, cache=cache), WorkerOptions("w")).cache == cache
+
+
+def test_workers_of_pools_of_their_own_say_so_and_work_together() -> None:
+    async def run() -> None:
+        async with front_end() as engine:
+            workers = [worker(engine.control.address, name, num_kv_blocks=number)[1] for name, number in (("small", 4), ("large", 64))]
+            await until(lambda: len(engine.open_links()) == 2)
+            found = {link.name: link.ready.limits.num_kv_blocks for link in engine.control if link.ready is not None}
+            assert found == {"small": 4, "large": 64}
+            long = await answer(engine, "r", params=replace(PARAMS, max_tokens=100))  # more than four blocks
+            assert long.error is None and len(long.outputs[0].token_ids) == 100
+        await asyncio.gather(*workers)
+
+    asyncio.run(run())

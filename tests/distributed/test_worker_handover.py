@@ -195,9 +195,6 @@ def test_without_room_it_stays_and_goes_on(paths: dict[str, Path]) -> None:
     run(engines, use)
 
 
-
-
-
 class Gate:
     """Holds an engine's steps back: each waits until it is let go, or ``open``."""
 
@@ -213,13 +210,13 @@ class Gate:
             self.plans.append(plan)
             if not self.is_open:
                 self.entered.release()
-                assert self._leave.acquire(timeout=20.0)
+                assert self._leave.acquire(timeout=120.0)
             return execute(plan)
 
         engine.backend.execute = held  # type: ignore[method-assign]
 
     async def step_begins(self) -> None:
-        await asyncio.to_thread(self.entered.acquire, True, 20.0)
+        await asyncio.to_thread(self.entered.acquire, True, 120.0)
 
     def let_go(self) -> None:
         self._leave.release()

@@ -16,6 +16,7 @@ from octavo.distributed.channel import Address
 from octavo.distributed.cluster_engine import ClusterEngine
 from octavo.distributed.cluster_options import ClusterOptions
 from octavo.distributed.dispatcher import Backpressure, Dispatcher
+from octavo.distributed.fair_queue import QUANTUM, FairQueue
 from octavo.distributed.messages import Ready, WorkerLimits
 from octavo.distributed.router import RoundRobin
 from octavo.distributed.views import RouteRequest
@@ -96,12 +97,12 @@ class Sized(View):
     had: list[str] = field(default_factory=list)
 
 
-def dispatcher(most_sequences: int = 1) -> Dispatcher:
+def dispatcher(most_sequences: int = 1, quantum: int = QUANTUM) -> Dispatcher:
     def holds(request: RouteRequest, engine: object) -> bool:
         assert isinstance(engine, Sized)
         return request.num_prompt <= engine.size
 
-    return Dispatcher(RoundRobin(), Backpressure(most_sequences=most_sequences), holds=holds)
+    return Dispatcher(RoundRobin(), Backpressure(most_sequences=most_sequences), FairQueue(quantum), holds)
 
 
 def drain(desk: Dispatcher, engines: list[Sized], spare: list[Sized] | None = None) -> None:

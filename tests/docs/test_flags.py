@@ -63,6 +63,7 @@ SECTIONS = {
     "bench cluster": (bench.commands["cluster"], set(options_of(bench.commands["cluster"]))),
     "cluster status": (cluster.commands["status"], set(options_of(cluster.commands["status"]))),
     "cluster drain": (cluster.commands["drain"], set(options_of(cluster.commands["drain"]))),
+    "cluster undrain": (cluster.commands["undrain"], set(options_of(cluster.commands["undrain"]))),
     "cluster restart": (cluster.commands["restart"], set(options_of(cluster.commands["restart"]))),
     "bench waste": (bench.commands["waste"], set(options_of(bench.commands["waste"]))),
     "bench simulator": (bench.commands["simulator"], set(options_of(bench.commands["simulator"])) - SHARED),

@@ -12,16 +12,13 @@ import pytest
 from octavo.bench.stream_record import StreamRecord
 from octavo.config import BackendConfig, CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from octavo.costs.coefficients import Coefficients
+from octavo.reproduce.compared import Limits
+from octavo.reproduce.engine_figures import Comparison, Figures, Served, compare
 from octavo.reproduce.simulator_accuracy import (
     LOADS,
     Accuracy,
     AccuracyCase,
-    Comparison,
-    Figures,
-    Limits,
-    Served,
     capacity,
-    compare,
     load_requests,
     measure_accuracy,
     simulate,
@@ -197,4 +194,3 @@ def test_a_real_engine_and_its_simulation(tmp_path: Path, given: bool) -> None:
     assert bool(accuracy.errors) is not given
     assert len([line for line in said if line.startswith("run ")]) == 4
     assert all(name in accuracy.text() for name in ("idle", "overload", "TTFT p99", "requests/s"))
-

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import http.client
 import json
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +16,7 @@ from octavo.engine.causes import NAMES
 from octavo.server.app import ServerOptions
 from tests.engine.scripted import bigram_engine
 from tests.server.cluster_harness import RunningCluster
-from tests.server.harness import RunningServer, sse_events, strict_json, wait_until
+from tests.server.harness import TIMEOUT_S, RunningServer, sse_events, strict_json, wait_until
 
 KEY = {"Authorization": "Bearer secret"}
 
@@ -86,14 +88,19 @@ def test_top_and_explain_show_a_cluster(server: RunningCluster) -> None:
 
 
 def test_a_stream_goes_on_when_its_worker_is_lost() -> None:
-    with RunningCluster({"w0": "both", "w1": "both"}, delay_s=0.01) as server:
+    with RunningCluster({"w0": "both", "w1": "both"}) as server:
         alone = server.complete("abc", max_tokens=60, ignore_eos=True)["choices"][0]["text"]
         body = {"prompt": "abc", "temperature": 0, "max_tokens": 60, "ignore_eos": True, "request_id": "it", "explain": True}
+        goes_on = threading.Event()
+        for worker in server.workers.values():
+            worker.hold_at(20, goes_on)
         events = sse_events(server.open_stream("/v1/completions", body))
-        wait_until(lambda: server.cluster.open_links()[0].load.num_running + server.cluster.open_links()[1].load.num_running > 0)
+        wait_until(lambda: any(one["completion_tokens"] > 3 for one in get(server, "/v1/requests?state=running")["data"]))
         (holder,) = get(server, "/v1/requests?state=running")["data"][0]["workers"]
-        wait_until(lambda: get(server, "/v1/requests?state=running")["data"][0]["completion_tokens"] > 3)
+        link = server.cluster.control.find(holder)
         server.workers[holder].cut()
+        wait_until(lambda: server.cluster.control.find(holder) is not link)
+        goes_on.set()
         chunks = [strict_json(event) for event in events if event != "[DONE]"]
         assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == alone
         account = chunks[-1]["explain"]
@@ -114,7 +121,7 @@ def test_requests_of_one_session_keep_together() -> None:
             (worker,) = complete(server, max_tokens=4, explain=True, **fields)["explain"]["workers"]
             return str(worker)
 
-        with server.open_stream("/v1/completions", {"prompt": "abc", "max_tokens": 150, "ignore_eos": True}):
+        with server.open_stream("/v1/completions", {"prompt": "abc", "max_tokens": 3000, "ignore_eos": True}):
             wait_until(lambda: any(link.load.num_running for link in server.cluster.control))
             first, (busy,) = worker_of(prompt_cache_key="mine"), get(server, "/v1/requests?state=running")["data"][0]["workers"]
             assert first != busy
@@ -146,6 +153,27 @@ def test_a_drained_worker_ends_and_the_other_answers() -> None:
         assert complete(server, max_tokens=3, explain=True)["explain"]["workers"] == ["w0"]
 
 
+def test_a_worker_that_drains_is_taken_back_and_one_that_has_ended_has_to_be_started() -> None:
+    """These were not started by the front end: it says where they have to be."""
+    with RunningCluster({"w0": "both", "w1": "both"}, ServerOptions(api_key="secret"), delay_s=0.05) as server:
+        body = {"prompt": "abc", "temperature": 0, "max_tokens": 240, "ignore_eos": True, "stream": True}
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=TIMEOUT_S)
+        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json", **KEY})
+        wait_until(lambda: any(link.load.num_running for link in server.cluster.control))
+        holder = next(link.name for link in server.cluster.control if link.keys)
+        shown = run(server, "cluster", "drain", holder)
+        assert shown.exit_code == 0 and f"{holder} takes no more requests; it has 1" in shown.output, shown.output
+        shown = run(server, "cluster", "undrain", holder, "--wait")
+        assert shown.exit_code == 0 and shown.output.splitlines() == [f"{holder} takes requests again", "done"], shown.output
+        status, _, data = server.request("POST", "/v1/cluster/undrain", {"worker": holder}, KEY)
+        assert (status, strict_json(data)["error"]["code"]) == (409, "not_now")
+        connection.close()
+        assert run(server, "cluster", "drain", "w1", "--wait").exit_code == 0
+        shown = run(server, "cluster", "undrain", "w1")
+        assert shown.exit_code == 1 and "w1 came from elsewhere and has ended; start it there again" in shown.output, shown.output
+        assert get(server, "/v1/cluster")["absent"] == []
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "code"),
     [
@@ -155,6 +183,9 @@ def test_a_drained_worker_ends_and_the_other_answers() -> None:
         ("drain", b"{", 400, "invalid_json"),
         ("drain", b"[]", 400, "invalid_json"),
         ("drain", {"worker": "w0", "force": True}, 400, "invalid_type"),
+        ("undrain", {"worker": "w9"}, 404, "worker_not_found"),
+        ("undrain", {"worker": "w0"}, 409, "not_now"),  # it is not drained
+        ("undrain", {}, 400, "missing_field"),
         ("restart", {"now": True}, 400, "invalid_type"),
         ("restart", {}, 409, "not_now"),  # these workers were not started by the front end
     ],
@@ -168,10 +199,12 @@ def test_what_cannot_be_done_is_refused(server: RunningCluster, path: str, body:
 
 
 def test_operations_need_a_server_with_a_key_and_the_key(server: RunningCluster) -> None:
-    for method, path in (("GET", "/v1/cluster"), ("POST", "/v1/cluster/drain"), ("POST", "/v1/cluster/restart")):
+    changes = [("POST", f"/v1/cluster/{what}") for what in ("drain", "undrain", "restart")]
+    for method, path in (("GET", "/v1/cluster"), *changes):
         assert server.request(method, path, {"worker": "w0"} if method == "POST" else None)[0] == 401
     with RunningCluster({"w0": "both"}) as open_server:
-        assert open_server.error("/v1/cluster/drain", {"worker": "w0"})[1]["code"] == "key_needed"
+        for what in ("drain", "undrain"):
+            assert open_server.error(f"/v1/cluster/{what}", {"worker": "w0"})[1]["code"] == "key_needed"
         assert open_server.error("/v1/cluster/restart", {})[0] == 403
         assert open_server.request("GET", "/v1/cluster")[0] == 200
 

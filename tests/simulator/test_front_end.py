@@ -7,12 +7,15 @@ from dataclasses import replace
 import pytest
 
 from octavo.costs.coefficients import Coefficients
+from octavo.distributed.autoscale import ScaleLimits
 from octavo.distributed.cluster_options import ClusterOptions
 from octavo.distributed.dispatcher import Backpressure
 from octavo.distributed.handoff import Link
+from octavo.distributed.roles import MixedLimits
 from octavo.distributed.router import ROUTERS, create_router
 from octavo.simulator.engine_spec import EngineSpec
 from octavo.simulator.front_end import FrontEndOptions
+from octavo.simulator.fronted import FrontedSimulation
 from octavo.simulator.handing_over import HandoffOptions
 from octavo.simulator.outages import Outage
 from octavo.simulator.simulation import Simulation, SimulationOptions
@@ -24,6 +27,7 @@ from tests.simulator.timed_cluster import NUM_BLOCKS, TimedCluster
 LAW = Law()
 COST = Coefficients((LAW.row, LAW.pair, LAW.position, 0.0, LAW.logit_row, LAW.step), HOST_S)
 SETTINGS = {"max_num_seqs": 8, "max_num_batched_tokens": 64}
+KEPT = SimulationOptions(keep_requests=True)
 PATIENT = Backpressure(1e9, most_sequences=5)  # by numbers, which nobody has to predict
 
 
@@ -44,10 +48,8 @@ def test_where_the_law_is_known_every_request_is_answered_when_it_is_said_to(rat
     options = ClusterOptions(router="shortest-queue", backpressure=PATIENT)
     named = {f"w{i}": role for i, role in enumerate(roles)}
     real = TimedCluster(named, LAW, options, link, **SETTINGS).serve(load)
-    told = SimulationOptions(
-        front_end=FrontEndOptions(PATIENT), keep_requests=True, keep_gaps=True, handoff=HandoffOptions(replace(link, free_s=0.0))
-    )
-    simulation = Simulation(specs_like(real), create_router("shortest-queue"), told)
+    told = SimulationOptions(keep_requests=True, keep_gaps=True, handoff=HandoffOptions(replace(link, free_s=0.0)))
+    simulation = FrontedSimulation(specs_like(real), create_router("shortest-queue"), told, FrontEndOptions(PATIENT))
     report = simulation.run([WorkloadRequest(one.at_s, list(one.prompt), one.num_output) for one in load])
     assert len(report.records) == 50
     for record in report.records:
@@ -73,15 +75,17 @@ def spec(name: str, role: str = "both", num_blocks: int = 400) -> EngineSpec:
 @pytest.mark.parametrize("roles", [("both", "both"), ("prefill", "decode"), ("prefill", "both"), ("both", "decode")])
 def test_every_router_answers_all_with_any_roles(router: str, roles: tuple[str, ...]) -> None:
     specs = [spec(f"{role}-{i}", role) for i, role in enumerate(roles)]
-    report = Simulation(specs, create_router(router), SimulationOptions(front_end=FrontEndOptions(), keep_requests=True))
-    assert len(report.run(requests(30, 40.0)).records) == 30
+    assert len(FrontedSimulation(specs, create_router(router), KEPT).run(requests(30, 40.0)).records) == 30
 
 
 def test_without_a_front_end_prefill_needs_decode() -> None:
     with pytest.raises(ValueError, match="prefill engines need decode engines"):
         Simulation([spec("a", "prefill"), spec("b", "both")])
     with pytest.raises(ValueError, match="prefill engines need decode engines"):
-        Simulation([spec("a", "prefill")], options=SimulationOptions(front_end=FrontEndOptions()))
+        FrontedSimulation([spec("a", "prefill")], None)
+    for options in (SimulationOptions(mixed=MixedLimits()), SimulationOptions(scale={"both": ScaleLimits(most=2)})):
+        with pytest.raises(ValueError, match="not allowed with a front end"):
+            FrontedSimulation([spec("a")], None, options)
 
 
 def test_those_of_one_user_wait_for_each_other_and_not_for_their_number() -> None:
@@ -89,21 +93,20 @@ def test_those_of_one_user_wait_for_each_other_and_not_for_their_number() -> Non
     crowd = [WorkloadRequest(0.0, [5] * 200, 20, user="many") for _ in range(30)]
     last = {}
     for user in ("many", "few"):
-        options = SimulationOptions(front_end=FrontEndOptions(Backpressure(1e9, most_sequences=2)), keep_requests=True)
-        report = Simulation([spec("a"), spec("b")], options=options).run([*crowd, WorkloadRequest(0.01, [6] * 200, 20, user=user)])
+        patient = FrontEndOptions(Backpressure(1e9, most_sequences=2))
+        simulation = FrontedSimulation([spec("a"), spec("b")], None, KEPT, patient)
+        report = simulation.run([*crowd, WorkloadRequest(0.01, [6] * 200, 20, user=user)])
         last[user] = next(record.ttft_s for record in report.records if record.request_id == "30")
     assert last["few"] is not None and last["many"] is not None and last["few"] < 0.5 * last["many"]
 
 
 def test_what_no_engine_can_hold_is_refused_and_what_one_can_goes_there() -> None:
-    options = SimulationOptions(front_end=FrontEndOptions(), keep_requests=True)
     work = [WorkloadRequest(0.0, [5] * 100, 10), WorkloadRequest(0.0, [5] * 500, 10), WorkloadRequest(0.0, [5] * 2000, 10)]
-    simulation = Simulation([spec("small", num_blocks=10), spec("large", num_blocks=60)], options=options)
+    simulation = FrontedSimulation([spec("small", num_blocks=10), spec("large", num_blocks=60)], None, KEPT)
     records = simulation.run(work).records
     assert {record.request_id for record in records} == {"0", "1"} and simulation.log.num_refused == 1
     assert next(record.engine for record in records if record.request_id == "1") == 1
-    full = replace(options, front_end=FrontEndOptions(Backpressure(0.0, most_waiting=3)))
-    simulation = Simulation([spec("one")], options=full)
+    simulation = FrontedSimulation([spec("one")], None, KEPT, FrontEndOptions(Backpressure(0.0, most_waiting=3)))
     simulation.run([WorkloadRequest(0.0, [5] * 100, 10) for _ in range(10)])
     assert simulation.log.num_refused == 7 and "at most 3 wait for a worker" in (simulation.log.first_refusal or "")
 
@@ -111,14 +114,13 @@ def test_what_no_engine_can_hold_is_refused_and_what_one_can_goes_there() -> Non
 def test_an_engine_that_is_gone_gets_nothing_and_what_it_had_is_answered_elsewhere() -> None:
     for roles in (("both", "both"), ("prefill", "decode")):
         specs = [spec(f"{role}-{i}", role) for i, role in enumerate(roles)]
-        options = SimulationOptions(front_end=FrontEndOptions(), keep_requests=True, outages=[Outage(0, 0.3, 0.9)])
-        simulation = Simulation(specs, create_router("soonest"), options)
+        simulation = FrontedSimulation(specs, create_router("soonest"), replace(KEPT, outages=[Outage(0, 0.3, 0.9)]))
         records = simulation.run(requests(40, 80.0)).records
         assert len(records) == 40 and simulation.log.num_moved > 0
 
 
 def test_requests_that_are_placed_go_there_whatever_else_waits() -> None:
     placed = {str(i): i % 2 for i in range(6)}
-    options = SimulationOptions(front_end=FrontEndOptions(Backpressure(0.0), placed=placed), keep_requests=True)
-    records = Simulation([spec("a"), spec("b")], options=options).run([WorkloadRequest(0.0, [5] * 50, 1)] * 6).records
+    front_end = FrontEndOptions(Backpressure(0.0), placed=placed)
+    records = FrontedSimulation([spec("a"), spec("b")], None, KEPT, front_end).run([WorkloadRequest(0.0, [5] * 50, 1)] * 6).records
     assert {record.request_id: record.engine for record in records} == placed

@@ -88,6 +88,11 @@ def test_a_search_keeps_to_its_budget() -> None:
     assert all(design.power + 24.8 > 200.0 for design, _ in found.tried)
 
 
+def test_a_budget_that_leaves_no_split_is_refused() -> None:
+    with pytest.raises(ValueError, match="power: 30.0 is not allowed; it leaves HA 3P"):
+        study_of().best_split(Design("HA", A100, 2, H100, 3), "published", power=30.0)
+
+
 def test_what_clusters_cost() -> None:
     published = Design("AA", A100, 25, A100, 45)
     baseline = Design("Baseline-H100", H100, 40)

@@ -144,6 +144,11 @@ def test_rates_have_limits(rate: float) -> None:
         OpenLoop(rate)
 
 
+def test_burstiness_is_the_shape_of_the_gaps() -> None:
+    for burstiness, cv in ((1.0, 1.0), (0.25, 2.0), (4.0, 0.5), (math.inf, 0.0)):
+        assert OpenLoop.of_burstiness(3.0, burstiness) == OpenLoop(3.0, cv)
+
+
 @pytest.mark.parametrize("cv", [-0.1, math.nan, math.inf])
 def test_variation_has_limits(cv: float) -> None:
     with pytest.raises(ValueError, match="^cv: "):

@@ -83,3 +83,14 @@ def test_prefixes_have_limits(limits: tuple[int, int]) -> None:
 def test_token_ids_have_limits(limits: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match="^token_ids: "):
         TokenRange(*limits)
+
+
+def test_prefixes_and_token_ranges_as_they_are_written() -> None:
+    assert SharedPrefix.parse("512") == SharedPrefix(512) and SharedPrefix.parse("64:3") == SharedPrefix(64, 3)
+    assert TokenRange.parse("5:9") == TokenRange(5, 9)
+    for text in ("", "a", "1:2:3", "-1", "1:", "١"):
+        with pytest.raises(ValueError, match=r"shared_prefix: .* is not of the form TOKENS\[:GROUPS\]"):
+            SharedPrefix.parse(text)
+    for text, why in (("5", "is not of the form LOW:HIGH"), ("9:5", "0 <= LOW < HIGH"), ("0:0x9", "is not of the form")):
+        with pytest.raises(ValueError, match=f"token_ids: .*{why}"):
+            TokenRange.parse(text)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from octavo.backends.cpu.backend import CpuBackend
 from octavo.bench.attention_steps import AttentionSteps, Stream
 from octavo.bench.limits import Limits, measure_limits
+from octavo.bench.record import measured_with
 from octavo.bench.steps import steps_to_end
 from octavo.bench.tables import table
 from octavo.core.request import SamplingParams
@@ -88,10 +89,10 @@ def run_cascade(config: EngineConfig, case: CascadeCase, echo: Callable[[str], N
         if whole:
             say("\nwhole steps of decoding\n" + _table(whole))
         record = {
-            "bench": "cascade", "model": engine.model.name, "threads": backend.threads, "isa": backend.isa,
+            "bench": "cascade", "model": engine.model.name,
             "memory_read_bytes_s": limits.read_rate, "f32_ops_s": limits.peak_rate("f32"), "bf16_ops_s": limits.peak_rate("bf16"),
             "attention": [asdict(row) for row in attention], "engine": [asdict(row) for row in whole],
-            "fingerprint": backend.fingerprint(), "date": time.strftime("%Y-%m-%d"),
+            **measured_with(engine),
         }  # fmt: skip
     finally:
         engine.close()

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo.backends.machine import physical_memory_bytes
+from octavo.bench.record import measured_with
 from octavo.bench.steps import steps_to_end
 from octavo.bench.tables import table
 from octavo.core.request import SamplingParams
@@ -85,7 +86,7 @@ def run_kv(config: EngineConfig, case: KVCase, echo: Callable[[str], None], as_j
             f"{case.repeat}. Asked of a disk after a restart: at most {ASKED_RATIO} of computing."
         )
         echo(_table(rows))
-    echo(json.dumps({"bench": "kv", **asdict(case), "rows": rows, **facts, "date": time.strftime("%Y-%m-%d")}))
+    echo(json.dumps({"bench": "kv", **asdict(case), "rows": rows, **facts}))
 
 
 def _config(config: EngineConfig, case: KVCase, path: str, dtype: str) -> EngineConfig:
@@ -122,9 +123,7 @@ def _measure(config: EngineConfig, case: KVCase, form: str, facts: dict[str, obj
         "model": engine.model.name,
         "kv_dtype": kv_dtype,
         "block_size": config.cache.block_size,
-        "threads": getattr(engine.backend, "threads", None),
-        "isa": getattr(engine.backend, "isa", None),
-        "fingerprint": engine.backend.fingerprint(),
+        **measured_with(engine),
     }
 
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 import json
 import math
 import statistics
-import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
+from octavo.bench.record import measured_with
 from octavo.bench.sharing import own_text
 from octavo.bench.steps import steps_to_end
 from octavo.core.request import SamplingParams
@@ -63,7 +63,7 @@ def run_rounding(config: EngineConfig, case: RoundingCase, echo: Callable[[str],
             "rms_logprob": round(math.sqrt(statistics.fmean(error * error for error in errors)), 5),
             "max_logprob": round(max(map(abs, errors)), 5), "mean_logprob": round(statistics.fmean(errors), 5),
             "same_best_token": round(num_equal / len(errors), 5), "kv_dtype": engine.backend.kv_capacity(0).dtype,
-            "fingerprint": engine.backend.fingerprint(), "date": time.strftime("%Y-%m-%d"),
+            **measured_with(engine),
         }  # fmt: skip
     if not as_json:
         echo(

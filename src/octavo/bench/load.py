@@ -96,4 +96,3 @@ class LoadRun:
         if self.ignore_eos:
             body["ignore_eos"] = True
         return _encode(body)
-

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from octavo.bench.record import measured_with
 from octavo.bench.steps import steps_to_end
 from octavo.core.request import SamplingParams
 from octavo.engine.engine import Engine
@@ -101,8 +102,5 @@ def _record(engine: Engine, case: OfflineCase, runs: list[OfflineRun]) -> dict:
         "decode_tok_s": round(statistics.median(decode), 2),
         "max_num_seqs": engine.config.scheduler.max_num_seqs,
         "max_num_batched_tokens": engine.config.scheduler.max_num_batched_tokens,
-        "threads": getattr(engine.backend, "threads", None),
-        "isa": getattr(engine.backend, "isa", None),
-        "fingerprint": engine.backend.fingerprint(),
-        "date": time.strftime("%Y-%m-%d"),
+        **measured_with(engine),
     }

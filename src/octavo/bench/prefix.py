@@ -20,6 +20,7 @@ from collections.abc import Callable, Generator
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from octavo.bench.record import measured_with
 from octavo.bench.steps import steps_to_end
 from octavo.bench.tables import table
 from octavo.config import PREFIX_GRANULARITIES
@@ -161,10 +162,7 @@ def _record(engine: Engine, case: PrefixCase, loads: dict[str, tuple[int, list[S
         **asdict(case),
         "block_size": engine.config.cache.block_size,
         "loads": shown,
-        "threads": getattr(engine.backend, "threads", None),
-        "isa": getattr(engine.backend, "isa", None),
-        "fingerprint": engine.backend.fingerprint(),
-        "date": time.strftime("%Y-%m-%d"),
+        **measured_with(engine),
     }
 
 

@@ -200,4 +200,3 @@ def _remarks(record: dict[str, Any]) -> list[str]:
     if record["client_cpu_us_per_token"] is not None:
         lines.append(f"this load generator: {record['client_cpu_us_per_token']:.1f} us of processor time per token")
     return lines
-

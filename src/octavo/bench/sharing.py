@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
+from octavo.bench.record import measured_with
 from octavo.bench.steps import steps_to_end
 from octavo.bench.tables import table
 from octavo.core.request import BeamParams, SamplingParams
@@ -90,8 +91,7 @@ def run_sharing(config: EngineConfig, case: SharingCase, echo: Callable[[str], N
             "num_requests": case.num_requests,
             "seed": case.seed,
             "runs": runs,
-            "fingerprint": engine.backend.fingerprint(),
-            "date": time.strftime("%Y-%m-%d"),
+            **measured_with(engine),
         }
     finally:
         engine.close()

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from octavo.bench.record import measured_with
 from octavo.bench.spec_prompts import WORKS, Work
 from octavo.bench.steps import steps_to_end
 from octavo.bench.tables import table
@@ -88,8 +89,7 @@ def run_spec(config: EngineConfig, case: SpecCase, echo: Callable[[str], None], 
             "bench": "spec", "model": engine.model.name, "num_drafts": case.num_drafts, "method": case.method,
             "rule": config.speculative.spec_rule,
             "temperature": case.temperature, "num_output": case.num_output, "repeat": case.repeat, "cases": rows, "lengths": by_length,
-            "threads": getattr(engine.backend, "threads", None),
-            "fingerprint": engine.backend.fingerprint(), "date": time.strftime("%Y-%m-%d"),
+            **measured_with(engine),
         }  # fmt: skip
     finally:
         engine.close()

@@ -16,7 +16,7 @@ from octavo.cli.bench_prefix import prefix
 from octavo.cli.bench_serve import serve
 from octavo.cli.bench_simulator import simulator
 from octavo.cli.bench_waste import waste
-from octavo.cli.options import SHARE, Finite, drafting_config, engine_config, engine_options, model_options
+from octavo.cli.options import SHARE, Finite, drafting_config, engine_config, engine_options, given, model_options, refuse_given
 from octavo.cli.progress import fetched
 from octavo.config import KV_DTYPES
 
@@ -39,7 +39,7 @@ def offline(num_prompt: int, num_output: int, batch: int, repeat: int, as_json: 
 
     Random tokens, no end of text, one run to warm up. The last line printed is a JSON record.
     """
-    if click.get_current_context().get_parameter_source("max_num_seqs") is click.core.ParameterSource.DEFAULT:
+    if "max_num_seqs" not in given():
         options["max_num_seqs"] = batch
     config = drafting_config(options)
     from octavo.bench.offline import OfflineCase, run_offline
@@ -119,8 +119,7 @@ def kv(num_prompt: int, num_output: int, repeat: int, as_json: bool, **options: 
     From host memory, and from disk after a restart, with a warm and a cold page cache; of blocks as they are, whose answers have to be
     equal to the bit, and of blocks in int8. The last line printed is a JSON record.
     """
-    if click.get_current_context().get_parameter_source("kv_host_dtype") is not click.core.ParameterSource.DEFAULT:
-        raise click.BadParameter("both forms of blocks are measured", param_hint="'--kv-host-dtype'")
+    refuse_given(["kv_host_dtype"], "both forms of blocks are measured")
     config = engine_config(options)
     from octavo.bench.kv import KVCase, run_kv
 
@@ -211,12 +210,8 @@ def preemption(
     one sequence takes to come back either way, predicted and measured, and the block size from which swapping is cheaper. Where
     --admission-lookahead is not given it is 1, so that there is much to preempt. The last line printed is a JSON record.
     """
-    context = click.get_current_context()
-    given = {name for name in options if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT}
-    for name in _SET_BY_PREEMPTION:
-        if name in given:
-            raise click.BadParameter("this bench sets it", param_hint=f"'--{name.replace('_', '-')}'")
-    options |= {name: value for name, value in (("admission_lookahead", 1), ("max_num_seqs", num_requests)) if name not in given}
+    refuse_given(_SET_BY_PREEMPTION, "this bench sets it")
+    options |= {name: value for name, value in (("admission_lookahead", 1), ("max_num_seqs", num_requests)) if name not in given()}
     config = engine_config(options)
     from octavo.bench.preemption import PreemptionCase, run_preemption
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from octavo.cli.options import POSITIVE, engine_config, engine_options, model_options
+from octavo.cli.options import POSITIVE, engine_config, engine_options, model_options, refuse_given
 from octavo.cli.progress import fetched
 
 _STREAMS_HELP = "Streams side by side; may be given more than once (default: 1 to 32 for attention, 4 and 16 for whole steps)."
@@ -31,9 +31,7 @@ def cascade(
     Steps of attention alone, shaped as the model's, beside what memory and arithmetic allow in the same run, with the bytes of keys and
     values that were walked; then whole steps of the model. The last line printed is a JSON record.
     """
-    for name in ("no_enable_prefix_caching", "backend"):
-        if click.get_current_context().get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
-            raise click.BadParameter("prefixes are shared in the cpu backend's cache", param_hint=f"'--{name.replace('_', '-')}'")
+    refuse_given(("no_enable_prefix_caching", "backend"), "prefixes are shared in the cpu backend's cache")
     from octavo.bench.cascade import CascadeCase, run_cascade, with_sizes
 
     case = with_sizes(CascadeCase(num_own=num_own, seconds=seconds, engine=not attention_only), streams, shared)

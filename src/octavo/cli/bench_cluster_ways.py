@@ -9,9 +9,8 @@ from typing import Any
 
 import click
 
-from octavo.cli.calibrate import ProgressLine
-from octavo.cli.options import POSITIVE, engine_config, engine_options, model_options
-from octavo.cli.progress import fetched
+from octavo.cli.options import POSITIVE, engine_options, given, model_options, predictable_config
+from octavo.cli.progress import fetched, progress_line
 
 _TRACES = {"conversation": ("AzureLLMInferenceTrace_conv.csv", 8.0, 8.0), "code": ("AzureLLMInferenceTrace_code.csv", 8.0, 2.0)}
 """File, and by how much prompts and answers are shorter here."""
@@ -55,11 +54,8 @@ def cluster_ways(
         traces = {name: read_trace(Path(data) / _TRACES[name][0]) for name in loads or _TRACES}
         lengths = {name: Scaled(trace, *_TRACES[name][1:], named.model.max_model_len or 2048) for name, trace in traces.items()}
         case = WaysCase(lengths, repeat, num_requests, calibrate_s, seed=seed)
-        progress = ProgressLine("measuring")
-        try:
+        with progress_line("measuring") as progress:
             accuracy = measure_ways(two_workers(named, chunk), named.model.model, case, progress)
-        finally:
-            progress.close()
     except (TraceError, OSError, EngineUnavailable) as error:
         raise click.ClickException(str(error)) from None
     if not as_json:
@@ -69,15 +65,10 @@ def cluster_ways(
 
 def _config(options: dict[str, Any]) -> Any:
     """Of all workers; what a small machine gives each is the default here."""
-    is_default = click.core.ParameterSource.DEFAULT
-    if click.get_current_context().get_parameter_source("max_num_seqs") is is_default:
+    if "max_num_seqs" not in given():
         options["max_num_seqs"] = _MAX_NUM_SEQS
-    config = engine_config(options)
-    if config.speculative.spec != "off":
-        raise click.BadParameter("drafts that come true cannot be told beforehand", param_hint="'--spec'")
+    config = predictable_config(options)
     cache = config.cache
-    if cache.has_kv_tiers or cache.swap_space:
-        raise click.BadParameter("blocks in host memory and on disk are not simulated", param_hint="'--kv-host-memory'")
     if cache.num_kv_blocks is None and cache.kv_cache_memory is None:
         config = replace(config, cache=replace(cache, num_kv_blocks=_NUM_KV_BLOCKS))
     return replace(config, backend=replace(config.backend, threads=config.backend.threads or 1))

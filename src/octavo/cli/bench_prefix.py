@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from octavo.cli.options import engine_config, engine_options, model_options
+from octavo.cli.options import engine_config, engine_options, model_options, refuse_given
 from octavo.cli.progress import fetched
 
 _OUTPUT_HELP = "Output tokens of each request."
@@ -27,9 +27,7 @@ def prefix(as_json: bool, **options: Any) -> None:
 
     Two engines answer the same requests one after the other; the answers must be equal. The last line printed is a JSON record.
     """
-    for name in ("prefix_granularity", "no_enable_prefix_caching"):
-        if click.get_current_context().get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
-            raise click.BadParameter("both ways of sharing are measured", param_hint=f"'--{name.replace('_', '-')}'")
+    refuse_given(("prefix_granularity", "no_enable_prefix_caching"), "both ways of sharing are measured")
     from octavo.bench.prefix import PrefixCase, run_prefix
 
     case = PrefixCase(**{name: options.pop(name) for name in PrefixCase.__dataclass_fields__})

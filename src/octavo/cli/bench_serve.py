@@ -5,16 +5,26 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
-from octavo.cli.options import BURSTINESS, POSITIVE, Finite, add_options, engine_config, engine_options, model_options
-from octavo.cli.progress import fetched
+from octavo.cli.options import (
+    BURSTINESS,
+    POSITIVE,
+    Finite,
+    add_options,
+    checked,
+    engine_config,
+    engine_options,
+    given,
+    model_options,
+    refuse,
+    refuse_given,
+)
+from octavo.cli.progress import fetched, passing_line
 from octavo.cli.serve import name_of
 
 if TYPE_CHECKING:
@@ -22,8 +32,6 @@ if TYPE_CHECKING:
     from octavo.workload.arrivals import Arrivals
     from octavo.workload.requests import Independent, TokenRange, Workload
     from octavo.workload.traces import Trace
-
-Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +96,13 @@ def serve(**options: Any) -> None:
     Any server with OpenAI's completions API that takes token ids as prompts. Latencies of an open loop count from when a request was due.
     The last line printed is a JSON record.
     """
-    given = _given()
-    case = _case(options, given)
+    case = _case(options)
     from octavo.bench.serve import Target, report, run_serve
 
-    with _server(options, given) as url:
-        api_key = options["api_key"] if "url" in given else None
+    with _server(options) as url:
+        api_key = options["api_key"] if "url" in given() else None
         target = Target(url, options["served_model_name"], api_key, options["timeout"])
-        with _shown_progress(options["as_json"]) as progress:
+        with contextlib.nullcontext() if options["as_json"] else passing_line() as progress:
             record = run_serve(target, case, progress)
     if not options["as_json"]:
         for line in report(record):
@@ -105,59 +112,38 @@ def serve(**options: Any) -> None:
         raise RuntimeError(f"no request was answered whole: {record['first_error']}")
 
 
-def _given() -> set[str]:
-    """Parameters that have a value from the command line or the environment."""
-    context = click.get_current_context()
-    sources = (ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP, None)
-    return {name for name in context.params if context.get_parameter_source(name) not in sources}
-
-
-def _refuse(names: set[str], why: str) -> None:
-    for name in sorted(names):
-        raise click.BadParameter(why, click.get_current_context(), param_hint=f"'--{name.replace('_', '-')}'")
-
-
-def _checked(flag: str, make: Callable[[], Value]) -> Value:
-    """What ``make`` makes; its ValueError becomes one of ``flag``."""
-    try:
-        return make()
-    except ValueError as error:
-        text = str(error)
-        problem = text if text.startswith("'") else text.partition(": ")[2]
-        raise click.BadParameter(problem, click.get_current_context(), param_hint=f"'--{flag}'") from None
-
-
-def _case(options: dict[str, Any], given: set[str]) -> ServeCase:
+def _case(options: dict[str, Any]) -> ServeCase:
     """The load that the flags describe. Raises BadParameter before anything is fetched or started; TraceError."""
     from octavo.bench.latency import Goodput
     from octavo.bench.serve import ServeCase
     from octavo.bench.spike import Spike
+    from octavo.workload.requests import TokenRange
 
-    tokens = _checked("token-ids", lambda: _token_range(options["token_ids"]))
+    tokens = checked("token-ids", lambda: TokenRange.parse(options["token_ids"]))
     described = {name: options[name] for name in ("workload", "seed", "token_ids", "duration")}
     described["ignore_eos"] = not options["no_ignore_eos"]
     load: Workload | Spike
     if options["workload"] == SPIKE:
-        _refuse(given & {*_NOT_WITH_SPIKE, *_WITH_TRACE, "max_concurrency"}, "the spike workload has its own arrivals and lengths")
+        refuse_given((*_NOT_WITH_SPIKE, *_WITH_TRACE, "max_concurrency"), "the spike workload has its own arrivals and lengths")
         load = Spike(tokens=tokens, seed=options["seed"])
         described["load"] = f"{load.num_streams} streams, then a prompt of {load.long_prompt} tokens"
     else:
-        load, words = _workload(options, given, tokens)
+        load, words = _workload(options, tokens)
         described |= words
-    goodput = _checked("goodput", lambda: Goodput.parse(options["goodput"])) if options["goodput"] is not None else None
+    goodput = checked("goodput", lambda: Goodput.parse(options["goodput"])) if options["goodput"] is not None else None
     shared = (options["max_concurrency"], options["duration"], options["warmup"], not options["no_ignore_eos"])
     return ServeCase(load, described, *shared, goodput)
 
 
-def _workload(options: dict[str, Any], given: set[str], tokens: TokenRange) -> tuple[Workload, dict[str, Any]]:
+def _workload(options: dict[str, Any], tokens: TokenRange) -> tuple[Workload, dict[str, Any]]:
     """The workload, and the record's words for it."""
-    from octavo.workload.requests import Workload
+    from octavo.workload.requests import SharedPrefix, Workload
 
-    preset, trace = PRESETS[options["workload"]], _trace(options, given)
-    arrivals, arrival_words = _arrivals(options, given, preset, trace)
+    preset, trace = PRESETS[options["workload"]], _trace(options)
+    arrivals, arrival_words = _arrivals(options, preset, trace)
     lengths, length_words = _lengths(options, preset, trace)
     prefix_text = options["shared_prefix"] or preset.shared_prefix
-    prefix = _checked("shared-prefix", lambda: _prefix(prefix_text)) if prefix_text else None
+    prefix = checked("shared-prefix", lambda: SharedPrefix.parse(prefix_text)) if prefix_text else None
     num_requests = options["num_requests"]
     if num_requests is None and trace is None and options["duration"] is None:
         num_requests = preset.num_requests
@@ -172,24 +158,24 @@ def _workload(options: dict[str, Any], given: set[str], tokens: TokenRange) -> t
     return load, described | ({"num_left_out": trace.num_left_out} if trace is not None else {})
 
 
-def _arrivals(options: dict[str, Any], given: set[str], preset: Preset, trace: Trace | None) -> tuple[Arrivals, str]:
+def _arrivals(options: dict[str, Any], preset: Preset, trace: Trace | None) -> tuple[Arrivals, str]:
     """--rate, else --concurrency, else the trace's times, else the preset's closed loop; and the words for it."""
     from octavo.workload.arrivals import ClosedLoop, OpenLoop
 
     rate, burstiness = options["rate"], options["burstiness"]
     if rate is None:
-        _refuse(given & {"burstiness"}, "it shapes the gaps of --rate, which is not given")
+        refuse_given(["burstiness"], "it shapes the gaps of --rate, which is not given")
     else:
-        _refuse(given & {"concurrency"}, "a closed loop has no --rate; --max-concurrency bounds an open one")
+        refuse_given(["concurrency"], "a closed loop has no --rate; --max-concurrency bounds an open one")
     if trace is not None and rate is None and options["concurrency"] is None:
         return trace, f"open loop, times of {options['trace']} at {options['trace_speed']:g} x"
-    _refuse(given & {"trace_speed"}, "--rate or --concurrency sets the pace, not the trace")
-    if trace is not None and {"prompt_len", "output_len"} <= given:
-        _refuse({"trace"}, "other flags set pace and lengths, so nothing of it would be used")
+    refuse_given(["trace_speed"], "--rate or --concurrency sets the pace, not the trace")
+    if trace is not None and {"prompt_len", "output_len"} <= given():
+        refuse("trace", "other flags set pace and lengths, so nothing of it would be used")
     if rate is not None:
-        cv = _cv(burstiness)
-        return _checked("rate", lambda: OpenLoop(rate, cv)), f"open loop, {rate:g} requests/s, burstiness {burstiness:g}"
-    _refuse(given & {"max_concurrency"}, "it bounds an open loop (--rate or --trace); --concurrency is that of a closed one")
+        loop = checked("rate", lambda: OpenLoop.of_burstiness(rate, burstiness))
+        return loop, f"open loop, {rate:g} requests/s, burstiness {burstiness:g}"
+    refuse_given(["max_concurrency"], "it bounds an open loop (--rate or --trace); --concurrency is that of a closed one")
     concurrency = options["concurrency"] or preset.concurrency
     return ClosedLoop(concurrency), f"closed loop, {concurrency} at once"
 
@@ -205,57 +191,33 @@ def _lengths(options: dict[str, Any], preset: Preset, trace: Trace | None) -> tu
         if len(missing) == 2:
             return trace, "lengths of the trace"
         if missing:
-            _refuse({missing[0]}, "with a trace both lengths are the trace's, or neither")
+            refuse(missing[0], "with a trace both lengths are the trace's, or neither")
     prompt_text, output_text = texts["prompt-len"] or preset.prompt_len, texts["output-len"] or preset.output_len
-    prompt = _checked("prompt-len", lambda: parse_lengths(prompt_text))
-    output = _checked("output-len", lambda: parse_lengths(output_text))
+    prompt = checked("prompt-len", lambda: parse_lengths(prompt_text))
+    output = checked("output-len", lambda: parse_lengths(output_text))
     return Independent(prompt, output), f"{prompt} in, {output} out"
 
 
-def _trace(options: dict[str, Any], given: set[str]) -> Trace | None:
+def _trace(options: dict[str, Any]) -> Trace | None:
     if options["trace"] is None:
-        _refuse(given & set(_WITH_TRACE), "there is no --trace")
+        refuse_given(_WITH_TRACE, "there is no --trace")
         return None
     from octavo.workload.traces import read_trace
 
     trace = read_trace(options["trace"])
     if options["trace_max_len"] is not None:
         trace = trace.fitting(options["trace_max_len"])
-    trace = _checked("trace-start", lambda: trace.window(options["trace_start"]))
+    trace = checked("trace-start", lambda: trace.window(options["trace_start"]))
     if not trace.rows:
         raise ValueError(f"--trace: {options['trace']} has no request left from --trace-start on, within --trace-max-len")
-    return _checked("trace-speed", lambda: trace.faster(options["trace_speed"]))
-
-
-def _cv(burstiness: float) -> float:
-    """vLLM's burstiness is the shape of a Gamma distribution, whose coefficient of variation is shape ** -0.5."""
-    return 0.0 if math.isinf(burstiness) else burstiness**-0.5
-
-
-def _integers(text: str, form: str, least: int, most: int) -> list[int]:
-    parts = text.split(":")
-    if not (least <= len(parts) <= most and all(part.isascii() and part.isdigit() for part in parts)):
-        raise ValueError(f"'{text}' is not of the form {form}")
-    return [int(part) for part in parts]
-
-
-def _token_range(text: str) -> TokenRange:
-    from octavo.workload.requests import TokenRange
-
-    return TokenRange(*_integers(text, "LOW:HIGH", 2, 2))
-
-
-def _prefix(text: str) -> Any:
-    from octavo.workload.requests import SharedPrefix
-
-    return SharedPrefix(*_integers(text, "TOKENS[:GROUPS]", 1, 2))
+    return checked("trace-speed", lambda: trace.faster(options["trace_speed"]))
 
 
 @contextlib.contextmanager
-def _server(options: dict[str, Any], given: set[str]) -> Iterator[str]:
+def _server(options: dict[str, Any]) -> Iterator[str]:
     """The URL to measure. Engine flags are for a server of our own; beside --url they would do nothing, so they are refused."""
-    if "url" in given:
-        _refuse(given & _engine_names(), "it is a flag of a server started here, and --url names one that runs")
+    if "url" in given():
+        refuse_given(sorted(_engine_names()), "it is a flag of a server started here, and --url names one that runs")
         yield options["url"]
         return
     config = fetched(engine_config(options))
@@ -263,7 +225,7 @@ def _server(options: dict[str, Any], given: set[str]) -> Iterator[str]:
     flags = ["--model", config.model.model, *(["--served-model-name", name] if name else [])]
     from octavo.bench.own_server import OwnServer
 
-    with OwnServer(flags + _flags_of(options, given & _engine_names() - {"model"})) as url:
+    with OwnServer(flags + _flags_of(options, given() & _engine_names() - {"model"})) as url:
         yield url
 
 
@@ -278,21 +240,3 @@ def _flags_of(options: dict[str, Any], names: set[str]) -> list[str]:
         if isinstance(param, click.Option) and param.name in names:
             flags += [param.opts[0]] if param.is_flag else [param.opts[0], str(options[param.name])]
     return flags
-
-
-@contextlib.contextmanager
-def _shown_progress(as_json: bool) -> Iterator[Callable[[str], None] | None]:
-    """A line on stderr that is written over and over, on a terminal alone."""
-    if as_json or not sys.stderr.isatty():
-        yield None
-        return
-
-    def show(line: str) -> None:
-        sys.stderr.write(f"\r\033[K{line}")
-        sys.stderr.flush()
-
-    try:
-        yield show
-    finally:
-        sys.stderr.write("\r\033[K")
-        sys.stderr.flush()

@@ -7,9 +7,8 @@ from typing import Any
 
 import click
 
-from octavo.cli.calibrate import ProgressLine
-from octavo.cli.options import POSITIVE, engine_config, engine_options, model_options
-from octavo.cli.progress import fetched
+from octavo.cli.options import POSITIVE, engine_options, model_options, predictable_config
+from octavo.cli.progress import fetched, progress_line
 
 _FITTED_HELP = "Cost of steps, as `octavo calibrate` writes it, in place of one that is measured in turn with the runs."
 
@@ -31,21 +30,14 @@ def simulator(
     Time to the first token, time between tokens, throughput and the share of requests within limits: of each real run and simulated, and
     whether they agree. HTTP is not part of it. Let nothing else run meanwhile. The last line printed is a JSON record.
     """
-    config = engine_config(options)
-    if config.speculative.spec != "off":
-        raise click.BadParameter("drafts that come true cannot be told beforehand", param_hint="'--spec'")
-    if config.cache.has_kv_tiers or config.cache.swap_space:
-        raise click.BadParameter("blocks in host memory and on disk are not simulated", param_hint="'--kv-host-memory'")
+    config = predictable_config(options)
     from octavo.costs.coefficients import read_coefficients
     from octavo.reproduce.simulator_accuracy import AccuracyCase, measure_accuracy
 
     cost = None if fitted is None else read_coefficients(fitted)
     case = AccuracyCase(repeat, load_s, calibrate_s, seed=seed)
-    progress = ProgressLine("measuring")
-    try:
+    with progress_line("measuring") as progress:
         accuracy = measure_accuracy(fetched(config), case, cost, progress)
-    finally:
-        progress.close()
     if not as_json:
         click.echo(accuracy.text())
     click.echo(json.dumps(accuracy.record()))

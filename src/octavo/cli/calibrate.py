@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
-import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from octavo.cli.options import Finite, checked, engine_config, engine_options, model_options
-from octavo.cli.progress import fetched
+from octavo.cli.progress import fetched, progress_line
 from octavo.core.words import counted
 
 if TYPE_CHECKING:
@@ -45,11 +42,8 @@ def calibrate(budget_s: float, out_file: str | None, as_json: bool, **options: A
         checked("out", lambda: check_writable(out_file))  # before anything is loaded, let alone measured
     engine = Engine.load(fetched(config))
     path = _own_file(engine) if out_file is None else Path(out_file)
-    progress = ProgressLine("calibrating")
-    try:
+    with progress_line("calibrating") as progress:
         cost = measure(engine, budget_s, progress)
-    finally:
-        progress.close()
     write_cost(cost, path)
     if not as_json:
         click.echo(shown(cost))
@@ -69,28 +63,6 @@ def _own_file(engine: Engine) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     check_writable(path)
     return path
-
-
-class ProgressLine:
-    """Callable with what is to be shown on stderr: one line that is written over on a terminal, a line now and then elsewhere."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._shown_s = -math.inf
-
-    def __call__(self, text: str) -> None:
-        now_s, terminal = time.monotonic(), sys.stderr.isatty()
-        if now_s - self._shown_s < (0.2 if terminal else 10.0):
-            return
-        self._shown_s = now_s
-        sys.stderr.write(f"\r{self._what}: {text}\x1b[K" if terminal else f"{self._what}: {text}\n")
-        sys.stderr.flush()
-
-    def close(self) -> None:
-        """Nothing more comes: the next line is its own."""
-        if sys.stderr.isatty() and self._shown_s > -math.inf:
-            sys.stderr.write("\n")
-            sys.stderr.flush()
 
 
 def shown(cost: Coefficients) -> str:

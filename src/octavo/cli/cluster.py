@@ -1,4 +1,4 @@
-"""`octavo cluster`: the workers of a running server: who there is, taking one out, replacing all of them."""
+"""`octavo cluster`: the workers of a running server: who there is, taking one out and having it back, replacing all of them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from octavo.cli.options import Finite
 from octavo.core.words import counted
 
 _COLUMNS = ("worker", "role", "state", "host", "running", "waiting", "KV blocks", "since")
+_ABSENT = {"starting": "it is being started", "failed": "it cannot run", "drained": "drained; `octavo cluster undrain` starts it again"}
 
 
 @click.group()
@@ -40,7 +41,25 @@ def drain(worker: str, wait: bool, timeout: float, url: str, api_key: str | None
     found = post_json(url, "/v1/cluster/drain", api_key, {"worker": worker})
     click.echo(f"{found['name']} takes no more requests; it has {found['attempts']}")
     if wait:
-        _wait(url, api_key, timeout, lambda cluster: worker not in _names(cluster) or _boot(cluster, worker) != found["boot_id"], worker)
+        _wait(url, api_key, timeout, lambda cluster: _has_ended(cluster, found), worker)
+
+
+@cluster.command()
+@click.argument("worker")
+@click.option("--wait", is_flag=True, help="Until it takes requests.")
+@click.option("--timeout", type=Finite(0), default=600.0, show_default=True, help="Seconds that --wait waits at most.")
+@server_options
+def undrain(worker: str, wait: bool, timeout: float, url: str, api_key: str | None) -> None:
+    """Have WORKER, which is being drained, take requests again; one that has ended is started again."""
+    found = post_json(url, "/v1/cluster/undrain", api_key, {"worker": worker})
+    if found["pid"] is None:
+        click.echo(f"{worker} had ended, and is started again")
+    elif found["state"] == "ready":
+        click.echo(f"{worker} takes requests again")
+    else:
+        click.echo(f"{worker} is not drained any more; it is {found['state']}")
+    if wait:
+        _wait(url, api_key, timeout, lambda cluster: _takes_requests(cluster, worker), worker)
 
 
 @cluster.command()
@@ -73,12 +92,28 @@ def _has_restarted(cluster: dict[str, Any]) -> bool:
     return cluster["restart"] is None
 
 
-def _names(cluster: dict[str, Any]) -> list[str]:
-    return [worker["name"] for worker in cluster["workers"]]
+def _has_ended(cluster: dict[str, Any], drained: dict[str, Any]) -> bool:
+    """ClickException when it takes requests again."""
+    found = _find(cluster["workers"], drained["name"])
+    if found is None or found["boot_id"] != drained["boot_id"]:
+        return True
+    if not found["draining"]:
+        raise click.ClickException(f"{found['name']} is not drained any more: somebody has it take requests again")
+    return False
 
 
-def _boot(cluster: dict[str, Any], name: str) -> str:
-    return str(next(worker["boot_id"] for worker in cluster["workers"] if worker["name"] == name))
+def _takes_requests(cluster: dict[str, Any], name: str) -> bool:
+    """ClickException when it cannot run, or is taken out again."""
+    found, absent = _find(cluster["workers"], name), _find(cluster["absent"], name)
+    if absent is not None and absent["state"] == "failed":
+        raise click.ClickException(f"{name} cannot run: {absent['reason']}")
+    if (found is not None and found["draining"]) or (absent is not None and absent["state"] == "drained"):
+        raise click.ClickException(f"{name} is drained again")
+    return found is not None and found["state"] == "ready"
+
+
+def _find(entries: list[dict[str, Any]], name: str) -> dict[str, Any] | None:
+    return next((entry for entry in entries if entry["name"] == name), None)
 
 
 def status_lines(cluster: dict[str, Any]) -> list[str]:
@@ -88,6 +123,8 @@ def status_lines(cluster: dict[str, Any]) -> list[str]:
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in (_COLUMNS, *rows)]
     if not rows:
         lines = ["no worker is there"]
+    for one in cluster["absent"]:
+        lines.append(f"{one['name']} is not there: {_ABSENT[one['state']]}" + (f": {one['reason']}" if one["reason"] else ""))
     if cluster["waiting"]:
         waiting = cluster["waiting"]
         lines.append(f"{counted(waiting, 'request')} {'waits' if waiting == 1 else 'wait'} at the front end")

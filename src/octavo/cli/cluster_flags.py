@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from octavo.cli.options import POSITIVE, Finite, add_options, bad_flag
+from octavo.cli.options import POSITIVE, Finite, add_options, bad_flag, refuse_given
 from octavo.config import ConfigError
 
 if TYPE_CHECKING:
     from octavo.config import EngineConfig
-    from octavo.distributed.autoscale import ScaleLimits
     from octavo.distributed.cluster_engine import ClusterEngine
     from octavo.distributed.cluster_file import ClusterFile
     from octavo.distributed.local_cluster import ClusterPlan
@@ -25,7 +24,7 @@ KV_CHECKSUMS = ("none", "crc32", "blake2b")
 ROUTERS = ("soonest", "shortest-queue", "predicted-seconds", "round-robin", "prefix-affinity")
 
 _WORKERS_HELP = "Worker processes on this host: a number, or prefill=N,decode=N (default: the engine runs in the server's process)."
-_MAX_HELP = "Start more workers while there is more to do, up to so many, and end them again (default: --workers)."
+_MAX_HELP = "Start more workers while there is more to do, up to so many, and end them again: as --workers (default: as many as that)."
 _RAY_HELP = "Have Ray place the workers, on any of its nodes (extra ray; $RAY_ADDRESS, a running Ray of this host, or a new one)."
 _LISTEN_HELP = "Where workers connect to, HOST:PORT (default: a socket that only this user's processes on this host reach)."
 _SECRET_HELP = "File with the secret that workers prove to know (default: $OCTAVO_CLUSTER_SECRET, or a new one for --workers alone)."
@@ -55,7 +54,7 @@ def cluster_options(function: Callable) -> Callable:
         [
             click.option("--workers", metavar="N|prefill=N,decode=N", help=_WORKERS_HELP),
             click.option("--ray", is_flag=True, help=_RAY_HELP),
-            click.option("--max-workers", type=click.IntRange(1, 1024), help=_MAX_HELP),
+            click.option("--max-workers", metavar="N|prefill=N,decode=N", help=_MAX_HELP),
             click.option("--workers-listen", metavar="HOST:PORT", help=_LISTEN_HELP),
             click.option("--cluster-secret-file", type=click.Path(dir_okay=False), help=_SECRET_HELP),
             click.option("--router", type=click.Choice(ROUTERS), default="soonest", show_default=True, help=_ROUTER_HELP),
@@ -76,10 +75,10 @@ def cluster_options(function: Callable) -> Callable:
 def cluster_plan(options: dict[str, Any]) -> ClusterPlan | None:
     """What the flags ask for; None: the engine runs in this process. Raises BadParameter that names the flag."""
     if options["workers"] is None and (options["ray"] or options["workers_listen"] is None):
-        _refuse(_CLUSTER_FLAGS, "it does nothing without --workers")
+        refuse_given(_CLUSTER_FLAGS, "it does nothing without --workers")
         return None
     from octavo.distributed.channel import Address
-    from octavo.distributed.cluster_options import ClusterOptions, HandoverOptions, parse_workers
+    from octavo.distributed.cluster_options import ClusterOptions, HandoverOptions, parse_most, parse_workers
     from octavo.distributed.fleet import LivenessLimits
     from octavo.distributed.handoff import HandoffLimits
     from octavo.distributed.local_cluster import ClusterPlan
@@ -93,8 +92,11 @@ def cluster_plan(options: dict[str, Any]) -> ClusterPlan | None:
     except ValueError as error:
         raise click.BadParameter(str(error).partition(": ")[2], param_hint="'--workers-listen'") from None
     if workers.keys() == {"both"} and listen is None:  # workers that come from elsewhere may have roles
-        _refuse(_HANDOFF_FLAGS, "it does nothing where all workers do both; it goes with --workers prefill=N,decode=N")
-    scale = _scale(options, workers)
+        refuse_given(_HANDOFF_FLAGS, "it does nothing where all workers do both; it goes with --workers prefill=N,decode=N")
+    try:
+        scale = {} if options["max_workers"] is None else parse_most(options["max_workers"], workers)
+    except ConfigError as error:
+        raise bad_flag(error) from None
     suspect_s = options["worker_suspect_s"]
     liveness = LivenessLimits(suspect_s, options["worker_stall_s"], max(30.0, 10 * suspect_s))
     limits = HandoffLimits(reserve_s=options["handoff_reserve_s"], copy_s=options["handoff_copy_s"])
@@ -103,23 +105,6 @@ def cluster_plan(options: dict[str, Any]) -> ClusterPlan | None:
     routing = {"worker_wait_s": options["worker_wait_s"], "router": options["router"]}
     chosen = ClusterOptions(liveness=liveness, handover=handover, scale=scale, **routing)
     return ClusterPlan(workers, listen, options["cluster_secret_file"], chosen)
-
-
-def _scale(options: dict[str, Any], workers: Mapping[str, int]) -> ScaleLimits | None:
-    """From --workers to --max-workers, by load. Raises BadParameter."""
-    from octavo.distributed.autoscale import ScaleLimits
-
-    most, least = options["max_workers"], workers.get("both", 0)
-    if most is None:
-        return None
-    fault = None
-    if workers.keys() != {"both"}:
-        fault = "it goes with a number of --workers, which do both"
-    elif most < least:
-        fault = f"{most} is not allowed; at least --workers ({least})"
-    if fault is not None:
-        raise click.BadParameter(fault, param_hint="'--max-workers'")
-    return ScaleLimits(least=least, most=most)
 
 
 def engine_opener(options: dict[str, Any], described: ClusterFile | None = None) -> OpenCluster | None:
@@ -148,12 +133,3 @@ def _on_ray(model: str, plan: ClusterPlan) -> ClusterFile:
     secret_file = None if plan.secret_file is None else Path(plan.secret_file)
     host, port = (None, 0) if plan.listen is None else (plan.listen.host, plan.listen.port)
     return ClusterFile(model, groups, secret_file, host, port, ray=Ray())
-
-
-def _refuse(names: Iterable[str], why: str) -> None:
-    """A flag that does nothing is a mistake. Raises BadParameter for the first of those that were given."""
-    context = click.get_current_context(silent=True)
-    for name in names:
-        source = None if context is None else context.get_parameter_source(name)
-        if source is click.core.ParameterSource.COMMANDLINE:
-            raise click.BadParameter(why, context, param_hint=f"'--{name.replace('_', '-')}'")

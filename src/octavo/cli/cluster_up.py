@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -66,10 +65,8 @@ def _check_surroundings(described: ClusterFile, file: str) -> None:
 
 def serve_arguments(described: ClusterFile, file: str) -> list[str]:
     """The command line of `octavo serve` that says what the file says, as far as flags can. Raises ClusterFileError."""
-    roles: Counter[str] = Counter()
-    for group in described.groups:
-        roles[group.role] += group.number
-    arguments = ["--model", described.model, "--workers", ",".join(f"{role}={number}" for role, number in roles.items())]
+    workers = ",".join(f"{role}={number}" for role, number in described.workers.items())
+    arguments = ["--model", described.model, "--workers", workers]
     if described.control_host is not None:
         host = f"[{described.control_host}]" if ":" in described.control_host else described.control_host
         arguments += ["--workers-listen", f"{host}:{described.control_port}"]

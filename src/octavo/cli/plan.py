@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from octavo.cli.options import POSITIVE, SHARE, ByteSize, add_options, bad_flag, refuse
+from octavo.cli.options import POSITIVE, SHARE, ByteSize, add_options, bad_flag, refuse, refuse_given
 from octavo.config import CacheConfig, ConfigError, EngineConfig, SchedulerConfig
 
 if TYPE_CHECKING:
@@ -94,15 +94,14 @@ _OPTIONS: list[Callable] = [
 
 @click.command(short_help="Plan memory and machines for a model and a load.")
 @add_options(_OPTIONS)
-@click.pass_context
-def plan(ctx: click.Context, **options: Any) -> None:
+def plan(**options: Any) -> None:
     """Plan memory and machines for a model and a load.
 
     With --fit: the bytes of weights and KV cache, from a config.json or the first part of a GGUF file, before anything is downloaded.
     Without: which machines fit, the highest rate that each serves within --slo, and the cheapest fleet for --rate, with prefill and decode
     together or apart. All rates are simulated with the engine's own scheduler. Exit code 1: nothing fits, or nothing keeps the limits.
     """
-    _check_mode(ctx, options)
+    _check_mode(options)
     options["model"] = options["model"] or _D.model.model
     _check_settings(options)
     if options["fit"]:
@@ -113,19 +112,12 @@ def plan(ctx: click.Context, **options: Any) -> None:
     _plan(options)
 
 
-def _check_mode(ctx: click.Context, options: dict[str, Any]) -> None:
+def _check_mode(options: dict[str, Any]) -> None:
     """Flags of the other mode are refused."""
-    flags = {param.name: param.opts[0] for param in ctx.command.params if param.name is not None}
-    for name in options:
-        given = ctx.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT
-        if not given or name in _BOTH:
-            continue
-        if options["fit"] and name not in _FIT_ONLY:
-            refuse(flags[name].removeprefix("--"), "it has no meaning with --fit")
-        if not options["fit"] and name in _FIT_ONLY:
-            refuse(flags[name].removeprefix("--"), "it is for --fit")
     if options["fit"]:
+        refuse_given([name for name in options if name not in (*_BOTH, *_FIT_ONLY)], "it has no meaning with --fit")
         return
+    refuse_given(_FIT_ONLY, "it is for --fit")
     if options["memory"] is not None and options["fitted"] is None:
         refuse("memory", "it is for --fit and for --fitted; a machine of --machines has its own")
     if options["fitted"] is not None and options["memory"] is None:

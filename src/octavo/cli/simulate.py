@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from octavo.cli.options import BURSTINESS, POSITIVE, ByteSize, Finite, SpecLength, add_options, bad_flag, checked, refuse
+from octavo.cli.options import (
+    BURSTINESS,
+    POSITIVE,
+    ByteSize,
+    Finite,
+    SpecLength,
+    add_options,
+    bad_flag,
+    checked,
+    given,
+    refuse,
+    refuse_given,
+)
 from octavo.cli.simulated_engines import Source, engine_spec
 from octavo.config import SCHEDULING_POLICIES, CacheConfig, ConfigError, EngineConfig, SchedulerConfig, SpeculativeConfig
 from octavo.core.words import counted
 from octavo.distributed.router import ROUTERS
 
 if TYPE_CHECKING:
+    from octavo.simulator.engine_spec import EngineSpec
     from octavo.simulator.report import SimulationReport
     from octavo.simulator.simulation import SimulationOptions
     from octavo.workload.arrivals import Arrivals
@@ -60,6 +74,7 @@ _OPTIONS: list[Callable] = [
     click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="The same seed makes the same run."),
     click.option("--engines", type=click.IntRange(1), default=1, show_default=True, help="Engines, all alike."),
     click.option("--roles", help="prefill=N,decode=M: prompts and answers on separate engines, in place of --engines."),
+    click.option("--max-engines", metavar="N|prefill=N,decode=N", help="Engines come and go with the load, up to so many."),
     click.option("--router", type=click.Choice(ROUTERS), default=ROUTERS[0], show_default=True, help="Which engine a request goes to."),
     click.option("--link", type=ByteSize(), default=str(25 * 10**9), show_default=True, help="Bytes per second between engines."),
     click.option("--links", help="SENDER-RECEIVER=BYTES_PER_S[:LATENCY_S],... of engines, by number, with a link of their own."),
@@ -88,7 +103,7 @@ def simulate(**options: Any) -> None:
     from octavo.simulator.scenario import engines
 
     specs = checked("roles", lambda: engines(spec, options["engines"], options["roles"]))
-    run_options = _run_options(options, len(specs))
+    run_options = _run_options(options, specs)
     load = _load(options, source)
     from octavo.distributed.router import create_router
     from octavo.simulator.sim_costs import SimCosts
@@ -109,20 +124,19 @@ def simulate(**options: Any) -> None:
 
 def _check_together(options: dict[str, Any]) -> None:
     """Flags that others leave without a meaning are refused."""
-    context = click.get_current_context()
-    given = {name for name in options if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT}
-    if {"engines", "roles"} <= given:
+    found = given()
+    if {"engines", "roles"} <= found:
         refuse("engines", "--roles says how many engines there are")
-    if "burstiness" in given and options["rate"] is None:
-        refuse("burstiness", "it shapes the gaps of --rate, which is not given")
+    if options["rate"] is None:
+        refuse_given(["burstiness"], "it shapes the gaps of --rate, which is not given")
     for flag, needed, why in _NEEDED:
-        if flag in given and options[needed] in (None, "off"):
+        if flag in found and options[needed] in (None, "off"):
             refuse(flag.replace("_", "-"), f"it has no meaning without --{needed.replace('_', '-')}: {why}")
     for flag, other, why in _OVERRIDDEN:
-        if flag in given and options[other] is not None:
+        if flag in found and options[other] is not None:
             refuse(flag.replace("_", "-"), f"it has no meaning with --{other.replace('_', '-')}: {why}")
-    if "trace_speed" in given and (options["trace"] is None or options["rate"] is not None or options["concurrency"] is not None):
-        refuse("trace-speed", "it is for the times of --trace, and --rate and --concurrency have their own")
+    if options["trace"] is None or options["rate"] is not None or options["concurrency"] is not None:
+        refuse_given(["trace_speed"], "it is for the times of --trace, and --rate and --concurrency have their own")
 
 
 _NEEDED = (
@@ -178,7 +192,8 @@ def _list_machines(path: str | None) -> None:
 # --- the load ---------------------------------------------------------------------------------------------------------------------------
 
 
-def _run_options(options: dict[str, Any], num_engines: int) -> SimulationOptions:
+def _run_options(options: dict[str, Any], specs: Sequence[EngineSpec]) -> SimulationOptions:
+    from octavo.distributed.cluster_options import parse_most
     from octavo.distributed.handoff import Link
     from octavo.distributed.roles import MixedLimits
     from octavo.simulator.handing_over import HandoffOptions
@@ -188,6 +203,11 @@ def _run_options(options: dict[str, Any], num_engines: int) -> SimulationOptions
     from octavo.simulator.scenario import parse_slo
     from octavo.simulator.simulation import SimulationOptions
 
+    num_engines, of, most = len(specs), "roles" if options["roles"] else "engines", options["max_engines"]
+    try:
+        scale = {} if most is None else parse_most(most, Counter(spec.role for spec in specs), "max_engines", of)
+    except ConfigError as error:
+        raise bad_flag(error) from None
     slo = Slo(**checked("slo", lambda: parse_slo(options["slo"]))) if options["slo"] else Slo()
     link = checked("link", lambda: Link(float(options["link"]), 1e-4))
     links = checked("links", lambda: parse_links(options["links"])) if options["links"] else {}
@@ -198,7 +218,7 @@ def _run_options(options: dict[str, Any], num_engines: int) -> SimulationOptions
     checked("outage", lambda: moments(outages, num_engines))
     return SimulationOptions(
         slo, options["seed"], options["concurrency"], options["duration"], handoff=HandoffOptions(link, links=links),
-        mixed=MixedLimits() if options["mixed"] else None, outages=outages,
+        mixed=MixedLimits() if options["mixed"] else None, outages=outages, scale=scale,
     )  # fmt: skip
 
 
@@ -206,10 +226,9 @@ def _load(options: dict[str, Any], source: Source) -> Iterable[WorkloadRequest]:
     """The requests of a recording, of a trace, or made of a rate and lengths."""
     from itertools import islice
 
-    from octavo.cli.bench_serve import _cv, _prefix
     from octavo.workload.arrivals import ClosedLoop, OpenLoop
     from octavo.workload.jsonl_traces import JsonlTrace
-    from octavo.workload.requests import Workload
+    from octavo.workload.requests import SharedPrefix, Workload
 
     pace = [name for name in ("rate", "concurrency") if options[name] is not None]
     if len(pace) == 2:
@@ -225,14 +244,13 @@ def _load(options: dict[str, Any], source: Source) -> Iterable[WorkloadRequest]:
     lengths = _lengths(options)
     arrivals: Arrivals = lengths
     if options["rate"] is not None:
-        cv = _cv(options["burstiness"])
-        arrivals = checked("rate", lambda: OpenLoop(options["rate"], cv))
+        arrivals = checked("rate", lambda: OpenLoop.of_burstiness(options["rate"], options["burstiness"]))
     elif options["concurrency"] is not None:
         arrivals = ClosedLoop(options["concurrency"])
     num_requests = options["num_requests"]
     if num_requests is None and pace and options["duration"] is None:
         num_requests = 1000
-    prefix = checked("shared-prefix", lambda: _prefix(options["shared_prefix"])) if options["shared_prefix"] else None
+    prefix = checked("shared-prefix", lambda: SharedPrefix.parse(options["shared_prefix"])) if options["shared_prefix"] else None
     return Workload(arrivals, lengths, num_requests, prefix, seed=options["seed"]).requests()
 
 
@@ -272,10 +290,11 @@ def _shown(report: SimulationReport, has_limits: bool) -> str:
     rows = [["ms", "mean", "p50", "p90", "p99", "max"]]
     for name, summary in (("TTFT", report.ttft_s), ("ITL", report.itl_s), ("gap", report.gap_s), ("E2E", report.e2e_s)):
         rows.append([name, *(number(summary[key], 1000.0) for key in ("mean", "p50", "p90", "p99", "max"))])
-    engine_rows = [["engine", "role", "requests", "steps", "busy %", "KV pool %", "most %", "preempted"]]
+    comes = any(engine.there_s < report.duration_s for engine in report.engines)
+    engine_rows = [["engine", "role", *(["there, s"] if comes else []), "requests", "steps", "busy %", "KV pool %", "most %", "preempted"]]
     for engine in report.engines[:16]:
         shares = (number(engine.busy_share, 100.0), number(engine.pool_mean, 100.0), number(engine.pool_most, 100.0))
-        counts = (str(engine.num_requests), str(engine.num_steps))
+        counts = (*([number(engine.there_s)] if comes else []), str(engine.num_requests), str(engine.num_steps))
         engine_rows.append([engine.name, engine.role, *counts, *shares, str(engine.num_preemptions)])
     lines = [
         f"{report.num_completed} of {counted(report.num_arrived, 'request')} in {number(report.duration_s)} s (simulated): "
@@ -292,7 +311,7 @@ def _shown(report: SimulationReport, has_limits: bool) -> str:
         "",
         table(rows, " >>>>>"),
         "",
-        table(engine_rows, "  >>>>>>"),
+        table(engine_rows, "  >>>>>>>" if comes else "  >>>>>>"),
         *([f"and {len(report.engines) - 16} more"] if len(report.engines) > 16 else []),
     ]
     return "\n".join(lines)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from octavo.cli.options import POSITIVE
+from octavo.cli.options import POSITIVE, add_options, engine_config, pool_size_options
 
 if TYPE_CHECKING:
     from octavo.distributed.worker import WorkerServer
@@ -28,11 +28,12 @@ _SECRET_HELP = "File with the cluster's secret (default: $OCTAVO_CLUSTER_SECRET)
 @click.option("--role", type=click.Choice(["both", "prefill", "decode"]), default="both", show_default=True, help="What it is for.")
 @click.option("--threads", type=click.IntRange(1, 1024), help="Compute threads (default: as the front end was told, else all cores).")
 @click.option("--model", help="The front end's model as this host has it (default: as the front end names it).")
+@add_options(pool_size_options("as the front end was told, else a quarter of the free memory, at most 4GiB"))
 @click.option("--kv-limit-gbps", type=POSITIVE, help="Send KV to other workers at so many gigabits a second at most.")
 @click.option("--give-up-s", type=POSITIVE, help="End after so many seconds without a front end (default: look for it for ever).")
 @click.option("--parent", type=click.IntRange(1), metavar="PID", help="The front end's process, which has started this one: end with it.")
 def worker(connect: str, cluster_secret_file: str | None, name: str | None, kv_limit_gbps: float | None, **options: Any) -> None:
-    """Work for a front end: `octavo serve --workers-listen`. Model and settings are the front end's."""
+    """Work for a front end: `octavo serve --workers-listen`. Model and settings are the front end's, but for what flags here say."""
     from octavo.distributed.channel import Address
     from octavo.distributed.handshake import read_secret
     from octavo.distributed.messages import MessageError, check_name
@@ -49,6 +50,7 @@ def worker(connect: str, cluster_secret_file: str | None, name: str | None, kv_l
         check_name(name)
     except MessageError as error:
         raise click.BadParameter(str(error).partition(": ")[2], param_hint="'--name'") from None
+    engine_config({field: options[field] for field in ("num_kv_blocks", "kv_cache_memory")})  # as `octavo serve` would refuse them
     named, secret = WorkerOptions(name, **options), read_secret(cluster_secret_file)
     throttle = None if kv_limit_gbps is None else Throttle(kv_limit_gbps * 1e9 / 8)
     with _spoken() if named.parent is None else contextlib.nullcontext():
@@ -76,11 +78,8 @@ def run(server: WorkerServer) -> int:
     """The exit status: 0 when told to end, ``HOPELESS`` when another try would end alike."""
     import asyncio
 
-    from octavo.backends.base import BackendError
-    from octavo.config import ConfigError
     from octavo.distributed.process_worker import HOPELESS
-    from octavo.distributed.worker import WorkerRefused
-    from octavo.models.model_file import ModelFileError
+    from octavo.distributed.worker import HOPELESS_ERRORS
 
     async def serve() -> None:
         loop = asyncio.get_running_loop()
@@ -99,7 +98,7 @@ def run(server: WorkerServer) -> int:
 
     try:
         asyncio.run(serve())
-    except (ConfigError, ModelFileError, BackendError, WorkerRefused) as error:
+    except HOPELESS_ERRORS as error:
         click.echo(f"octavo worker: {error}", err=True)
         return HOPELESS
     return 0

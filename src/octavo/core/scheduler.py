@@ -207,16 +207,8 @@ class Scheduler(SchedulerGauges):
         ``text_stops``: the stop strings that the engine found in the text of this result; nothing past one is kept. Raises
         StepProtocolError, and changes nothing, when ``result`` or ``text_stops`` do not belong to the plan in flight.
         """
-        draft = self._in_flight
-        if draft is None:
-            raise StepProtocolError("there is no step in flight")
-        check_result(draft, result, text_stops)
-        self._in_flight = None
+        draft = self._end_plan(result, text_stops)
         state, events = self._state, list[TokenEvent]()
-        state.kv.plan_ended()
-        state.swaps.end_loads(succeeded=True)
-        state.count_moves(draft.plan, result.move_seconds)
-        state.end_restores()
         for piece, outcome, seq in zip(draft.plan.slices, result.slices, draft.sequences, strict=True):
             seq.num_computed += seq.num_scheduled
             state.stats.num_computed_tokens += seq.num_scheduled + seq.num_drafts
@@ -246,6 +238,19 @@ class Scheduler(SchedulerGauges):
         if any(event.finish_reason is not None for event in events):
             state.running[:] = [seq for seq in state.running if seq.status is SequenceStatus.RUNNING]
         return events
+
+    def _end_plan(self, result: StepResult, text_stops: TextStops) -> Draft:
+        """The plan was in flight, and what it moved is where it was to be. Raises StepProtocolError."""
+        draft, state = self._in_flight, self._state
+        if draft is None:
+            raise StepProtocolError("there is no step in flight")
+        check_result(draft, result, text_stops)
+        self._in_flight = None
+        state.kv.plan_ended()
+        state.swaps.end_loads(succeeded=True)
+        state.count_moves(draft.plan, result.move_seconds)
+        state.end_restores()
+        return draft
 
     def _take_samples(
         self,
@@ -319,3 +324,4 @@ class Scheduler(SchedulerGauges):
         restorer = self._state.kv.restorer
         restored = [] if restorer is None else restorer.sequences
         self._state.check_invariants([*self.in_flight_sequences, *restored], self.transfers.sequences)
+        self.transfers.check_invariants()

@@ -6,6 +6,11 @@
 The prediction is a fluid one: work comes at the rate at which it came lately, n workers do n seconds of work a second, and what waits
 after the start-up time of a worker is shared by all of them. Up goes at once, down only after ``down_after_s`` of little load without a
 break, and the two marks lie apart, so that a steady load ends in a steady number of workers. One scaler looks after one pool (of one role).
+
+Work is told in two ways, and the scarcer one decides: seconds of computing, and seconds of *room*, in which a request holds a worker's KV
+blocks: a share s of them for t seconds is s t. A worker has one second of each a second. By Little's law the room that comes in a second is
+what is held, in workers, so whoever measures the one knows the other. But what has room does not wait, however long it stays: no more
+workers are wanted for room than would hold all at once.
 """
 
 from __future__ import annotations
@@ -71,22 +76,30 @@ class ScaledWorker:
 
 @dataclass(slots=True)
 class Autoscaler:
-    """Asked now and then (once a second, say) what to do. ``rate``: seconds of work that come per second."""
+    """Asked now and then (once a second, say) what to do. ``rate``: seconds of work that come per second, ``room_rate``: of room."""
 
     limits: ScaleLimits = field(default_factory=ScaleLimits)
     rate: float = 0.0
+    room_rate: float = 0.0
     _asked_s: float | None = None
     _work_s: float = 0.0
+    _room_s: float = 0.0
     _low_since_s: float | None = None
 
-    def arrived(self, work_s: float) -> None:
-        """A request has come that will take a worker ``work_s`` seconds of its own (its share of steps that it shares with others)."""
-        if not 0.0 <= work_s < math.inf:
-            raise ValueError(f"work_s: {work_s!r} is not allowed; a finite number of seconds from 0")
+    def arrived(self, work_s: float, room_s: float = 0.0) -> None:
+        """A request has come that will take a worker ``work_s`` seconds of its own (its share of steps that it shares with others), and
+        so many seconds of its room."""
+        for name, value in (("work_s", work_s), ("room_s", room_s)):
+            if not 0.0 <= value < math.inf:
+                raise ValueError(f"{name}: {value!r} is not allowed; a finite number of seconds from 0")
         self._work_s += work_s
+        self._room_s += room_s
 
-    def decide(self, workers: Seq[ScaledWorker], held_back_s: float, now: float) -> list[ScaleStep]:
-        """What is to be done now. ``held_back_s``: seconds of work that wait at the front end, beside what waits at the workers.
+    def decide(
+        self, workers: Seq[ScaledWorker], held_back_s: float, now: float, held_room_s: float = 0.0, room_of_all: float = 0.0
+    ) -> list[ScaleStep]:
+        """What is to be done now. ``held_back_s``: seconds of work that wait for a worker, beside what waits at the workers;
+        ``held_room_s``: seconds of room that wait; ``room_of_all``: workers that would hold all that run and wait, at once.
 
         Draining workers that are empty are stopped; else there is a change in one direction only.
         """
@@ -95,26 +108,31 @@ class Autoscaler:
         draining = sorted((worker for worker in workers if worker.state == "draining"), key=lambda worker: -worker.num_sequences)
         num_on = len(ready) + sum(worker.state == "starting" for worker in workers)
         waiting_s = held_back_s + sum(worker.pending_s for worker in ready)
-        wanted = self._wanted(max(1, num_on), waiting_s)
+        wanted = self._wanted(max(1, num_on), waiting_s, held_room_s, room_of_all)
         if num_on < wanted:
             self._low_since_s = None
             kept = draining[: wanted - num_on]
             steps = [ScaleStep(ScaleAction.KEEP, worker.index) for worker in kept]
             steps += [ScaleStep(ScaleAction.START)] * (wanted - num_on - len(kept))
             return steps + _stops(draining[len(kept) :])
-        return self._less(ready, num_on, waiting_s, now) + _stops(draining)
+        return self._less(ready, num_on, max(waiting_s, held_room_s), now) + _stops(draining)
 
-    def _wanted(self, num_on: int, waiting_s: float) -> int:
+    def _wanted(self, num_on: int, waiting_s: float, room_s: float, room_of_all: float) -> int:
         """At least as many as now, and enough that the predicted wait is short when the last of them is ready."""
         limits, num = self.limits, num_on
-        while num < limits.most and self._wait_with(num, num_on, waiting_s) > limits.up_wait_s:
+        while num < limits.most:
+            wait_s = self._wait_with(num, num_on, self.rate, waiting_s)
+            if num < room_of_all:
+                wait_s = max(wait_s, self._wait_with(num, num_on, self.room_rate, room_s))
+            if wait_s <= limits.up_wait_s:
+                break
             num += 1
         return min(max(num, limits.least), max(limits.most, num_on))
 
-    def _wait_with(self, num: int, num_on: int, waiting_s: float) -> float:
+    def _wait_with(self, num: int, num_on: int, rate: float, waiting_s: float) -> float:
         """Predicted wait when those that are started now are ready, and all do their share from then on."""
-        left_s = max(0.0, waiting_s + (self.rate - num_on) * self.limits.start_s)
-        growing = max(0.0, self.rate - num) * self.limits.start_s  # what would still pile up, as long again
+        left_s = max(0.0, waiting_s + (rate - num_on) * self.limits.start_s)
+        growing = max(0.0, rate - num) * self.limits.start_s  # what would still pile up, as long again
         return (left_s + growing) / num
 
     def _less(self, ready: Seq[ScaledWorker], num_on: int, waiting_s: float, now: float) -> list[ScaleStep]:
@@ -123,7 +141,8 @@ class Autoscaler:
         fits = num_on - 1 >= limits.least and len(ready) > 1
         if num_on > limits.most and len(ready) > 1:
             return self._drain(ready)
-        if not fits or self.rate > limits.down_load * (num_on - 1) or waiting_s / max(1, num_on - 1) > 0.5 * limits.up_wait_s:
+        rate = max(self.rate, self.room_rate)
+        if not fits or rate > limits.down_load * (num_on - 1) or waiting_s / max(1, num_on - 1) > 0.5 * limits.up_wait_s:
             self._low_since_s = None
             return []
         if self._low_since_s is None:
@@ -146,7 +165,8 @@ class Autoscaler:
             return
         share = 1.0 - math.exp(-passed_s / self.limits.rate_s)
         self.rate += share * (self._work_s / passed_s - self.rate)
-        self._asked_s, self._work_s = now, 0.0
+        self.room_rate += share * (self._room_s / passed_s - self.room_rate)
+        self._asked_s, self._work_s, self._room_s = now, 0.0, 0.0
 
 
 def _stops(draining: Seq[ScaledWorker]) -> list[ScaleStep]:

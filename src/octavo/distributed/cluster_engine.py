@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from octavo.config import ConfigError, EngineConfig
 from octavo.core.clock import WallClock
@@ -24,17 +24,18 @@ from octavo.distributed.cluster_options import ClusterOptions
 from octavo.distributed.cluster_reports import ClusterReports
 from octavo.distributed.control import AskError, Control, Link
 from octavo.distributed.dispatcher import Dispatcher, QueueFull
-from octavo.distributed.fleet import WorkerState
 from octavo.distributed.flights import Flights
 from octavo.distributed.handovers import Handovers
 from octavo.distributed.journeys import Journeys
+from octavo.distributed.launcher import GrowingLauncher, Launcher
 from octavo.distributed.messages import Events, FromWorker, Keys, WorkerLimits
 from octavo.distributed.operations import Operations
+from octavo.distributed.outlook import Outlook
 from octavo.distributed.recorded_cluster import front_end_of
 from octavo.distributed.role_router import RoleRouter
 from octavo.distributed.roles import RolePools
 from octavo.distributed.router import create_router
-from octavo.distributed.scaling import GrowingLauncher, Scaling
+from octavo.distributed.scaling import Scaling
 from octavo.distributed.worker_sizes import WorkerSizes
 from octavo.engine.engine import resolve_max_model_len
 from octavo.engine.event_stream import EngineUnavailable, EventStream
@@ -48,50 +49,12 @@ if TYPE_CHECKING:
 WATCH_S = 0.25  # between two looks for requests that wait in vain
 
 
-class Launcher(Protocol):
-    """Who has the workers' processes started, and replaced when they end. All calls on one event loop."""
-
-    @property
-    def names(self) -> Sequence[str]:
-        """Of the workers that it keeps running."""
-        ...
-
-    async def start(self, address: Address) -> None:
-        """Begin to start them, to connect to ``address``; waits for none of them."""
-        ...
-
-    def ready(self, name: str) -> None:
-        """A worker works: should it end, another is started soon. Names that it did not start do nothing."""
-        ...
-
-    def release(self, name: str) -> None:
-        """A worker that ends from now on is not replaced."""
-        ...
-
-    async def replace(self, name: str) -> None:
-        """See to it that the process of a worker, which was told to end, has ended, and start another; also of one that could not run."""
-        ...
-
-    async def stop(self) -> None:
-        """End all of them, whatever they do. Idempotent."""
-        ...
-
-    @property
-    def trouble(self) -> str | None:
-        """Why a worker can never run, once that is known for certain of any."""
-        ...
-
-    def trouble_of(self, name: str) -> str | None:
-        """Why this one can never run, until it is replaced."""
-        ...
-
-
 class ClusterEngine:
     """Life: ``start`` on the event loop, ``ready`` until workers are, ``submit`` and ``abort``, ``stop`` once.
 
     ``model``: its text is used, its weights are not read. ``config``: what workers run. ``address``: where they connect to; ``secret``:
     what they prove to know. ``launcher``: who starts them (None: somebody else does, with `octavo worker`). ``clean_up`` is called when
-    all has ended.
+    all has ended. ``others_may_join``: workers that the launcher does not start may come as well.
     """
 
     def __init__(
@@ -103,6 +66,7 @@ class ClusterEngine:
         options: ClusterOptions | None = None,
         launcher: Launcher | None = None,
         clean_up: Callable[[], None] | None = None,
+        others_may_join: bool = True,
     ) -> None:
         self.model = model
         self.config = config
@@ -111,7 +75,8 @@ class ClusterEngine:
         self.clock = WallClock()
         self.draining = False
         self.max_model_len = resolve_max_model_len(config, model.program.context)
-        self.control = Control(config, model, secret, self, self.options.liveness, self.clock.now)
+        scale, wait_s = self.options.scale, self.options.worker_wait_s
+        self.control = Control(config, model, secret, self, self.options.liveness, self.clock.now, bool(scale))
         self.journeys = Journeys()
         prompts = create_router(self.options.router, config.cache.block_size)
         pools = RolePools(prompts, None, config.cache.block_size, self.options.handover.may_borrow)
@@ -121,12 +86,12 @@ class ClusterEngine:
         links, handover = self.open_links, self.options.handover
         self.handovers = Handovers(self.flights, router, links, lambda: self.control, handover, self.clock.now)
         self.flights.handovers = self.handovers
-        self.cluster = Operations(self.control, self.flights, launcher, self.clock.now, self.options.scale is not None)
+        self.cluster = Operations(self.control, self.flights, launcher, self.clock.now, scale)
+        self.outlook = Outlook(self.control, self.flights, launcher, wait_s, others_may_join, bool(scale), self.clock.now)
         self._clean_up = clean_up
         self._address = address
         self._sizes = WorkerSizes(model, config)
         self._changed = asyncio.Event()  # something of the fleet
-        self._none_since_s = 0.0  # no worker takes requests
         self._tasks: list[asyncio.Task[None]] = []
         self._opening: asyncio.Task[None] | None = None
         self._stopped = False
@@ -135,11 +100,11 @@ class ClusterEngine:
     # --- life ---------------------------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        if self.options.scale is not None and not isinstance(self.launcher, GrowingLauncher):
+        if self.options.scale and not isinstance(self.launcher, GrowingLauncher):
             raise ConfigError("max_workers: whoever starts these workers cannot start more of them")
         self._opening = asyncio.create_task(self._open())
         self._tasks += [self._opening, asyncio.create_task(self._watch())]
-        if self.options.scale is not None and isinstance(self.launcher, GrowingLauncher):
+        if self.options.scale and isinstance(self.launcher, GrowingLauncher):
             scaling = Scaling(self.options.scale, self.control, self.flights, self.cluster, self.launcher, self.clock.now)
             self._tasks.append(asyncio.create_task(scaling.run()))
 
@@ -160,18 +125,11 @@ class ClusterEngine:
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._changed.wait(), WATCH_S)
                     if self.launcher is not None and self.launcher.trouble is not None:
-                        raise EngineUnavailable(f"the workers cannot be started: {self._last_words() or self.launcher.trouble}")
+                        raise EngineUnavailable(f"the workers cannot be started: {self.outlook.last_words() or self.launcher.trouble}")
         except TimeoutError:
             there = ", ".join(f"{link.name} is {link.worker.state.value}" for link in self.control) or "none is there"
-            words = f"; {last}" if (last := self._last_words()) else ""
+            words = f"; {last}" if (last := self.outlook.last_words()) else ""
             raise EngineUnavailable(f"the workers are not ready after {self.options.start_s or 0:g} s: {there}{words}") from None
-
-    def _last_words(self) -> str:
-        """What workers said before they ended, each thing once."""
-        names = dict[str, list[str]]()
-        for name, words in self.control.last_words.items():
-            names.setdefault(words, []).append(name)
-        return "; ".join(f"{', '.join(said_by)}: {words}" for words, said_by in names.items())
 
     def _is_complete(self) -> bool:
         ready = {link.name for link in self.open_links()}
@@ -216,26 +174,9 @@ class ClusterEngine:
 
     def _look(self) -> None:
         """Raises nothing: a fault in one duty ends neither the others nor the watch."""
-        for duty in (self.handovers.tick, self.flights.tick, self._end_waiting, self._end_unheld):
+        for duty in (self.handovers.tick, self.flights.tick, self.outlook.end_waiting, self.outlook.end_unheld):
             with self.flights.faults.guarded():
                 duty()
-
-    def _end_waiting(self) -> None:
-        now = self.clock.now()
-        if any(link.takes_requests or self._has_successor(link) for link in self.control):
-            self._none_since_s = now
-        elif now - self._none_since_s > self.options.worker_wait_s:
-            message = f"no worker has been there for {self.options.worker_wait_s:g} s"
-            self.flights.fail_waiting(message, now - self.options.worker_wait_s)
-
-    def _end_unheld(self) -> None:
-        there = [link.view.lengths for link in self.control if link.takes_requests or self._has_successor(link)]
-        self.flights.fail_unheld([lengths for lengths in there if lengths is not None], self.options.worker_wait_s)
-
-    def _has_successor(self, link: Link) -> bool:
-        """It is done with what it has before another takes its place: however long that takes, what waits does not wait in vain."""
-        is_kept = self.launcher is not None and link.name in self.launcher.names
-        return is_kept and link.worker.state is WorkerState.READY and link.worker.draining and not link.is_leaving
 
     # --- what it is ---------------------------------------------------------------------------------------------------------------------
 
@@ -265,9 +206,10 @@ class ClusterEngine:
         if self.draining:
             return Health(True, False, "the server is shutting down")
         if not self.open_links():
-            states = ", ".join(f"{worker.name} is {worker.state.value}" for worker in self.control.fleet) or "none is there"
-            is_hopeless = self.launcher is not None and self.launcher.trouble is not None and not len(self.control.fleet)
-            return Health(not is_hopeless, False, f"no worker takes requests: {states}")
+            states = ", ".join(f"{one.name} is {'draining' if one.draining else one.state.value}" for one in self.control.fleet)
+            is_in_trouble = self.launcher is not None and self.launcher.trouble is not None and not len(self.control.fleet)
+            what = "no worker takes requests" if self.outlook.hopeless() is None else "no worker can come any more"
+            return Health(not is_in_trouble, False, f"{what}: {states or 'none is there'}")  # anybody may read it: no paths
         return Health(True, True, "ok")
 
     # --- requests -----------------------------------------------------------------------------------------------------------------------
@@ -315,6 +257,8 @@ class ClusterEngine:
             raise EngineUnavailable("the server is shutting down")
         if self._sizes.preparer is None:
             raise EngineUnavailable("no worker has been ready yet")
+        if (why := self.outlook.hopeless()) is not None:
+            raise EngineUnavailable(why)
         return self._sizes.preparer
 
     # --- accounts -----------------------------------------------------------------------------------------------------------------------
@@ -353,6 +297,7 @@ class ClusterEngine:
         link.view.lengths = self._sizes.take(link.ready)
         if self.launcher is not None:
             self.launcher.ready(link.name)
+        self.cluster.joined(link)
         self.flights.returned(link)
         self._changed.set()
         with self.flights.faults.guarded():

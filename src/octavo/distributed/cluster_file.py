@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import math
 import tomllib
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -86,6 +87,14 @@ class ClusterFile:
     @property
     def num_workers(self) -> int:
         return sum(group.number for group in self.groups)
+
+    @property
+    def workers(self) -> Mapping[str, int]:
+        """How many of each role."""
+        roles = Counter[str]()
+        for group in self.groups:
+            roles[group.role] += group.number
+        return roles
 
 
 def read_cluster_file(path: str | Path) -> ClusterFile:

@@ -47,8 +47,8 @@ class HandoverOptions:
 class ClusterOptions:
     """``worker_wait_s``: how long a request may wait while there is no worker that takes requests. ``resubmit_per_s`` and
     ``resubmit_burst``: how fast requests of a lost worker are given to others. ``start_s``: how long the first workers may take to be
-    ready (None: as long as they need). ``router``: a name of ``router.ROUTERS``. ``scale``: how many workers the launcher
-    is to run, by load (None: as many as it began with); all of them do both. ``backpressure``: when requests wait at the front end."""
+    ready (None: as long as they need). ``router``: a name of ``router.ROUTERS``. ``scale``: how many workers of each role the launcher
+    is to run, by load; of a role without limits as many as it began with. ``backpressure``: when requests wait at the front end."""
 
     liveness: LivenessLimits = field(default_factory=LivenessLimits)
     retries: RetryLimits = field(default_factory=RetryLimits)
@@ -58,7 +58,7 @@ class ClusterOptions:
     start_s: float | None = None
     router: str = "soonest"
     stream_limit_bytes: int = 8 << 20
-    scale: ScaleLimits | None = None
+    scale: Mapping[str, ScaleLimits] = field(default_factory=dict)
     handover: HandoverOptions = field(default_factory=HandoverOptions)
     backpressure: Backpressure = field(default_factory=Backpressure)
 
@@ -67,10 +67,14 @@ class ClusterOptions:
             raise ConfigError(f"worker_wait_s: {self.worker_wait_s!r} is not allowed; a finite number of seconds from 0")
         if self.start_s is not None and not 0.0 < self.start_s < math.inf:
             raise ConfigError(f"start_s: {self.start_s!r} is not allowed; a finite number of seconds above 0")
+        if unknown := [role for role in self.scale if role not in ROLES]:
+            raise ConfigError(f"scale: {unknown[0]!r} is not allowed; roles are {', '.join(ROLES)}")
 
-    def most_workers(self, num_workers: int) -> int:
-        """How many there may be where ``num_workers`` are there from the beginning: a host's cores and memory are shared for so many."""
-        return num_workers if self.scale is None else max(num_workers, self.scale.most)
+    def most_workers(self, workers: Mapping[str, int]) -> int:
+        """How many there may be where ``workers``, by role, are there from the beginning: a host's cores and memory are shared for so
+        many."""
+        most = {role: limits.most for role, limits in self.scale.items()}
+        return sum(max(workers.get(role, 0), most.get(role, 0)) for role in {*workers, *most})
 
 
 def worker_name(role: str, number: int) -> str:
@@ -83,20 +87,52 @@ def next_name(role: str, taken: Container[str]) -> str:
     return next(name for i in itertools.count() if (name := worker_name(role, i)) not in taken)
 
 
+def _counts(name: str, text: str) -> dict[str, int]:
+    """Numbers by role; a number alone is of workers that do both. Raises ConfigError."""
+    if _is_number(text):
+        return {"both": int(text)}
+    counts = dict[str, int]()
+    for part in text.split(","):
+        role, _, number = (piece.strip() for piece in part.partition("="))
+        if role not in ROLES or not _is_number(number) or role in counts:
+            raise ConfigError(f"{name}: {text!r} is not allowed; a number, or numbers by role such as prefill=1,decode=2")
+        counts[role] = int(number)
+    return counts
+
+
+def _is_number(text: str) -> bool:
+    """Of few enough digits to be one of workers."""
+    return text.strip().isascii() and text.strip().isdigit() and len(text.strip()) <= 9
+
+
 def parse_workers(text: str) -> Mapping[str, int]:
     """Workers by role: "3" are three that do both; "prefill=1,decode=2" are as said. Raises ConfigError."""
-    if text.strip().isascii() and text.strip().isdigit():
-        counts = {"both": int(text)}
-    else:
-        counts = {}
-        for part in text.split(","):
-            role, equals, number = (piece.strip() for piece in part.partition("="))
-            if role not in ROLES or not equals or not (number.isascii() and number.isdigit()) or role in counts:
-                raise ConfigError(f"workers: {text!r} is not allowed; a number, or numbers by role such as prefill=1,decode=2")
-            counts[role] = int(number)
+    counts = _counts("workers", text)
     if not 1 <= sum(counts.values()) <= MAX_WORKERS:
         raise ConfigError(f"workers: {text!r} is not allowed; from 1 to {MAX_WORKERS} workers")
     needs = [role for role in ("prefill", "decode") if not counts.get(role) and not counts.get("both")]
     if needs:
         raise ConfigError(f"workers: {text!r} is not allowed; nobody does {needs[0]}")
     return {role: number for role, number in counts.items() if number}
+
+
+def parse_most(text: str, there: Mapping[str, int], name: str = "max_workers", of: str = "workers") -> Mapping[str, ScaleLimits]:
+    """Limits by role of those that are ``there`` from the beginning: "4" is for those that do both, "decode=4" as said; a role that is not
+    named has none. ``name`` and ``of``: the fields that say this, and who is there. Raises ConfigError."""
+
+    def bad(value: object, limit: str) -> ConfigError:
+        return ConfigError(f"{name}: {value} is not allowed; {limit}")
+
+    counts = _counts(name, text)
+    if _is_number(text) and there.keys() != {"both"}:
+        has = ",".join(f"{role}={number}" for role, number in there.items()) or "none"
+        raise bad(text, f"numbers by role such as decode={text}, since {of} is {has}")
+    for role, most in counts.items():
+        least, said = there.get(role, 0), str(most) if _is_number(text) else f"{role}={most}"
+        if not least:
+            raise bad(said, f"{of} has none of role {role}")
+        if most < least:
+            raise bad(said, f"at least as many as {of} has of them ({least})")
+    if (total := sum((dict(there) | counts).values())) > MAX_WORKERS:
+        raise bad(text, f"at most {MAX_WORKERS} {of} in all, and these would be {total}")
+    return {role: ScaleLimits(least=there[role], most=most) for role, most in counts.items()}

@@ -24,6 +24,7 @@ from octavo.distributed.channel import HANDSHAKE_S, Address, Channel, Listener
 from octavo.distributed.control_handler import ControlHandler
 from octavo.distributed.fingerprints import misfit
 from octavo.distributed.fleet import Change, Fleet, LivenessLimits, Worker, WorkerState
+from octavo.distributed.flood_log import FloodLog
 from octavo.distributed.messages import (
     MAX_NAME_CHARS,
     PROTOCOL,
@@ -70,7 +71,8 @@ class AskError(RuntimeError):
 @dataclass(slots=True, eq=False)
 class Link:
     """One worker that is connected. ``view``: as routers see it. ``keys``: attempts that it has. ``is_leaving``: it was told to end, so
-    that its end is nobody's fault. ``has_begun_keys``: it has told its whole prefix cache anew."""
+    that its end is nobody's fault. ``wants_to_leave``: it said Goodbye. ``is_refused``: it may not join. ``has_begun_keys``: it has told
+    its whole prefix cache anew."""
 
     channel: Channel[FromWorker]
     worker: Worker
@@ -79,6 +81,8 @@ class Link:
     load: Load = field(default_factory=Load)
     keys: set[int] = field(default_factory=set)
     is_leaving: bool = False
+    wants_to_leave: bool = False
+    is_refused: bool = False
     has_begun_keys: bool = False
     questions: dict[int, asyncio.Future[bytes]] = field(default_factory=dict)
 
@@ -97,7 +101,7 @@ class Link:
 
 class Control:
     """``config``: what workers are to run; ``model``: that they are to have. What they say is checked as far as it leads anywhere: a worker
-    that lies loses its channel, and its streams go on elsewhere."""
+    that lies loses its channel, and its streams go on elsewhere. ``wants_prices``: see ``Welcome``."""
 
     def __init__(
         self,
@@ -107,17 +111,20 @@ class Control:
         handler: ControlHandler,
         limits: LivenessLimits,
         clock: Callable[[], float],
+        wants_prices: bool = False,
     ) -> None:
         self.fleet = Fleet(limits)
         self.fingerprint: str | None = None  # of the workers that are ready, or were last: all have the same
         self.last_words: dict[str, str] = {}  # of workers that ended before they were ready, or left; the latest
-        self._config, self._model = config, model
+        self._config, self._model, self._wants_prices = config, model, wants_prices
         self._handler = handler
         self._now = clock
         self._listener = Listener(secret, from_worker, self._open)
         self._links: dict[str, Link] = {}  # by name
         self._strangers: set[Channel[FromWorker]] = set()  # proven, and without Hello yet
         self._barred = Barred()
+        self._refusals = FloodLog(logger, "refused worker")  # it may come again and again
+        self._returns = FloodLog(logger, "worker", logging.INFO)  # of those that came to nothing before
         self._numbers = itertools.count(1)
         self._watch: asyncio.Task[None] | None = None
 
@@ -151,6 +158,8 @@ class Control:
             link.channel.close("the front end ends")
         for channel in list(self._strangers):
             channel.abort("the front end ends")
+        self._refusals.flush()
+        self._returns.flush()
 
     def shut_down(self, link: Link) -> None:
         """Have a worker end now."""
@@ -212,12 +221,15 @@ class Control:
         now = self._now()
         worker = self.fleet.hello(message.name, message.role, shown_reason(message.host), message.pid, message.boot_id, now)
         link = self._links[message.name] = Link(channel, worker)
-        channel.send(Welcome(config_bytes(self._config), WORKER_GONE_S))
-        logger.info("worker %s (%s, pid %d) has connected from %s", message.name, message.role, message.pid, channel.peer)
+        channel.send(Welcome(config_bytes(self._config), WORKER_GONE_S, self._wants_prices))
+        if message.name in self.last_words:
+            self._returns.say(f"has connected again, as {message.role}", message.name)
+        else:
+            logger.info("worker %s (%s, pid %d) has connected from %s", message.name, message.role, message.pid, channel.peer)
         return link
 
     def _refuse(self, channel: Channel[FromWorker], name: str, reason: str, is_final: bool = True) -> None:
-        logger.warning("worker %s is refused: %s", name, reason)
+        self._refusals.say(reason, name)
         self._last_words(name, reason)
         channel.send(Refuse(reason, is_final))
         channel.close("it was refused")
@@ -231,10 +243,12 @@ class Control:
     def _ready(self, link: Link, message: Ready) -> None:
         are_others, model = any(other.ready is not None for other in self), self._model.fingerprint
         if (fault := misfit(message.model, message.fingerprint, model, None)) is not None:
+            link.is_refused = True
             self._refuse(link.channel, link.name, shown_reason(fault))
             return
         is_bound = are_others or self._handler.is_amid_answers()
         if is_bound and (fault := misfit(message.model, message.fingerprint, model, self.fingerprint)) is not None:
+            link.is_refused = True
             self._refuse(link.channel, link.name, shown_reason(fault), is_final=are_others)  # else: until the answers are over
             return
         check_limits(message.limits, self._config, self._model.program)
@@ -274,7 +288,7 @@ class Control:
                 link.has_begun_keys = link.has_begun_keys or message.anew
                 self._handler.told_keys(link, message)
             case Goodbye():
-                link.worker.reason = shown_reason(message.reason)
+                link.wants_to_leave, link.worker.reason = True, shown_reason(message.reason)
                 self._last_words(link.name, link.worker.reason)
                 self.fleet.drain(link.worker)
                 self._handler.worker_leaves(link)
@@ -317,7 +331,8 @@ class Control:
         for question in link.questions.values():
             if not question.done():
                 question.set_exception(AskError(f"worker {link.name} is gone"))
-        logger.log(logging.INFO if link.is_leaving else logging.WARNING, "worker %s is gone: %s", link.name, reason)
+        level = logging.DEBUG if link.is_refused else logging.INFO if link.is_leaving else logging.WARNING
+        logger.log(level, "worker %s is gone: %s", link.name, reason)
         loss = Loss.LEFT if link.is_leaving else Loss.DIED
         if link.channel.is_peers_doing:
             loss = Loss.LIED

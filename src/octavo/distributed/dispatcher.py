@@ -10,13 +10,16 @@ nothing, reads no clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from typing import TypeVar
 
-from octavo.distributed.fair_queue import FairQueue
+from octavo.distributed.fair_queue import FairQueue, MayGo
 from octavo.distributed.router import Router
-from octavo.distributed.views import EngineView, RouteRequest
+from octavo.distributed.views import EngineView, RouteRequest, waiting_s
+
+T = TypeVar("T")
 
 
 class QueueFull(RuntimeError):
@@ -64,10 +67,15 @@ class Backpressure:
             return True
         if self.most_sequences is not None and engine.num_sequences >= self.most_sequences:
             return False
-        waiting_s = engine.pending_s
-        if engine.pending_tokens > 0:
-            waiting_s *= max(0.0, 1.0 - engine.num_sequences / engine.pending_tokens)
-        return waiting_s <= self.most_pending_s
+        return waiting_s(engine) <= self.most_pending_s
+
+
+def able_first(first: Iterable[T], open_first: Iterable[T], open_spare: Seq[T], holds: Callable[[T], bool]) -> list[T]:
+    """Those that can hold a request: of the open ones of ``first``; of ``open_spare`` only if none of all ``first`` ever can."""
+    able = [one for one in open_first if holds(one)]
+    if able or not open_spare or any(map(holds, first)):
+        return able
+    return [one for one in open_spare if holds(one)]
 
 
 def _same(some: Seq[EngineView], others: Seq[EngineView]) -> bool:
@@ -162,36 +170,39 @@ class Dispatcher:
         """The request that goes now, and the place in ``engines`` where; None: nobody waits, or no engine takes more. Ask until None.
 
         The first in the queue is never passed over for one that would fit better: it would wait for ever. It is set aside only as long as
-        no engine that takes more could hold it whatever else it had, and is then the first to go to one that can. ``spare``: engines for
-        what none of ``engines`` could ever hold; places go on there. Raises Unroutable.
+        no engine that takes more could hold it whatever else it had, and goes by the order of the queue to one that can. ``spare``: engines
+        for what none of ``engines`` could ever hold; places go on there. Raises Unroutable.
         """
         every = [*engines, *spare]
         open_places = [place for place, engine in enumerate(every) if self.limits.takes_more(engine)]
         if not (_same(engines, self._engines) and _same(spare, self._spare)):
             self._engines, self._spare, self._tried = tuple(engines), tuple(spare), set()
-        if not self._tried.issuperset(open_places):  # else it has been found already that nobody of those can go
-            for request in self._aside.values():
-                if places := self._able(request, open_places, engines, every):
-                    return self._route(request, places, every)
-            self._tried.update(open_places)
-        while any(place < len(engines) for place in open_places) and (request_id := self.queue.take(now)) is not None:
+        is_open, aside = any(place < len(engines) for place in open_places), None
+        if self._aside and not self._tried.issuperset(open_places):  # else it has been found already that nobody of those can go
+
+            def may_go(request_id: str) -> bool:
+                return bool(self._able(self._waiting[request_id], open_places, engines, every))
+
+            aside = MayGo(may_go, alone=not is_open)
+        while (is_open or aside is not None) and (request_id := self.queue.first(now, aside)) is not None:
             request = self._waiting[request_id]
             if places := self._able(request, open_places, engines, every):
                 return self._route(request, places, every)
+            self.queue.set_aside(request_id)
             self._aside[request_id] = request
             self._tried = {place for place in self._tried if not self._able(request, [place], engines, every)}
+        self._tried.update(open_places)
         return None
 
     def _able(self, request: RouteRequest, open_places: list[int], engines: Seq[EngineView], every: Seq[EngineView]) -> list[int]:
-        """Places of engines that take more and can hold it; of those behind ``engines`` only if none of ``engines`` ever can."""
-        able = [place for place in open_places if place < len(engines) and self.holds(request, every[place])]
-        if able or len(every) == len(engines) or any(self.holds(request, engine) for engine in engines):
-            return able
-        return [place for place in open_places if self.holds(request, every[place])]
+        """Places of engines that take more and can hold it; see ``able_first``."""
+        num_first = len(engines)
+        first, spare = [place for place in open_places if place < num_first], [place for place in open_places if place >= num_first]
+        return able_first(range(num_first), first, spare, lambda place: self.holds(request, every[place]))
 
     def _route(self, request: RouteRequest, places: list[int], every: Seq[EngineView]) -> tuple[RouteRequest, int]:
         request_id = request.request_id
-        self._aside.pop(request_id, None)
+        self.queue.send(request_id)
         self._leave(request_id)
         try:
             place = places[self.router.choose(request, [every[place] for place in places])]
@@ -202,7 +213,7 @@ class Dispatcher:
 
     def withdraw(self, request_id: str) -> bool:
         """Its client is gone. True: it waited here; False: it had been sent, or is over."""
-        if self._aside.pop(request_id, None) is None and not self.queue.remove(request_id):
+        if not self.queue.remove(request_id):
             return False
         self._leave(request_id)
         return True
@@ -214,7 +225,7 @@ class Dispatcher:
             self.router.lost(request_id)
 
     def overdue(self, most_wait_s: float, now: float) -> list[RouteRequest]:
-        """Those of the queue that have waited longer than that, which give up waiting."""
+        """Those that have waited longer than that, which give up waiting."""
         late = [request_id for request_id, arrived_s in self.queue.waiting() if now - arrived_s > most_wait_s]
         found = []
         for request_id in late:
@@ -237,13 +248,14 @@ class Dispatcher:
 
     def _leave(self, request_id: str) -> RouteRequest:
         request = self._waiting.pop(request_id)
+        self._aside.pop(request_id, None)
         self._num_waiting_tokens -= request.num_prompt
         return request
 
     def check_invariants(self) -> None:
         """AssertionError unless every request is in one place, and the sums are those of what waits."""
         self.queue.check_invariants()
-        queued = {request_id for request_id, _ in self.queue.waiting()}
-        assert queued | self._aside.keys() == set(self._waiting) and not queued & self._aside.keys()
+        assert {request_id for request_id, _ in self.queue.waiting()} == set(self._waiting)
+        assert set(self.queue.set_aside_ids()) == self._aside.keys()
         assert not set(self._waiting) & set(self._sent)
         assert self._num_waiting_tokens == sum(request.num_prompt for request in self._waiting.values())

@@ -4,9 +4,9 @@
                      ▲               │
                      └── paced ── lost, failed
 
-Owns the flights, which attempt is whose, and the order in which what was lost goes on. What is new of a worker's events goes to the streams
-of their calls; ``attempts`` says what that is, ``dispatcher`` who goes where and when. It knows links and sends on their channels, and
-reads the clock that it is given; the fleet is ``control``'s business.
+Owns the flights, and how what was lost goes on. What is new of a worker's events goes to the streams of their calls; ``attempts`` says what
+that is, ``running_attempts`` whose it is, ``dispatcher`` who goes where and when. It knows links and sends on their channels, and reads the
+clock that it is given; the fleet is ``control``'s business.
 
 What a worker says that cannot be is a MessageError, and costs it its channel. A fault of ours ends the request that it struck, and nothing
 else: it would go with the request to the next worker, and cost us that as well.
@@ -15,9 +15,7 @@ else: it would go with the request to the next worker, and cost us that as well.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
-import secrets
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -31,6 +29,7 @@ from octavo.distributed.faults import Faults
 from octavo.distributed.flight import Flight, Watcher, route_of
 from octavo.distributed.lost_flights import LostFlights
 from octavo.distributed.messages import Abort, Event, MessageError, Submit, WireRequest
+from octavo.distributed.running_attempts import RunningAttempts
 from octavo.distributed.struck import Struck
 from octavo.distributed.worker_engine import REFUSED, engine_id
 from octavo.engine.event_stream import EventStream
@@ -52,7 +51,7 @@ class Flights:
         options: ClusterOptions,
         links: Callable[[], Sequence[Link]],
         clock: Callable[[], float],
-        watcher: Watcher | None = None,
+        watcher: Watcher,
     ) -> None:
         self.dispatcher = dispatcher
         self.watcher = watcher
@@ -60,14 +59,12 @@ class Flights:
         self.num_lost = 0  # attempts
         self.num_given_up = 0  # requests
         self.num_prompt_tokens = self.num_output_tokens = 0  # of all requests that came, the output as it was made
-        self.num_ended = 0  # requests
+        self.num_begun = self.num_ended = 0  # requests that have their first token, and that are over
         self._options = options
         self._links = links
         self._now = clock
         self._flights: dict[str, Flight] = {}  # by request id
-        self._by_key: dict[int, Flight] = {}
-        # No front end before this one has used these: a worker may outlive that, and still be at a step with attempts of it.
-        self._keys = itertools.count(1 + (secrets.randbits(30) << 32))
+        self._running = RunningAttempts()
         self._lost = LostFlights(Pacer(options.resubmit_per_s, options.resubmit_burst), self.pump)
         self._struck = Struck()
         dispatcher.holds = lambda route, view: self._flights[route.request_id].fits(view)
@@ -90,7 +87,7 @@ class Flights:
         return self._flights.get(request_id)
 
     def find_key(self, key: int) -> Flight | None:
-        return self._by_key.get(key)
+        return self._running.find(key)
 
     @property
     def num_waiting_tokens(self) -> int:
@@ -121,10 +118,9 @@ class Flights:
             raise
         self._idle.clear()
         self.num_prompt_tokens += sum(len(request.prompt_token_ids) for request in requests)
-        if self.watcher is not None:
-            for request in requests:
-                with self.faults.guarded(self._flights[request.request_id]):
-                    self.watcher.opened(request)
+        for request in requests:
+            with self.faults.guarded(self._flights[request.request_id]):
+                self.watcher.opened(request)
         self.pump()
 
     def abort(self, request_ids: Iterable[str]) -> None:
@@ -176,9 +172,8 @@ class Flights:
             self._idle.set()
         with self.faults.guarded(flight):
             self.dispatcher.ended(request_id, flight.attempts.num_sent_tokens)
-        if self.watcher is not None:
-            with self.faults.guarded(flight):
-                self.watcher.ended(request_id, reason, self._now())
+        with self.faults.guarded(flight):
+            self.watcher.ended(request_id, reason, self._now())
 
     def _close_failed(self, flight: Flight, message: str, code: str | None = None) -> None:
         with self.faults.guarded():
@@ -190,12 +185,9 @@ class Flights:
         """End a request of which the books may be half written: wherever it may be, it is taken away."""
         if self._flights.get(flight.request.request_id) is not flight:
             return
-        link, key = flight.link, flight.attempts.key
-        self._by_key.pop(key, None)
+        key, link = flight.attempts.key, self._running.forget(flight)
         self._lost.forget(flight)
-        flight.link = None
         if link is not None:
-            link.keys.discard(key)
             with self.faults.guarded():
                 link.channel.send(Abort([key]))
         if self.handovers is not None:
@@ -242,11 +234,9 @@ class Flights:
         return entries, [link for link in self._links() if link.index not in firsts]
 
     def _send(self, flight: Flight, link: Link) -> None:
-        request, now, key = flight.request, self._now(), next(self._keys)
-        made = flight.attempts.begin(key)
-        flight.placed(link, now)
-        self._by_key[key] = flight
-        link.keys.add(key)
+        request, now = flight.request, self._now()
+        made = self._running.begin(flight, link, now)
+        key = flight.attempts.key
         ticket = None if self.handovers is None else self.handovers.ticket(flight, link, key, len(made))
         try:
             link.channel.send(Submit(key, WireRequest.of(request, flight.age_s(now)), made, ticket))
@@ -254,15 +244,14 @@ class Flights:
             self.fail(flight, str(error), REFUSED)
             return
         link.view.sent(len(request.prompt_token_ids) + len(made))
-        if self.watcher is not None:
-            self.watcher.placed(request.request_id, link.name, engine_id(key), now)
+        self.watcher.placed(request.request_id, link.name, engine_id(key), now)
 
     # --- from workers -------------------------------------------------------------------------------------------------------------------
 
     def take(self, link: Link, events: Sequence[Event]) -> None:
         """Events of a worker that is trusted; those of attempts that were given up are dropped. Raises MessageError."""
         for event in events:
-            flight = self._by_key.get(event.key)
+            flight = self._running.find(event.key)
             if flight is None or flight.link is not link:
                 continue
             flight.check(event)
@@ -287,7 +276,8 @@ class Flights:
 
     def _deliver(self, flight: Flight, event: OutputEvent) -> None:
         self.num_output_tokens += len(event.token_ids)
-        if self.watcher is not None and event.token_ids:
+        self.num_begun += 0 < len(event.token_ids) == flight.attempts.num_sent_tokens
+        if event.token_ids:
             self.watcher.tokens(flight.request.request_id, len(event.token_ids), self._now())
         if not flight.stream.put(event):  # its reader is too far behind, and has been told
             self.abort(flight.stream.request_ids)
@@ -299,7 +289,7 @@ class Flights:
 
     def lost(self, link: Link, loss: Loss) -> None:
         """Nothing that ``link`` says of its attempts counts any more: others go on with them."""
-        struck = [self._by_key[key] for key in sorted(link.keys)]
+        struck = self._running.at(link)
         for flight in struck:
             with self.faults.guarded(flight):
                 self._leave_link(flight)
@@ -333,8 +323,7 @@ class Flights:
     def _lose(self, flight: Flight, loss: Loss, error: str | None = None) -> None:
         """The request waits for its turn to go on, or has to fail, with ``error`` if there is one."""
         self.num_lost += 1
-        if self.watcher is not None:
-            self.watcher.lost(flight.request.request_id, self._now())
+        self.watcher.lost(flight.request.request_id, self._now())
         given_up = flight.attempts.lost(loss)
         self._lost.add(flight)
         if given_up is not None:
@@ -347,7 +336,7 @@ class Flights:
 
     def failed(self, key: int, error: str) -> None:
         """The worker that has an attempt cannot go on with it: another may."""
-        flight = self._by_key.get(key)
+        flight = self._running.find(key)
         if flight is not None:
             self._withdraw(flight)
             self._lose(flight, Loss.FAILED, error)
@@ -355,24 +344,17 @@ class Flights:
 
     def moved(self, key: int, link: Link) -> None:
         """An attempt goes on at ``link``, which has its KV."""
-        flight = self._by_key[key]
-        assert flight.link is not None
-        flight.link.keys.discard(key)
+        flight = self._running.find(key)
+        assert flight is not None
         self._lost.cleared(flight)
-        flight.link = link
-        link.keys.add(key)
-        if self.watcher is not None:
-            self.watcher.handed_over(flight.request.request_id, link.name, engine_id(key), self._now())
+        self._running.moved(flight, link)
+        self.watcher.handed_over(flight.request.request_id, link.name, engine_id(key), self._now())
 
     def _leave_link(self, flight: Flight) -> None:
-        assert flight.link is not None
-        key = flight.attempts.key
-        del self._by_key[key]
-        flight.link.keys.discard(key)
         self._lost.cleared(flight)
-        flight.link = None
+        self._running.left(flight)
         if self.handovers is not None:
-            self.handovers.left(key)
+            self.handovers.left(flight.attempts.key)
 
     def _go_again(self) -> None:
         """Let those of the lost go on whose turn it is: into the queue, or past it to one of the links, if there are any."""
@@ -387,13 +369,12 @@ class Flights:
                     self.dispatcher.resubmit(flight.route, flight.request.arrival_s)
 
     def check_invariants(self) -> None:
-        """AssertionError unless every flight is in one place, and every key leads to its flight. For tests."""
+        """AssertionError unless every flight is in one place. For tests."""
         waiting = {route.request_id for route in self.dispatcher.waiting_requests()}
         again = {flight.request.request_id for flight in self._lost}
         sent = {flight.request.request_id for flight in self._flights.values() if flight.link is not None}
         assert len(waiting) + len(again) + len(sent) == len(self._flights), "a flight is lost, or in two places"
         assert waiting | again | sent == self._flights.keys()
-        for key, flight in self._by_key.items():
-            assert flight.attempts.key == key and flight.link is not None and key in flight.link.keys
-        assert len(self._by_key) == len(sent)
+        assert len(self._running) == len(sent)
+        self._running.check_invariants()
         self._lost.check_invariants()

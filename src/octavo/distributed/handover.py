@@ -120,6 +120,16 @@ class HandoverDesk(Generic[Load]):
         """The hand-off of that key, while it is on its way."""
         return self._moving.get(key)
 
+    def without_room(self, now: float) -> tuple[int, float]:
+        """(hand-offs that have their first token and no receiver yet, seconds that the first of them has waited)"""
+        drawn = [one.handoff for one in self._moving.values() if one.handoff.drawn and one.handoff.state is HandoffState.OFFERED]
+        since_s = min((handoff.deadline_s - self._limits.reserve_s for handoff in drawn), default=now)
+        return len(drawn), max(0.0, now - since_s)
+
+    def num_coming(self, worker: int) -> int:
+        """Hand-offs that ``worker`` has room for, or has been asked about."""
+        return sum(worker in (one.asked, one.handoff.receiver) for one in self._moving.values())
+
     @property
     def next_s(self) -> float:
         """When ``tick`` has something to do at the latest; infinity when nothing is timed."""

@@ -36,6 +36,7 @@ from octavo.distributed.messages import (
     shown_reason,
 )
 from octavo.distributed.role_router import RoleRouter
+from octavo.distributed.roles import RolePools
 from octavo.distributed.shm_transport import is_near
 from octavo.distributed.worker_handover import addresses_of
 
@@ -74,6 +75,10 @@ class Handovers:
         self._ticketed: dict[int, _Ticketed] = {}  # by key, until it begins elsewhere or stays
         self._begun: dict[int, Link] = {}  # by key: the receiver that goes on with it
         self._room: dict[int, tuple[int, int]] = {}  # by worker: what it last said of its room
+
+    @property
+    def pools(self) -> RolePools:
+        return self._router.pools
 
     # --- for the flights ----------------------------------------------------------------------------------------------------------------
 

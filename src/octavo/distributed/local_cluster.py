@@ -87,7 +87,7 @@ def open_cluster(config: EngineConfig, path: str, plan: ClusterPlan, beside: Cal
     sweep_folders(Path(tempfile.gettempdir()))
     folder = None if plan.listen is not None else tempfile.mkdtemp(prefix=FOLDER)  # that nobody else may enter
     address = plan.listen or Address(path=str(Path(str(folder)) / SOCKET))
-    most = plan.options.most_workers(len(names))
+    most = plan.options.most_workers(plan.workers)
     threads = config.backend.threads or share_of_cores(most) if names else None
     launcher = LocalProcesses(names, secret.decode(), threads) if names else None
 
@@ -96,4 +96,4 @@ def open_cluster(config: EngineConfig, path: str, plan: ClusterPlan, beside: Cal
             shutil.rmtree(folder, ignore_errors=True)
 
     shared = shared_config(config, most) if names else config
-    return ClusterEngine(model, shared, address, secret, plan.options, launcher, clean_up)
+    return ClusterEngine(model, shared, address, secret, plan.options, launcher, clean_up, plan.listen is not None)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from octavo.distributed.attempts import Pacer
+from octavo.distributed.dispatcher import able_first
 
 if TYPE_CHECKING:
     from octavo.distributed.control import Link
@@ -64,8 +65,9 @@ class LostFlights:
         return None
 
     def _able(self, flight: Flight, links: Sequence[Link], spare: Sequence[Link]) -> list[Link]:
-        holders = [link for link in links if flight.fits(link.view)] or [link for link in spare if flight.fits(link.view)]
-        return [link for link in holders if link not in self._suspects]
+        """Those that have no suspect and can hold it; see ``able_first``."""
+        first, others = ([link for link in some if link not in self._suspects] for some in (links, spare))
+        return able_first(links, first, others, lambda link: flight.fits(link.view))
 
     def _timed_out(self) -> None:
         self._timer = None

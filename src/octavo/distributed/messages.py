@@ -68,7 +68,8 @@ class Load(Message, tag="load"):
 
     ``pending_tokens``: known tokens without KV, of waiting and running sequences; ``pending_s``: seconds that they are predicted to take.
     ``num_offered`` and ``num_reserved``: sequences that wait here for KV to go out or to come in. ``num_received``: requests that had come
-    by this channel when these figures were read. ``prompt_token_s`` and ``output_token_s``: what a token takes of a full step.
+    by this channel when these figures were read. ``prompt_token_s`` and ``output_token_s``: what a token takes of a full step,
+    where ``Welcome`` asked for it.
     """
 
     num_steps: int = 0
@@ -161,10 +162,12 @@ class Goodbye(Message, tag="goodbye"):
 
 
 class Welcome(Message, tag="welcome"):
-    """``config``: the EngineConfig to run, as JSON. ``gone_s``: a front end silent for so long has gone."""
+    """``config``: the EngineConfig to run, as JSON. ``gone_s``: a front end silent for so long has gone. ``wants_prices``: those of
+    full steps with every ``Load``, for whoever scales by them."""
 
     config: bytes
     gone_s: float = 10.0
+    wants_prices: bool = False
 
 
 class Refuse(Message, tag="refuse"):

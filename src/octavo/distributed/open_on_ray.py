@@ -38,13 +38,14 @@ def open_on_ray(
     model = load_model(path)
     if beside is not None:
         beside()
-    most = options.most_workers(cluster.num_workers)
+    most = options.most_workers(cluster.workers)
     if connect_ray((cluster.ray or Ray()).address):
         config = shared_config(config, most)  # all of them are on this machine
     try:
         address = Address(cluster.control_host or own_address(), cluster.control_port)
         launcher = RayLauncher(cluster.groups, secret, config.backend.threads, most=most)
-        return ClusterEngine(model, config, address, secret, options, launcher, disconnect_ray)
+        is_told = cluster.control_host is not None or cluster.secret_file is not None  # others can know where to come, and the secret
+        return ClusterEngine(model, config, address, secret, options, launcher, disconnect_ray, is_told)
     except BaseException:
         disconnect_ray()
         raise

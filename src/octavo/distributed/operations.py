@@ -1,10 +1,12 @@
 """What is done to a cluster while it serves: taking a worker out, replacing all of them one after another, saying how it stands.
 
     drain:     no new requests ─▶ those that it has are done ─▶ told to end ─▶ not replaced      (never the last one)
+    undrain:       └────────── it takes requests again            └─────────────────┴─▶ started again, by whoever had started it
     restart:   for each worker: no new requests ─▶ done ─▶ told to end ─▶ another process ─▶ ready ─▶ the next worker
 
 No request fails of either: while a worker is drained the others take what comes, and a last one that is drained alone leaves requests
-waiting at the front end until its successor is ready. Owns which workers are on their way out, and the restart that is going on.
+waiting at the front end until its successor is ready. Owns which workers are on their way out, which processes are not to take requests any
+more though they may connect again, and the restart that is going on.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +24,14 @@ from octavo.distributed.flights import Flights
 from octavo.engine.serving import UnknownWorker
 
 if TYPE_CHECKING:
-    from octavo.distributed.cluster_engine import Launcher
+    from octavo.distributed.autoscale import ScaleLimits
+    from octavo.distributed.launcher import Launcher
 
 logger = logging.getLogger("octavo.cluster")
 
 LOOK_S = 0.05
+MAX_REMEMBERED = 256  # processes that were told to go
+RESTARTING = "a restart is going on; it ends by itself"
 
 
 class _CannotRun(RuntimeError):
@@ -33,13 +39,17 @@ class _CannotRun(RuntimeError):
 
 
 class Operations:
-    """A ``serving.Cluster``. ``clock`` as the fleet's. ``grows``: somebody starts workers when there are too few."""
+    """A ``serving.Cluster``. ``clock`` as the fleet's. ``scale``: roles of which somebody starts workers when there are too few."""
 
     def __init__(
-        self, control: Control, flights: Flights, launcher: Launcher | None, clock: Callable[[], float], grows: bool = False
+        self, control: Control, flights: Flights, launcher: Launcher | None, clock: Callable[[], float], scale: Mapping[str, ScaleLimits]
     ) -> None:
-        self._control, self._flights, self._launcher, self._now, self._grows = control, flights, launcher, clock, grows
+        self._control, self._flights, self._launcher, self._now, self._scale = control, flights, launcher, clock, scale
         self._leaving: dict[Link, asyncio.Task[None]] = {}
+        self._coming: dict[str, asyncio.Task[None]] = {}  # workers that are started again once their process has ended
+        self._sent_away: OrderedDict[str, tuple[str, bool]] = OrderedDict()  # by boot id: name, and whether for good
+        self._by_hand: dict[str, None] = {}  # names of workers that were drained by ``drain``, and not undrained
+        self._is_stopped = False
         self._restart: asyncio.Task[None] | None = None
         self._done = self._of = 0
         self._restart_error: str | None = None  # of the last one
@@ -50,7 +60,27 @@ class Operations:
         """See Cluster."""
         restart = {"done": self._done, "of": self._of} if self._restart is not None else None
         workers = [self._entry(link) for link in self._control]
-        return {"workers": workers, "waiting": self._flights.num_waiting, "restart": restart, "restart_error": self._restart_error}
+        return {
+            "workers": workers,
+            "absent": self._absent(),
+            "waiting": self._flights.num_waiting,
+            "restart": restart,
+            "restart_error": self._restart_error,
+        }
+
+    def _absent(self) -> list[dict[str, Any]]:
+        """Workers that the launcher keeps running, or did until they were drained by hand, and that are not here."""
+        launcher = self._launcher
+        if launcher is None:
+            return []
+        found = []
+        for name in (*launcher.names, *(name for name in launcher.released if name in self._by_hand)):
+            if self._control.find(name) is None:
+                trouble = launcher.trouble_of(name)
+                state = "drained" if name in self._by_hand else "starting" if trouble is None else "failed"
+                reason = self._control.last_words.get(name, trouble or "")
+                found.append({"name": name, "state": state, "reason": reason})
+        return found
 
     def _entry(self, link: Link) -> dict[str, Any]:
         worker, load, limits = link.worker, link.load, None if link.ready is None else link.ready.limits
@@ -94,17 +124,21 @@ class Operations:
         """See Cluster."""
         link = self._control.find(worker)
         if link is None:
-            there = ", ".join(one.name for one in self._control) or "none"
-            raise UnknownWorker(f"{worker!r} is not here; there are: {there}")
+            raise UnknownWorker(f"{worker!r} is not here; there are: {self._there()}")
         if self._restart is not None:
-            raise ValueError("a restart is going on; it ends by itself")
-        if link.takes_requests and not self._grows and sum(one.takes_requests for one in self._control) == 1:
+            raise ValueError(RESTARTING)
+        is_followed = link.worker.role in self._scale
+        if link.takes_requests and not is_followed and sum(one.takes_requests for one in self._control) == 1:
             raise ValueError(f"{worker} is the last worker that takes requests: those that wait would fail; end the server, or the process")
-        if not self._grows and (number := self._num_only_here(link)):
+        if not is_followed and (number := self._num_only_here(link)):
             who = f"{number} waiting {'request' if number == 1 else 'requests'} that no other worker can hold"
             raise ValueError(f"{worker} is needed for {who}; drain it when none waits, or end its process")
         self.let_go(link)
+        self._by_hand[worker] = None
         return self._entry(link)
+
+    def _there(self) -> str:
+        return ", ".join(link.name for link in self._control) or "none"
 
     def _num_only_here(self, link: Link) -> int:
         """Waiting requests that this worker can hold and no other one that takes requests: without it they would wait in vain."""
@@ -116,24 +150,116 @@ class Operations:
 
     def let_go(self, link: Link, for_good: bool = True) -> None:
         """Give a worker nothing more, and have it end when what it has is done; ``for_good``: without another in its place."""
+        if for_good and self._launcher is not None and link.name in self._launcher.names:
+            self._launcher.release(link.name)
+        _, was_for_good = self._sent_away.pop(link.worker.boot_id, ("", False))
+        self._sent_away[link.worker.boot_id] = link.name, for_good or was_for_good
+        if len(self._sent_away) > MAX_REMEMBERED:
+            self._sent_away.popitem(last=False)
         if link not in self._leaving:
-            if for_good and self._launcher is not None and link.name in self._launcher.names:
-                self._launcher.release(link.name)
             self._control.fleet.drain(link.worker)
             self._leaving[link] = asyncio.create_task(self._let_go(link))
+
+    def joined(self, link: Link) -> None:
+        """A worker is ready. The process of one that was sent away, and whose connection was cut before it had ended, goes on leaving."""
+        if (sent := self._sent_away.get(link.worker.boot_id)) is not None:
+            self.let_go(link, sent[1])
 
     async def _let_go(self, link: Link) -> None:
         try:
             await self._empty(link)
             self._control.shut_down(link)
         finally:
-            del self._leaving[link]
+            if self._leaving.get(link) is asyncio.current_task():  # it may have been kept, and sent away again
+                del self._leaving[link]
 
     async def _empty(self, link: Link) -> None:
         """Drain a worker, and wait until it has nothing, or is gone."""
         self._control.fleet.drain(link.worker)
         while link.keys and self._control.find(link.name) is link:
             await asyncio.sleep(LOOK_S)
+
+    # --- having them back ---------------------------------------------------------------------------------------------------------------
+
+    async def undrain(self, worker: str) -> dict[str, Any]:
+        """See Cluster."""
+        if self._restart is not None:
+            raise ValueError(RESTARTING)
+        if self._is_stopped:
+            raise ValueError("the server is shutting down")
+        link = self._control.find(worker)
+        if link is None or link.is_leaving:
+            return self._start_again(worker, link)
+        if not link.worker.draining:
+            raise ValueError(f"{worker} is not being drained; it is {link.worker.state.value}")
+        if link.wants_to_leave:
+            after = "another takes its place" if self._is_kept(worker) else "start it again where it runs"
+            raise ValueError(f"{worker} ends of its own accord ({link.worker.reason or 'it said so'}): {after}")
+        self._check_room(worker)
+        self._keep(link)
+        return self._entry(link)
+
+    def _is_kept(self, name: str) -> bool:
+        return self._launcher is not None and name in self._launcher.names
+
+    def _check_room(self, name: str) -> None:
+        """ValueError where others have taken its place: cores and memory are shared for so many."""
+        launcher = self._launcher
+        if launcher is None or name not in launcher.released or (limits := self._scale.get(role := launcher.role_of(name))) is None:
+            return
+        if sum(launcher.role_of(other) == role for other in launcher.names) >= limits.most:
+            why = f"one {'worker' if role == 'both' else f'{role} worker'} more than --max-workers ({limits.most})"
+            raise ValueError(f"{name} would be {why}: others have taken its place; drain one of them")
+
+    def _keep(self, link: Link) -> None:
+        """It drains, and takes requests again."""
+        if (leaving := self._leaving.pop(link, None)) is not None:
+            leaving.cancel()
+        self._sent_away.pop(link.worker.boot_id, None)
+        self._by_hand.pop(link.name, None)
+        if self._launcher is not None and link.name in self._launcher.released:
+            self._launcher.keep(link.name)
+        self._control.fleet.keep(link.worker)
+        logger.info("worker %s takes requests again", link.name)
+        self._flights.pump()
+
+    def _start_again(self, name: str, link: Link | None) -> dict[str, Any]:
+        """It has ended, or (``link``) has been told to: have another process of its name, if its launcher can start one."""
+        launcher = self._launcher
+        if launcher is None or name not in launcher.released:
+            raise self._not_drained(name, link)
+        self._check_room(name)
+        self._by_hand.pop(name, None)
+        logger.info("worker %s is started again", name)
+        if not launcher.keep(name):
+            self._coming[name] = asyncio.create_task(self._follow(launcher, name))
+        return {
+            "name": name, "role": launcher.role_of(name), "state": "starting", "draining": False, "reason": "it is started again",
+            "host": None, "pid": None, "boot_id": None, "attempts": 0, "age_s": 0.0, "load": None,
+        }  # fmt: skip
+
+    def _not_drained(self, name: str, link: Link | None) -> ValueError:
+        """Why a worker that takes no requests is not started again from here."""
+        launcher = self._launcher
+        if launcher is not None and name in launcher.names:
+            trouble = launcher.trouble_of(name)
+            what = "it is being started" if trouble is None else f"it cannot run: {self._control.last_words.get(name, trouble)}"
+            return ValueError(f"{name} is not drained; {what}")
+        if link is not None or any(name == known for known, _ in self._sent_away.values()):
+            has = "has ended" if link is None else "has been told to end"
+            how = f"start it there again (octavo worker --connect ... --name {name}): it joins by itself, and takes requests"
+            return ValueError(f"{name} came from elsewhere and {has}; {how}")
+        drained = ", ".join(list(self._by_hand)[-8:]) or "none"
+        return UnknownWorker(f"{name!r} is not here; there are: {self._there()}; drained: {drained}")
+
+    async def _follow(self, launcher: Launcher, name: str) -> None:
+        """Another process once the one that there is has ended."""
+        try:
+            await launcher.replace(name)
+        except Exception as error:
+            logger.error("worker %s could not be started again", name, exc_info=error)
+        finally:
+            del self._coming[name]
 
     # --- replacing all of them ------------------------------------------------------------------------------------------------------------
 
@@ -143,6 +269,8 @@ class Operations:
             raise ValueError("the workers were started elsewhere, and can only be replaced there")
         if self._restart is not None:
             raise ValueError("a restart is going on already")
+        if self._coming:
+            raise ValueError(f"{', '.join(self._coming)} is being started again; a restart can begin when that is done")
         names = list(self._launcher.names)
         if not names:
             raise ValueError("all workers have been drained for good, and there is none to replace")
@@ -186,7 +314,8 @@ class Operations:
 
     async def stop(self) -> None:
         """Leave off whatever is going on."""
-        tasks = [*self._leaving.values(), *([] if self._restart is None else [self._restart])]
+        self._is_stopped = True
+        tasks = [*self._leaving.values(), *self._coming.values(), *([] if self._restart is None else [self._restart])]
         for task in tasks:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 import ray.util
 
-from octavo.config import ConfigError
-from octavo.distributed.worker import WorkerPost, WorkerRefused, run_worker
+from octavo.distributed.worker import HOPELESS_ERRORS, WorkerPost, run_worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +30,7 @@ class WorkerActor:
 
     def run(self, post: WorkerPost) -> WorkerEnd:
         """Work until the front end says that it is enough. Raises what ``run_worker`` does, but for what no other try would help."""
-        from octavo.backends.base import BackendError
-        from octavo.models.model_file import ModelFileError
-
         try:
             return WorkerEnd(run_worker(post))
-        except (ConfigError, ModelFileError, BackendError, WorkerRefused) as error:
+        except HOPELESS_ERRORS as error:
             return WorkerEnd(str(error), hopeless=True)

@@ -128,6 +128,16 @@ class RolePools:
         worker = self._workers.get(index)
         return worker is not None and (worker.role != "decode" or worker.is_mixed)
 
+    def is_mixed(self, index: int) -> bool:
+        """It is borrowed now."""
+        worker = self._workers.get(index)
+        return worker is not None and worker.is_mixed
+
+    def num_foreign(self, index: int) -> int:
+        """Requests whose phase that is not of its role runs there, or will."""
+        worker = self._workers.get(index)
+        return 0 if worker is None else len(worker.foreign)
+
     def placement(self, request_id: str) -> Placement | None:
         """Of a request that was placed and is not over."""
         return self._placed.get(request_id)

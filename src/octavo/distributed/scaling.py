@@ -1,24 +1,32 @@
-"""Has as many workers run as the load needs: asks the autoscaler once a second, and does what it says.
+"""Has as many workers run as the load needs: asks the scalers once a second, and does what they say.
 
     START: one more process      DRAIN: nothing new      KEEP: it gets requests again      STOP: it has drained, and ends for good
 
-Owns what the autoscaler is told: the seconds of work that come with requests, and those that wait, by what a token takes of a worker whose
-steps are full (``full_step``): a worker with one stream is at work all the time, and could have many more. A worker that cannot run is
-given up while others serve, and another is started in its place after a pause, which doubles with each. What it does is the launcher's,
-the fleet's and the operations' to carry out; no request fails of it, since only empty workers end.
+Owns what the scalers are told of a cluster: what waits, what came, and what it takes of workers whose steps are full (``full_step``): a
+worker with one stream is at work all the time, and could have many more. Whose work it is, ``pool_scaling`` knows. Workers of a role that
+cannot run are given up while others of it serve, and another is started in place after a pause, which doubles with each; the other roles'
+go on. What the scalers say is the launcher's, the fleet's and the operations' to carry out; no request fails of it, since only empty
+workers end.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from octavo.distributed.autoscale import Autoscaler, ScaleAction, ScaledWorker, ScaleLimits
+from octavo.distributed.autoscale import ScaleAction, ScaleLimits
 from octavo.distributed.control import Control, Link
 from octavo.distributed.flights import Flights
 from octavo.distributed.operations import Operations
+from octavo.distributed.pool_scaling import ClusterLoad, PoolScaling, PoolWorker
+from octavo.distributed.views import waiting_s
+
+if TYPE_CHECKING:
+    from octavo.distributed.handovers import Handovers
+    from octavo.distributed.launcher import GrowingLauncher
 
 logger = logging.getLogger("octavo.cluster")
 
@@ -27,45 +35,31 @@ FIRST_REST_S = 10.0  # after a worker that cannot run: another would hardly fare
 LONGEST_REST_S = 300.0
 
 
-@runtime_checkable
-class GrowingLauncher(Protocol):
-    """A launcher that can start more workers."""
+@dataclass(slots=True)
+class _Starts:
+    """Of one role. ``added``: workers that were started here and have not been ready."""
 
-    @property
-    def names(self) -> Sequence[str]:
-        """Of the workers that it keeps running."""
-        ...
-
-    def add(self, role: str) -> str:
-        """Start one more; returns its name."""
-        ...
-
-    def trouble_of(self, name: str) -> str | None:
-        """Why it can never run, as far as is known."""
-        ...
-
-    def release(self, name: str) -> None:
-        """It is not kept running any more."""
-        ...
+    added: set[str] = field(default_factory=set)
+    has_served: bool = False
+    rest_s: float = 0.0
+    rests_until_s: float = 0.0
 
 
 class Scaling:
-    """``run`` for as long as the cluster serves. ``clock`` as the fleet's."""
+    """``run`` for as long as the cluster serves. ``limits`` by role; ``clock`` as the fleet's."""
 
     def __init__(
         self,
-        limits: ScaleLimits,
+        limits: Mapping[str, ScaleLimits],
         control: Control,
         flights: Flights,
         operations: Operations,
         launcher: GrowingLauncher,
         clock: Callable[[], float],
     ) -> None:
-        self._scaler = Autoscaler(limits)
+        self._pools = PoolScaling(limits)
         self._control, self._flights, self._operations, self._launcher, self._now = control, flights, operations, launcher, clock
-        self._num_prompt = self._num_output = 0  # tokens of all requests that came, when it was last asked
-        self._added = set[str]()  # workers that were started here and have not been ready
-        self._rest_s = self._rests_until_s = 0.0
+        self._starts = {role: _Starts() for role in limits}
 
     async def run(self) -> None:
         while True:
@@ -77,52 +71,89 @@ class Scaling:
 
     def look(self) -> None:
         """Ask what to do now, and do it. Not while a restart goes on, which takes workers out by itself."""
-        flights, (prompt_s, output_s) = self._flights, self._prices()
-        came_s = (flights.num_prompt_tokens - self._num_prompt) * prompt_s + (flights.num_output_tokens - self._num_output) * output_s
-        self._scaler.arrived(came_s)
-        self._num_prompt, self._num_output = flights.num_prompt_tokens, flights.num_output_tokens
-        if self._operations.is_restarting:
-            return
         links = {link.index: link for link in self._control if not self._operations.is_leaving(link)}  # those come and go without it
-        answer_s = output_s * flights.num_output_tokens / max(1, flights.num_ended + len(flights) - flights.num_waiting)
-        workers = [
-            ScaledWorker(link.index, _state(link), link.view.pending_s + link.load.num_waiting * answer_s, len(link.keys))
-            for link in links.values()
-        ]
-        workers += [ScaledWorker(-1 - i, "starting") for i in range(self._num_coming(links.values()))]
-        held_back_s = flights.num_waiting_tokens * prompt_s + flights.num_waiting * answer_s
-        for step in self._scaler.decide(workers, held_back_s, self._now()):
+        workers, load, now = [self._worker(link) for link in links.values()], self._load(), self._now()
+        if self._operations.is_restarting:
+            self._pools.came(workers, load, now)
+            return
+        for role in self._starts:
+            workers += [PoolWorker(-1 - i, role, "starting") for i in range(self._num_coming(role, links.values()))]
+        for role, step in self._pools.decide(workers, load, now):
             link = None if step.index is None else links.get(step.index)
             if step.action is ScaleAction.START:
-                self._start()
+                self._start(role)
             elif link is not None:
                 self._change(step.action, link)
 
-    def _num_coming(self, links: Collection[Link]) -> int:
-        """Workers that are being started. While others serve, those that cannot run are given up: they would be counted on for ever."""
-        serving = {link.name for link in links if link.takes_requests}
-        if serving & self._added:
-            self._added -= serving
-            self._rest_s = 0.0
-        coming = set(self._launcher.names) - {link.name for link in links}
-        if serving:
+    # --- what the scalers are told --------------------------------------------------------------------------------------------------------
+
+    def _load(self) -> ClusterLoad:
+        flights, handovers = self._flights, self._flights.handovers
+        num_without_room, without_room_s = (0, 0.0) if handovers is None else handovers.desk.without_room(self._now())
+        return ClusterLoad(
+            flights.num_prompt_tokens,
+            flights.num_output_tokens,
+            flights.num_begun,
+            flights.num_ended,
+            len(flights) - flights.num_waiting,
+            flights.num_waiting,
+            flights.num_waiting_tokens,
+            num_without_room,
+            without_room_s,
+        )
+
+    def _worker(self, link: Link) -> PoolWorker:
+        handovers, load, view = self._flights.handovers, link.load, link.view
+        num_coming, num_foreign, is_mixed = (0, 0, False) if handovers is None else _borrowed(handovers, link)
+        room = 1.0 - min(1.0, view.num_available_blocks / view.num_blocks) if view.num_blocks else 0.0
+        return PoolWorker(
+            link.index,
+            link.worker.role,
+            "draining" if link.worker.draining else "ready" if link.takes_requests else "starting",
+            len(link.keys) + num_coming,
+            view.pending_s,
+            waiting_s(view),
+            load.num_waiting,
+            room,
+            room * min(1.0, num_foreign / len(link.keys)) if link.keys else 0.0,
+            is_mixed,
+            load.prompt_token_s,
+            load.output_token_s,
+        )
+
+    def _num_coming(self, role: str, links: Collection[Link]) -> int:
+        """Workers of a role that are being started. While others of it serve, or have, those that cannot run are given up: they would be
+        counted on for ever. That of the first none can run is the launcher's to tell whoever waits for them."""
+        starts, serving = self._starts[role], {link.name: link.worker.role for link in links if link.takes_requests}
+        serving_so = {name for name, its in serving.items() if its == role}
+        starts.has_served |= bool(serving_so)
+        if serving_so & starts.added:
+            starts.added -= serving_so
+            starts.rest_s = 0.0
+        there = {link.name for link in links}
+        coming = {name for name in self._launcher.names if name not in there and self._launcher.role_of(name) == role}
+        if serving and starts.has_served:
             for name in sorted(coming):
                 if (trouble := self._launcher.trouble_of(name)) is not None:
                     coming.remove(name)
-                    self._give_up(name, trouble)
+                    self._give_up(role, name, trouble)
         return len(coming)
 
-    def _give_up(self, name: str, trouble: str) -> None:
-        self._rest_s = min(max(FIRST_REST_S, 2.0 * self._rest_s), LONGEST_REST_S)
-        self._rests_until_s = self._now() + self._rest_s
-        logger.error("%s; it is given up, and no other is started within %g s", trouble, self._rest_s)
-        self._added.discard(name)
+    # --- what is done ---------------------------------------------------------------------------------------------------------------------
+
+    def _give_up(self, role: str, name: str, trouble: str) -> None:
+        starts = self._starts[role]
+        starts.rest_s = min(max(FIRST_REST_S, 2.0 * starts.rest_s), LONGEST_REST_S)
+        starts.rests_until_s = self._now() + starts.rest_s
+        which = "" if role == "both" else f" {role}"
+        logger.error("%s; it is given up, and no other%s worker is started within %g s", trouble, which, starts.rest_s)
+        starts.added.discard(name)
         self._launcher.release(name)
 
-    def _start(self) -> None:
-        if self._now() >= self._rests_until_s:
-            name = self._launcher.add("both")
-            self._added.add(name)
+    def _start(self, role: str) -> None:
+        if self._now() >= self._starts[role].rests_until_s:
+            name = self._launcher.add(role)
+            self._starts[role].added.add(name)
             logger.info("worker %s is started: there is more to do", name)
 
     def _change(self, action: ScaleAction, link: Link) -> None:
@@ -134,14 +165,8 @@ class Scaling:
         elif action is ScaleAction.STOP:
             self._operations.let_go(link)
 
-    def _prices(self) -> tuple[float, float]:
-        """Seconds that a prompt token and an output token take of a worker whose steps are full, as the workers say; 0 before any has."""
-        told = [link.load for link in self._control if link.load.prompt_token_s or link.load.output_token_s]
-        num = max(1, len(told))
-        return sum(load.prompt_token_s for load in told) / num, sum(load.output_token_s for load in told) / num
 
-
-def _state(link: Link) -> str:
-    if link.worker.draining:
-        return "draining"
-    return "ready" if link.takes_requests else "starting"
+def _borrowed(handovers: Handovers, link: Link) -> tuple[int, int, bool]:
+    """(hand-offs on their way to it, requests of another role there, whether it is borrowed)"""
+    pools = handovers.pools
+    return handovers.desk.num_coming(link.index), pools.num_foreign(link.index), pools.is_mixed(link.index)

@@ -26,6 +26,7 @@ from octavo.distributed.stream_transport import (
     StreamListener,
     StreamOutgoing,
     StreamReader,
+    as_transfer_errors,
     expect_taken,
     open_transfer,
 )
@@ -125,12 +126,8 @@ class _Outgoing(StreamOutgoing):
         return self._view[begin : begin + num_bytes]
 
     def _take_answer(self) -> None:
-        try:
+        with as_transfer_errors():
             expect_taken(self._sock)
-        except TransferError:
-            raise
-        except OSError as error:
-            raise TransferError(f"{type(error).__name__}: {error}") from error
         self._num_taken += 1
 
     def _offset(self, data: memoryview) -> int:

@@ -24,7 +24,7 @@ import struct
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 
 import msgspec
@@ -122,16 +122,16 @@ class StreamOutgoing(ABC):
         frame = FRAME.pack(
             PIECE, piece.layer, piece.num_layers, piece.first_block, piece.num_blocks, len(data), self._offset(data), self._checksum(data)
         )
-        with _as_transfer_errors():
+        with as_transfer_errors():
             self._sock.sendall(frame)
             self._sent(data)
 
     def keep_alive(self) -> None:
-        with _as_transfer_errors():
+        with as_transfer_errors():
             self._sock.sendall(_bare_frame(NOTHING))
 
     def finish(self) -> None:
-        with _as_transfer_errors():
+        with as_transfer_errors():
             self._sock.sendall(_bare_frame(END))
             self._drain()
             expect_taken(self._sock)
@@ -287,7 +287,7 @@ def open_transfer(
 ) -> Outgoing:
     """Connect, prove and say ``head``; then what ``out`` makes. TransferError, and ``sock`` closed, when any of it fails."""
     try:
-        with _as_transfer_errors():
+        with as_transfer_errors():
             sock.settimeout(CONNECT_S)
             connect()
             handshake = ConnectorHandshake(secret, PURPOSE)
@@ -313,7 +313,8 @@ def close_socket(sock: socket.socket) -> None:
 
 
 @contextlib.contextmanager
-def _as_transfer_errors():  # type: ignore[no-untyped-def]
+def as_transfer_errors() -> Iterator[None]:
+    """What goes wrong with a socket is a TransferError."""
     try:
         yield
     except TransferError:

@@ -42,6 +42,13 @@ class EngineView(Protocol):
         ...
 
 
+def waiting_s(engine: EngineView) -> float:
+    """Of ``pending_s``, what waits: the token that each sequence is at does not, where a step takes long, either."""
+    if engine.pending_tokens <= 0:
+        return engine.pending_s
+    return engine.pending_s * max(0.0, 1.0 - engine.num_sequences / engine.pending_tokens)
+
+
 @dataclass(frozen=True, slots=True)
 class RouteRequest:
     """``num_output``: output tokens, where somebody knows or guesses; routers of real engines get None, and ``most_output``, what the

@@ -20,7 +20,8 @@ import socket
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict, dataclass, field, replace
 
-from octavo.config import EngineConfig
+from octavo.backends.base import BackendError
+from octavo.config import ConfigError, EngineConfig
 from octavo.distributed.answers import answer
 from octavo.distributed.channel import Address, Channel, ChannelClosed, connect
 from octavo.distributed.messages import (
@@ -53,13 +54,16 @@ from octavo.distributed.messages import (
 )
 from octavo.distributed.worker_engine import KVSide, WorkerEngine
 from octavo.engine.engine import Engine
-from octavo.engine.user_files import unused
+from octavo.engine.user_files import UserFileError, unused
+from octavo.models.catalog import NoSuchModel
+from octavo.models.model_file import ModelFileError
 
 logger = logging.getLogger("octavo.worker")
 
 LOCAL_HOST = "127.0.0.1"
 HEARTBEAT_S = 0.2
 RETRY_S = (0.1, 2.0)  # between attempts to reach the front end: the first wait, and the longest
+REFUSED_S = 30.0  # the longest wait of one that is refused: another has its name, say, and may have it for long
 
 
 MakeKV = Callable[[WorkerEngine, Callable[[FromWorker], None], str], KVSide | None]
@@ -67,6 +71,10 @@ MakeKV = Callable[[WorkerEngine, Callable[[FromWorker], None], str], KVSide | No
 
 class WorkerRefused(RuntimeError):
     """The front end does not want this worker; the message says why."""
+
+
+# What another try of the same would end with as well, as long as nobody mends it.
+HOPELESS_ERRORS = (ConfigError, ModelFileError, NoSuchModel, BackendError, UserFileError, WorkerRefused)
 
 
 class FrontEndLost(RuntimeError):
@@ -79,9 +87,10 @@ class WorkerFailed(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """``name``: unique among a front end's workers. ``threads`` and ``model``: in place of what the front end says, which knows its own
-    host. ``give_up_s``: ends after so long without a front end (None: never). ``parent``: the process id of a front end that has started
-    it, whose end is its own (None: whoever listens at the address will do)."""
+    """``name``: unique among a front end's workers. ``threads``, ``model`` and the size of the KV pool (``num_kv_blocks`` or, in bytes,
+    ``kv_cache_memory``): in place of what the front end says, which knows its own host. ``give_up_s``: ends after so long without a front
+    end (None: never). ``parent``: the process id of a front end that has started it, whose end is its own (None: whoever listens at the
+    address will do)."""
 
     name: str
     role: str = "both"
@@ -89,6 +98,8 @@ class WorkerOptions:
     model: str | None = None
     give_up_s: float | None = None
     parent: int | None = None
+    num_kv_blocks: int | None = None
+    kv_cache_memory: int | None = None
     boot_id: str = field(default_factory=lambda: secrets.token_hex(8))
 
 
@@ -109,9 +120,16 @@ def run_worker(post: WorkerPost) -> str:
     return "the front end said that it is enough"
 
 
+def next_wait_s(wait_s: float, was_refused: bool) -> float:
+    """How long to wait after the next attempt, when it was ``wait_s`` after this one."""
+    return min(2 * wait_s, REFUSED_S if was_refused else RETRY_S[1])
+
+
 def own_config(config: EngineConfig, options: WorkerOptions) -> EngineConfig:
     """What this worker runs of the cluster's configuration: files that one engine alone may write get its name."""
     cache, scheduler, backend = config.cache, config.scheduler, config.backend
+    if options.num_kv_blocks is not None or options.kv_cache_memory is not None:
+        cache = replace(cache, num_kv_blocks=options.num_kv_blocks, kv_cache_memory=options.kv_cache_memory)
     if cache.kv_disk_path is not None:
         cache = replace(cache, kv_disk_path=os.path.join(cache.kv_disk_path, options.name))
     if scheduler.record is not None:
@@ -144,6 +162,9 @@ class WorkerServer:
         self._is_ready = False  # the front end knows, and sends attempts
         self._failure: BaseException | None = None
         self._ended = asyncio.Event()
+        self._leaves = False  # it has asked for its end
+        self._refusal: str | None = None  # why the last connection came to nothing, as the front end said
+        self._told_refusal = ""
         self._tasks: set[asyncio.Task[None]] = set()
         self._gone_s = 10.0
         self._host = LOCAL_HOST
@@ -167,15 +188,18 @@ class WorkerServer:
                         raise FrontEndLost(f"no front end at {self._address} for {self.options.give_up_s:g} s: {error}{hint}") from error
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._ended.wait(), wait_s)
-                    wait_s = min(2 * wait_s, RETRY_S[1])
+                    wait_s = next_wait_s(wait_s, False)
                     continue
                 told = ""
-                if await self._serve(channel):
-                    wait_s, served_s = RETRY_S[0], loop.time()
+                has_served = await self._serve(channel)
+                if self._leaves:  # who was asked is gone, and with it all that was to be done
+                    self._end()
+                if has_served:
+                    wait_s, served_s, self._told_refusal = RETRY_S[0], loop.time(), ""
                 else:  # it came to nothing
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._ended.wait(), wait_s)
-                    wait_s = min(2 * wait_s, RETRY_S[1])
+                    wait_s = next_wait_s(wait_s, self._refusal is not None)
             if self._failure is not None:
                 raise self._failure
         finally:
@@ -184,6 +208,7 @@ class WorkerServer:
     def leave(self, reason: str) -> None:
         """Ask the front end for nothing more, and for the end when what there is is done; without one end at once."""
         if self._channel is not None and self._is_ready:
+            self._leaves = True
             self._channel.send(Goodbye(reason))
         else:
             self._end()
@@ -195,9 +220,9 @@ class WorkerServer:
     # --- one connection -----------------------------------------------------------------------------------------------------------------
 
     async def _serve(self, channel: Channel[ToWorker]) -> bool:
-        """From Hello to the end of the channel, or of the worker. Whether it came to Ready."""
+        """From Hello to the end of the channel, or of the worker. Whether it was ready for this front end, and not refused."""
         closed, options = asyncio.Event(), self.options
-        self._channel = channel
+        self._channel, self._refusal = channel, None
         channel.start(self._take, lambda reason: closed.set())
         channel.send(Hello(PROTOCOL, options.name, options.role, socket.gethostname(), os.getpid(), options.boot_id))
         tasks = [asyncio.create_task(work) for work in (self._beat(channel), self._ended.wait(), closed.wait())]
@@ -208,11 +233,11 @@ class WorkerServer:
                 task.cancel()
             was_ready, self._is_ready, self._channel = self._is_ready, False, None
             channel.close("the worker ends")
-            if not self._ended.is_set():
+            if not self._ended.is_set() and self._refusal is None:
                 logger.info("the front end is gone: %s", channel.closed_for)
             if self.engine is not None:
                 self.engine.drop_all()
-        return was_ready
+        return was_ready and self._refusal is None
 
     async def _beat(self, channel: Channel[ToWorker]) -> None:
         loop = asyncio.get_running_loop()
@@ -236,15 +261,22 @@ class WorkerServer:
                 case Welcome():
                     self._start(self._make_ready(message))
                 case Refuse():
-                    logger.error("the front end refuses this worker: %s", message.reason)
-                    if message.is_final:
-                        self._end(WorkerRefused(message.reason))
+                    self._refused(message)
                 case Shutdown():
                     self._end()
                 case Beat():
                     pass
                 case _:
                     self._take_work(message)
+
+    def _refused(self, message: Refuse) -> None:
+        """For now, and then it tries again, more and more seldom, and says so once; or for good: whoever runs it is told."""
+        self._refusal = message.reason
+        if message.is_final:
+            self._end(WorkerRefused(message.reason))
+        elif message.reason != self._told_refusal:
+            self._told_refusal = message.reason
+            logger.error("the front end refuses this worker for now, and it tries again: %s", message.reason)
 
     def _take_work(self, message: ToWorker) -> None:
         engine = self.engine
@@ -302,8 +334,9 @@ class WorkerServer:
         if channel is not None and channel is self._channel and not self._is_ready and self.engine is not None:
             channel.send(ready_of(self.engine))
             self._is_ready = True
-            self.engine.begin_connection()
-            logger.info("worker %s is ready, for the front end at %s", self.options.name, self._address)
+            self.engine.begin_connection(welcome.wants_prices)
+            if not self._told_refusal:  # else it may well be refused again, and is not known to serve
+                logger.info("worker %s is ready, for the front end at %s", self.options.name, self._address)
 
     async def _make_engine(self, config: bytes) -> None:
         loaded = await asyncio.to_thread(self._load, own_config(config_of(config), self.options))

@@ -120,6 +120,7 @@ class WorkerEngine:
         # On the engine's thread:
         self._read_for = 0  # the connection
         self._num_received = 0  # requests, by this connection
+        self._wants_prices = False  # the front end, of full steps
         self._read_s = 0.0  # when the figures were read
         self._is_stale = False  # there has been a step since
         if engine.scheduler.kv.index is not None:
@@ -129,13 +130,13 @@ class WorkerEngine:
     def num_attempts(self) -> int:
         return len(self._attempts)
 
-    def begin_connection(self) -> None:
-        """A front end is there that knows nothing of this engine yet: from now on it is told all."""
+    def begin_connection(self, wants_prices: bool = False) -> None:
+        """A front end is there that knows nothing of this engine yet: from now on it is told all. ``wants_prices``: see ``Welcome``."""
         self._connection += 1
         self._load, connection = None, self._connection
 
         def begin() -> list[OutputEvent]:
-            self._read_for, self._num_received, self._read_s = connection, 0, 0.0
+            self._read_for, self._num_received, self._read_s, self._wants_prices = connection, 0, 0.0, wants_prices
             index = self.engine.scheduler.kv.index
             if index is not None and index.changes is not None:
                 index.changes.take()
@@ -286,7 +287,7 @@ class WorkerEngine:
         if index is not None and index.changes is not None and len(index.changes):
             published, forgotten = index.changes.take()
             self._tell(Keys([key[:SHORT_KEY_BYTES] for key in published], [key[:SHORT_KEY_BYTES] for key in forgotten]))
-        self._tell(load_of(self.engine, self._num_received))
+        self._tell(load_of(self.engine, self._num_received, self._wants_prices))
 
     def _tell(self, message: Keys | Load) -> None:
         """On the engine's thread."""
@@ -324,8 +325,8 @@ class WorkerEngine:
         await asyncio.to_thread(self.engine.close)
 
 
-def load_of(engine: Engine, num_received: int) -> Load:
-    """The figures of an engine now; on its thread."""
+def load_of(engine: Engine, num_received: int, wants_prices: bool = False) -> Load:
+    """The figures of an engine now; on its thread. ``wants_prices``: with those of full steps, which take two looks into the cost model."""
     scheduler, shape, num_pending = engine.scheduler, StepShape(), 0
     for queue in (scheduler.running_sequences, scheduler.waiting_sequences):
         for seq in queue:
@@ -344,7 +345,7 @@ def load_of(engine: Engine, num_received: int) -> Load:
         scheduler.num_offered,
         scheduler.num_reserved,
         num_received,
-        *full_step_prices(engine),
+        *(full_step_prices(engine) if wants_prices else ()),
     )
 
 

@@ -215,4 +215,3 @@ class AsyncEngine:
     def _check_idle(self) -> None:
         if not self._streams:
             self._idle.set()
-

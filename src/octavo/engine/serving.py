@@ -88,6 +88,11 @@ class Cluster(Protocol):
         """Have a worker take no more requests; it ends when those it has are done. Returns its entry of ``status``. UnknownWorker."""
         ...
 
+    async def undrain(self, worker: str) -> dict[str, Any]:
+        """Have a worker that is being drained take requests again, and one that has ended be started again. Returns its entry of
+        ``status``. UnknownWorker; ValueError when that cannot be done now, or not from here."""
+        ...
+
     async def restart(self) -> dict[str, Any]:
         """Begin to replace the workers, one after another. Returns ``status``. Raises ValueError when they cannot be started from here, or
         a restart is going on."""

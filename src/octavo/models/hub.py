@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from urllib.parse import quote
 
-from octavo.models.catalog import PullError, models_folder
+from octavo.models.catalog import NoSuchModel, PullError, models_folder
 
 # Xet transfers size their buffers by constants of gigabytes; plain HTTPS resumes just as well on small machines.
 os.environ.setdefault("HF_HUB_DISABLE_XET", "1")
@@ -29,7 +29,7 @@ def parse_spec(spec: str) -> tuple[str, str | None]:
     """(owner/repo, file or None). Raises PullError."""
     match = _SPEC.fullmatch(spec)
     if match is None or ".." in spec:
-        raise PullError(f"model: {spec!r} is not of the form hf:owner/repo[:file]")
+        raise NoSuchModel(f"model: {spec!r} is not of the form hf:owner/repo[:file]")
     return match["repo"], match["file"]
 
 
@@ -89,17 +89,17 @@ def _choose(repo: str, file: str | None) -> list[str]:
     ggufs = sorted(n for n in names if n.endswith(".gguf"))
     if file is not None:
         if file not in names:
-            raise PullError(f"hf:{repo} has no file {file!r}; it has {', '.join(ggufs) or ', '.join(sorted(names)[:20])}")
+            raise NoSuchModel(f"hf:{repo} has no file {file!r}; it has {', '.join(ggufs) or ', '.join(sorted(names)[:20])}")
         return _parts(file)
     if ggufs:
         firsts = [n for n in ggufs if not _SPLIT.fullmatch(n) or "-00001-of-" in n]
         preferred = [n for n in firsts if _PREFERRED in n.lower()] or firsts
         if len(preferred) != 1:
-            raise PullError(f"hf:{repo} has several models; name one as hf:{repo}:FILE of {', '.join(firsts)}")
+            raise NoSuchModel(f"hf:{repo} has several models; name one as hf:{repo}:FILE of {', '.join(firsts)}")
         return _parts(preferred[0])
     weights = _safetensors(names)
     if not weights or "config.json" not in names:
-        raise PullError(f"hf:{repo} holds neither a GGUF file nor config.json with safetensors")
+        raise NoSuchModel(f"hf:{repo} holds neither a GGUF file nor config.json with safetensors")
     return [n for n in _FOLDER_FILES if n in names] + weights
 
 

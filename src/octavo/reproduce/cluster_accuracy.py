@@ -42,9 +42,11 @@ from octavo.bench.tables import table
 from octavo.config import EngineConfig
 from octavo.costs.fitting import MIN_STEPS
 from octavo.distributed.wire import WorkerLimits
+from octavo.engine.calibrate import Progress
 from octavo.reproduce.cluster_prediction import Answer, Predictor, learned
-from octavo.reproduce.simulator_accuracy import Limits, Progress, with_other_tokens
-from octavo.reproduce.way_figures import TOLERANCE, WayComparison, WayFigures, compared, digits
+from octavo.reproduce.compared import Limits, digits
+from octavo.reproduce.simulator_accuracy import with_other_tokens
+from octavo.reproduce.way_figures import TOLERANCE, WayComparison, WayFigures, compared
 from octavo.workload.arrivals import OpenLoop
 from octavo.workload.requests import LengthPairs, TokenRange, Workload, WorkloadRequest
 from octavo.workload.traces import Trace
@@ -169,12 +171,12 @@ class WaysAccuracy:
         """Every figure, and what may explain it."""
         rows = [["load", "way", "figure", "over", "real", "of each run", "simulated", "difference", "at their pace", ""]]
         for one in self.comparisons:
-            scale, digits = (1.0, 2) if one.figure.endswith("per_s") else (1e3, 1)
-            spread = f"{scale * min(one.real):.{digits}f} to {scale * max(one.real):.{digits}f}"
+            scale, places = (1.0, 2) if one.figure.endswith("per_s") else (1e3, 1)
+            spread = f"{scale * min(one.real):.{places}f} to {scale * max(one.real):.{places}f}"
             differences = [f"{100 * off:+.1f} %" for off in (one.difference, one.difference_at_pace)]
             verdict = "agrees" if one.agrees else "is off"
             verdict += ", within the spread" if one.in_spread and not one.is_close else ""
-            numbers = [f"{scale * one.measured:.{digits}f}", spread, f"{scale * one.simulated:.{digits}f}"]
+            numbers = [f"{scale * one.measured:.{places}f}", spread, f"{scale * one.simulated:.{places}f}"]
             over = str(one.num_values) if one.num_values else ""
             rows.append([one.load, one.way, _NAMES[one.figure], over, *numbers, *differences, verdict])
         loads = [["load", "requests/s", "requests", "seconds of steps, predicted over taken, by run"]]
@@ -207,7 +209,6 @@ _NAMES = {
     "ttft_p50_s": "TTFT p50, ms", "ttft_p99_s": "TTFT p99, ms", "itl_s": "ITL mean, ms", "itl_p99_s": "ITL p99, ms",
     "output_per_s": "output token/s", "good_per_s": "goodput, requests/s",
 }  # fmt: skip
-
 
 
 def measure_ways(
@@ -315,5 +316,3 @@ class _Measurement:
         alone = predictor.answers(first.way, first.engine.limits, list(work.requests()), concurrency=1)
         middle = [statistics.median(values) for values in ([a.ttft_s for a in alone], [a.itl_s for a in alone if a.gaps_s] or [math.inf])]
         return Limits(TTFT_SLO * middle[0], ITL_SLO * middle[1])
-
-

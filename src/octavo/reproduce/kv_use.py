@@ -49,12 +49,6 @@ def run(setup: Setup) -> Figure:
             rows.append(Row(f"{name}: token states at {PAPER_RATE:g} requests/s, all steps", "", f"{at_paper_rate[_PARTS[0]]:.1f} %"))
     marks = tuple((NAMES[reservation], parts[0]) for reservation, (parts, _) in PAPER.items() if parts[0] is not None)
     plot = Plot("KV slots that hold a token's state", "% of the pool, over seeds", ranges=tuple(ranges), marks=marks)
-    how = (
-        f"OPT-13B on one A100 of 40 GB by its roofline, {NUM_SLOTS:,} slots in blocks of 16, sequences of at most 2,048 tokens; lengths "
-        f"lognormal to the published means ({MEAN_PROMPT:g} in, {fitted(MEAN_PROMPT, CV_PROMPT)}; {MEAN_OUTPUT:g} out, "
-        f"{fitted(MEAN_OUTPUT, CV_OUTPUT)}), Poisson, {FULL_RATE:g} requests/s for {duration_s:g} s, seeds "
-        f"{', '.join(map(str, seeds))}; mean of the steps in which a request waits; agrees: within {POINTS:g} points."
-    )
     notes = (
         "At the paper's 2 requests per second the roofline, faster than the paper's engine, keeps no queue with paging, so its pool is not "
         "full: those rows are shown and not judged.",
@@ -63,7 +57,16 @@ def run(setup: Setup) -> Figure:
         "leaves that memory free; the paper's engine does not look ahead. Both rows are judged. The first run had only this engine's "
         "default.",
     )
-    return Figure(NUMBER, "What KV memory is used for", SIMULATED, how, rows, (plot,), notes)
+    return Figure(NUMBER, "What KV memory is used for", SIMULATED, _how(duration_s, seeds), rows, (plot,), notes)
+
+
+def _how(duration_s: float, seeds: list[int]) -> str:
+    return (
+        f"OPT-13B on one A100 of 40 GB by its roofline, {NUM_SLOTS:,} slots in blocks of 16, sequences of at most 2,048 tokens; lengths "
+        f"lognormal to the published means ({MEAN_PROMPT:g} in, {fitted(MEAN_PROMPT, CV_PROMPT)}; {MEAN_OUTPUT:g} out, "
+        f"{fitted(MEAN_OUTPUT, CV_OUTPUT)}), Poisson, {FULL_RATE:g} requests/s for {duration_s:g} s, seeds "
+        f"{', '.join(map(str, seeds))}; mean of the steps in which a request waits; agrees: within {POINTS:g} points."
+    )
 
 
 def _states(name: str, published: float | None, shares: list[float]) -> Row:

@@ -82,4 +82,3 @@ def ratio_range(name: str, found: tuple[float, float, float]) -> Range:
 def rate_plot(title: str, lines: tuple[Line, ...], mark: bool = True) -> Plot:
     marks = (("the paper's limit", LIMIT_S),) if mark else ()
     return Plot(title, "median normalised latency, s per token", lines=lines, x_label="requests/s", marks=marks)
-

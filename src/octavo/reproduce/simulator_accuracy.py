@@ -6,7 +6,8 @@ The loads are held out from the calibration: its scenes have other lengths and n
 which changes its pace in these minutes does so for both. What is compared is the engine without HTTP, which the simulator does not charge
 for.
 
-Owns the loads, the order of a measurement and what counts as agreement; how requests are sent is ``bench.engine_load``'s.
+Owns the loads and the order of a measurement. What counts as agreement is ``engine_figures``' to say, and how requests are sent
+``bench.engine_load``'s.
 """
 
 from __future__ import annotations
@@ -18,21 +19,20 @@ import random
 import statistics
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 from octavo.bench.engine_load import run_engine_load
-from octavo.bench.latency import percentile
-from octavo.bench.stream_record import StreamRecord
 from octavo.bench.tables import table
 from octavo.config import ConfigError, EngineConfig
 from octavo.engine.async_engine import AsyncEngine
-from octavo.engine.calibrate import Calibrator
+from octavo.engine.calibrate import Calibrator, Progress
 from octavo.engine.engine import Engine
 from octavo.engine.step_costs import fitted_for
 from octavo.engine.step_log import StepLog, bias
+from octavo.reproduce.compared import Limits, digits
+from octavo.reproduce.engine_figures import Comparison, Figures, Served, compare
 from octavo.simulator.engine_spec import EngineSpec
-from octavo.simulator.records import RequestRecord
 from octavo.simulator.scenario import fitted_engine
 from octavo.simulator.simulation import Simulation, SimulationOptions
 from octavo.workload.arrivals import OpenLoop
@@ -44,9 +44,6 @@ LOADS = (("idle", 0.08), ("light", 0.3), ("half", 0.55), ("busy", 0.8), ("overlo
 TTFT_SLO, ITL_SLO = 5.0, 4.0  # limits, in multiples of what the simulated idle load has in the middle
 _WINDOW = 0.9  # of a run's seconds in which requests come; the rest is for the last ones to end
 _FIRST_SHARE = 0.25  # of the calibration's time, before the rates of the loads are set
-_TOLERANCE, _THROUGHPUT_TOLERANCE, _SLO_POINTS = 0.10, 0.05, 0.03
-
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,128 +57,6 @@ class AccuracyCase:
     prompt: LogNormal = LogNormal(140.0, 0.9, 4, 900)
     output: LogNormal = LogNormal(60.0, 0.7, 2, 300)
     seed: int = 0
-
-
-class Served(NamedTuple):
-    """A request that was answered whole. Times in seconds from the start of its run."""
-
-    arrival_s: float
-    first_s: float
-    last_s: float
-    num_output: int
-
-    @classmethod
-    def of_record(cls, record: StreamRecord, started_s: float) -> Served:
-        """Of a real run."""
-        times = record.event_times
-        return cls(record.due_s - started_s, times[0] - started_s, times[-1] - started_s, len(times))
-
-    @classmethod
-    def simulated(cls, record: RequestRecord) -> Served:
-        assert record.ttft_s is not None, "every request of a load has output"
-        return cls(record.arrival_s, record.arrival_s + record.ttft_s, record.arrival_s + record.e2e_s, record.num_output)
-
-    @property
-    def itl_s(self) -> float | None:
-        """Mean time between tokens; None with one."""
-        return (self.last_s - self.first_s) / (self.num_output - 1) if self.num_output > 1 else None
-
-
-class Limits(NamedTuple):
-    """Of a request: seconds to its first token, and between tokens on average."""
-
-    ttft_s: float
-    itl_s: float
-
-
-class Figures(NamedTuple):
-    """Of one run. ``itl_s``: mean over all gaps between tokens. ``output_per_s``: tokens, from the first arrival to the last token."""
-
-    ttft_p50_s: float
-    ttft_p99_s: float
-    itl_s: float
-    output_per_s: float
-    slo_share: float
-
-    @classmethod
-    def of(cls, served: Seq[Served], num_arrived: int, limits: Limits) -> Figures:
-        """``served``: at least one. Requests that were not answered whole are outside the limits."""
-        ttfts = sorted(one.first_s - one.arrival_s for one in served)
-        num_gaps = sum(one.num_output - 1 for one in served)
-        itl_s = math.fsum(one.last_s - one.first_s for one in served) / num_gaps if num_gaps else 0.0
-        wall_s = max(one.last_s for one in served) - min(one.arrival_s for one in served)
-        kept = sum(one.first_s - one.arrival_s <= limits.ttft_s and (one.itl_s or 0.0) <= limits.itl_s for one in served)
-        num_output = sum(one.num_output for one in served)
-        return cls(percentile(ttfts, 50), percentile(ttfts, 99), itl_s, num_output / wall_s, kept / num_arrived)
-
-
-class Compared:
-    """What all comparisons of a figure tell: real runs, simulated, and simulated at the pace of these runs' steps."""
-
-    __slots__ = ()
-    figure: str
-    real: tuple[float, ...]
-    simulated: float
-    at_pace: float
-
-    @property
-    def median(self) -> float:
-        return statistics.median(self.real)
-
-    @property
-    def difference(self) -> float:
-        return self._off(self.simulated)
-
-    @property
-    def difference_at_pace(self) -> float:
-        return self._off(self.at_pace)
-
-    def _off(self, value: float) -> float:
-        """From the median of the real runs, as a share of it; of the value itself where that is 0."""
-        return (value - self.median) / (self.median or value or 1.0)
-
-    @property
-    def in_spread(self) -> bool:
-        """Whether the simulated figure could be that of another real run."""
-        return min(self.real) <= self.simulated <= max(self.real)
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison(Compared):
-    """One figure of one load. ``difference``: of the simulated to the median of the real runs, as a share of it (of the simulated where the
-    median is 0, as a time between tokens is that were read together); of ``slo_share`` in points / 100. ``at_pace``: simulated with all
-    steps at the mean pace of those of the real runs. It tells what is left when the cost of steps is right, and is no part of a verdict."""
-
-    load: str
-    figure: str
-    real: tuple[float, ...]
-    simulated: float
-    at_pace: float
-
-    def _off(self, value: float) -> float:
-        return value - self.median if self.figure == "slo_share" else Compared._off(self, value)
-
-    @property
-    def agrees(self) -> bool:
-        """Latencies within 10 % or within the spread of the real runs, throughput within 5 %, attainment within 3 points."""
-        off = abs(self.difference)
-        if self.figure == "output_per_s":
-            return off <= _THROUGHPUT_TOLERANCE
-        if self.figure == "slo_share":
-            return off <= _SLO_POINTS + 1e-12
-        return off <= _TOLERANCE or self.in_spread
-
-    def record(self) -> dict[str, Any]:
-        real = [_digits(value) for value in self.real]
-        verdicts = {"difference": _digits(self.difference), "in_spread": self.in_spread, "agrees": self.agrees}
-        paced = {"at_pace": _digits(self.at_pace), "difference_at_pace": _digits(self.difference_at_pace)}
-        return {"load": self.load, "figure": self.figure, "real": real, "simulated": _digits(self.simulated), **verdicts, **paced}
-
-
-def compare(load: str, real: Seq[Figures], simulated: Figures, at_pace: Figures) -> list[Comparison]:
-    """Figure by figure, in their order."""
-    columns = zip(Figures._fields, zip(*real, strict=True), simulated, at_pace, strict=True)
-    return [Comparison(load, name, values, guess, paced) for name, values, guess, paced in columns]
 
 
 # --- loads ------------------------------------------------------------------------------------------------------------------------------
@@ -261,10 +136,10 @@ class Accuracy:
 
     def record(self) -> dict[str, Any]:
         loads = [
-            {"load": name, "rate": _digits(rate), "num_requests": number, "step_bias": [_digits(one) for one in biases]}
+            {"load": name, "rate": digits(rate), "num_requests": number, "step_bias": [digits(one) for one in biases]}
             for name, rate, number, biases in self.loads
         ]
-        limits = {"ttft_s": _digits(self.limits.ttft_s), "itl_s": _digits(self.limits.itl_s)}
+        limits = {"ttft_s": digits(self.limits.ttft_s), "itl_s": digits(self.limits.itl_s)}
         compared = [one.record() for one in self.comparisons]
         return {
             "bench": "simulator", "model": self.model, "agrees": self.agrees, "num_failed": self.num_failed, "slo": limits, "loads": loads,
@@ -303,10 +178,6 @@ _SHOWN: dict[str, Callable[[float], str]] = {
     "output_per_s": lambda value: f"{value:.1f}",
     "slo_share": lambda value: f"{100 * value:.1f}",
 }
-
-
-def _digits(value: float) -> float:
-    return float(f"{value:.5g}")
 
 
 def measure_accuracy(config: EngineConfig, case: AccuracyCase, cost: Any = None, progress: Progress | None = None) -> Accuracy:
@@ -388,11 +259,9 @@ def _compared(engine: Engine, cost: Any, loads: Seq[LoadRuns]) -> Accuracy:
         real = [Figures.of(served, number, limits) for served in load.runs]
         comparisons += compare(load.name, real, Figures.of(guess, number, limits), Figures.of(paced, number, limits))
         about.append((load.name, load.rate, number, biases))
-    errors = {kind: {name: _digits(value) for name, value in one.items()} for kind, one in _errors(cost).items()}
+    errors = {kind: {name: digits(value) for name, value in one.items()} for kind, one in _errors(cost).items()}
     return Accuracy(engine.model.name, tuple(comparisons), tuple(about), limits, errors, sum(load.num_failed for load in loads))
 
 
 def _errors(cost: Any) -> dict[str, dict[str, float]]:
-    from dataclasses import asdict
-
     return {kind: asdict(one) for kind, one in cost.errors.items()}

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from octavo.bench.latency import percentile
 from octavo.reproduce.cluster_prediction import Answer
-from octavo.reproduce.simulator_accuracy import Compared, Limits
+from octavo.reproduce.compared import Compared, Limits, digits
 
 TOLERANCE = 0.15
 
@@ -101,8 +101,3 @@ def compared(
     return [
         WayComparison(load, way, name, each, value, guess, paced, numbers.get(name, 0)) for name, each, value, guess, paced in columns
     ]
-
-
-def digits(value: float) -> float:
-    """As much of it as a record has."""
-    return float(f"{value:.5g}")

@@ -193,6 +193,9 @@ class Service:
     async def cluster_drain(self, exchange: Exchange) -> None:
         await asgi.send_json(exchange.send, await self.cluster.drain(exchange.body), headers=exchange.headers)
 
+    async def cluster_undrain(self, exchange: Exchange) -> None:
+        await asgi.send_json(exchange.send, await self.cluster.undrain(exchange.body), headers=exchange.headers)
+
     async def cluster_restart(self, exchange: Exchange) -> None:
         await asgi.send_json(exchange.send, await self.cluster.restart(exchange.body), headers=exchange.headers)
 
@@ -218,6 +221,7 @@ class Service:
             ("GET", "/v1/explain/summary", self.explain_summary),
             ("GET", "/v1/cluster", self.cluster_status),
             ("POST", "/v1/cluster/drain", self.cluster_drain),
+            ("POST", "/v1/cluster/undrain", self.cluster_undrain),
             ("POST", "/v1/cluster/restart", self.cluster_restart),
             ("POST", "/tokenize", self.tokenize),
             ("POST", "/detokenize", self.detokenize),

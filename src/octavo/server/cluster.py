@@ -1,10 +1,12 @@
-"""Workers over HTTP: who there is, taking one out, replacing all of them one after another. Owns nothing; the engine's ``Cluster`` does it.
+"""Workers over HTTP: who there is, taking one out and having it back, replacing all of them one after another. Owns nothing; the engine's
+``Cluster`` does it.
 
 What changes the cluster is only done for whoever has the server's key: without one, everybody who reaches the port could take it down.
 """
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -14,7 +16,7 @@ from octavo.server.errors import APIError, invalid
 from octavo.server.openai_types import decode_object, param_of
 
 
-class DrainRequest(msgspec.Struct, forbid_unknown_fields=True):
+class WorkerRequest(msgspec.Struct, forbid_unknown_fields=True):
     worker: str
 
 
@@ -37,11 +39,18 @@ class ClusterRoutes:
         return {"object": "cluster"} | self._workers().status()
 
     async def drain(self, body: bytes) -> dict[str, Any]:
-        """Raises APIError: 404 for an unknown worker, 403 without a key, 400 for a bad body."""
-        cluster = self._guarded()
-        request = _read(body, DrainRequest)
+        """Raises APIError: 404 for an unknown worker, 409 when that cannot be now, 403 without a key, 400 for a bad body."""
+        return await self._change(self._guarded().drain, body)
+
+    async def undrain(self, body: bytes) -> dict[str, Any]:
+        """Raises APIError as ``drain``."""
+        return await self._change(self._guarded().undrain, body)
+
+    async def _change(self, change: Callable[[str], Awaitable[dict[str, Any]]], body: bytes) -> dict[str, Any]:
+        """Do it to the worker that the body names."""
+        request = _read(body, WorkerRequest)
         try:
-            return {"object": "cluster.worker"} | await cluster.drain(request.worker)
+            return {"object": "cluster.worker"} | await change(request.worker)
         except UnknownWorker as error:
             raise APIError(404, f"worker: {error}", "worker", "worker_not_found") from None
         except ValueError as error:

@@ -21,8 +21,9 @@ from octavo.distributed.roles import MixedLimits
 from octavo.distributed.router import Router, SoonestDone, create_router
 from octavo.simulator.cluster_switches import ClusterSwitch, Setup, cluster_switches, setup_of
 from octavo.simulator.front_end import FrontEndOptions
+from octavo.simulator.fronted import FrontedSimulation
 from octavo.simulator.handing_over import HandoffOptions
-from octavo.simulator.simulation import Simulation, SimulationOptions
+from octavo.simulator.simulation import SimulationOptions
 from octavo.simulator.window_load import SEED, WindowLoad, load_of
 
 UNSEEN_LINK = Link(1e9, 3e-3)  # about what shared memory between two workers of a host does (docs/cluster.md)
@@ -90,11 +91,9 @@ class ClusterWhatIf:
         placed = {str(number): _place(worker, setup) for number, worker in enumerate(load.warmed)}
         mixed = MixedLimits() if self._guess is None else MixedLimits(guess_output=self._guess)
         front_end = FrontEndOptions(limits, mixed, told.may_borrow, placed)
-        options = SimulationOptions(
-            seed=SEED, concurrency=load.concurrency, keep_requests=True, front_end=front_end, handoff=HandoffOptions(self._link)
-        )
+        options = SimulationOptions(seed=SEED, concurrency=load.concurrency, keep_requests=True, handoff=HandoffOptions(self._link))
         router = self._router(told.router, setup.specs[0].cache.block_size)
-        return load.figures(Simulation(setup.specs, router, options).run(load.requests).records, self._window.way_s)
+        return load.figures(FrontedSimulation(setup.specs, router, options, front_end).run(load.requests).records, self._window.way_s)
 
     def _router(self, name: str, block_size: int) -> Router:
         """What it has learned of answers it knows from the beginning, where the real one had seen some before the window."""

@@ -61,8 +61,6 @@ class FrontEnd:
         self._wants_keys = router.wants_keys
         for engine in engines:
             engine.on_repeats = partial(self._repeated, engine)
-            if router.wants_keys:
-                engine.tell_keys()
         self._router = RoleRouter(router, self.pools, self._there, clock)
         self._dispatcher = Dispatcher(self._router, options.backpressure, holds=self._holds)
         self._requests: dict[str, Request] = {}

@@ -29,7 +29,7 @@ from octavo.simulator.rate_curve import RateBracket, RateCurve
 from octavo.simulator.records import RequestRecord, Slo
 from octavo.simulator.report import SimulationReport
 from octavo.simulator.simulation import Simulation, SimulationOptions
-from octavo.simulator.split_search import walk_splits
+from octavo.simulator.split_search import SplitSearch
 from octavo.simulator.splitwise_study import (
     A100,
     H100,
@@ -266,49 +266,22 @@ class GoodputStudy:
         """Of all numbers of prompt machines within ``power`` (None: with as many machines as ``design`` has), the one that holds at the
         highest rate with the first seed; of equals the first that was found: the given one, then ``num_splits`` evenly, then halving the
         distance to the best. A worse split costs one run, at the next rate above the best one so far."""
-        search = _SplitSearch(self, design, workload, power, way)
-        walk_splits(search, design.num_prompt, self.options.num_splits)
-        if not search.tried:
+        def rates(num_prompt: int, best: float) -> tuple[float, float]:
+            curve = self.curve(Arm(design.split(num_prompt, power), way), workload, self.options.seeds[0])
+            if best:
+                place = _place(curve, best) + 1
+                if curve.at(place) > self.most_missed:
+                    return best, curve.rate(place)
+            bracket = curve.bracket(self.most_missed)
+            return bracket.holds_at, bracket.fails_at
+
+        search = SplitSearch(lambda num_prompt: design.split(num_prompt, power).num_token, rates)
+        search.run(design.num_prompt, self.options.num_splits)
+        if not search.best:
             raise ValueError(f"power: {power!r} is not allowed; it leaves {design} no machine for prompts or none for tokens")
-        arm = Arm(search.best, way)
-        return BestArm(arm, self.goodput(arm, workload, search.holds_at), tuple(search.tried.items()))
-
-
-class _SplitSearch:
-    """The best split so far, and the rate at which it holds with the first seed."""
-
-    def __init__(self, study: GoodputStudy, design: Design, workload: str, power: float | None, way: str) -> None:
-        self._study, self._design, self._workload, self._power, self._way = study, design, workload, power, way
-        self.tried: dict[Design, float] = {}
-        self.best = design
-        self.holds_at = 0.0
-
-    @property
-    def num_best(self) -> int:
-        return self.best.num_prompt
-
-    def most_prompt_machines(self) -> int:
-        """That leave a token machine."""
-        num_prompt = 1
-        while self._design.split(num_prompt + 1, self._power).num_token >= 1:
-            num_prompt += 1
-        return num_prompt
-
-    def try_split(self, num_prompt: int) -> None:
-        design = self._design.split(num_prompt, self._power)
-        if num_prompt < 1 or design.num_token < 1 or design in self.tried:
-            return
-        study = self._study
-        curve = study.curve(Arm(design, self._way), self._workload, study.options.seeds[0])
-        if self.tried and self.holds_at:
-            place = _place(curve, self.holds_at) + 1
-            if curve.at(place) > study.most_missed:
-                self.tried[design] = curve.rate(place)
-                return
-        bracket = curve.bracket(study.most_missed)
-        self.tried[design] = bracket.fails_at
-        if bracket.holds_at > self.holds_at or not self.holds_at:
-            self.best, self.holds_at = design, bracket.holds_at
+        arm = Arm(design.split(search.best, power), way)
+        tried = tuple((design.split(num_prompt, power), rate) for num_prompt, rate in search.tried.items())
+        return BestArm(arm, self.goodput(arm, workload, search.holds_at), tried)
 
 
 def _place(curve: RateCurve, rate: float) -> int:

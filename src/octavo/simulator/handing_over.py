@@ -62,9 +62,8 @@ class Handovers:
         self._pools = pools
         self._options = options
         self._engines = engines
-        roles = "decode" if any(engine.spec.role == "decode" for engine in engines) else "both"
-        self._receivers = [engine for engine in engines if engine.spec.role == roles]
-        self._down = set[int]()  # engines that are gone
+        self._receiving = "decode" if any(engine.spec.role == "decode" for engine in engines) else "both"
+        self._down = set[int]()  # engines that are gone, or take nothing new
         self._open: list[int] = []  # keys of hand-offs, some of them over
         self._links = Links(options.link, options.links)
         self._desk: HandoverDesk[_Load] = HandoverDesk(options.limits, self._choose, most_asked=1)  # answers come at once
@@ -113,8 +112,20 @@ class Handovers:
         self._follow(self._desk.worker_gone(index, now), now, touched)
         return lost, touched
 
+    def without_room(self, now: float) -> tuple[int, float]:
+        """See ``HandoverDesk``."""
+        return self._desk.without_room(now)
+
+    def num_coming(self, index: int) -> int:
+        """See ``HandoverDesk``."""
+        return self._desk.num_coming(index)
+
+    def close(self, index: int) -> None:
+        """Engine ``index`` takes nothing new."""
+        self._down.add(index)
+
     def back(self, index: int) -> None:
-        """Engine ``index`` is there again, and empty."""
+        """Engine ``index`` is there, or is there again, and takes what comes."""
         self._down.discard(index)
         self._desk.room_may_be_there()
 
@@ -136,7 +147,7 @@ class Handovers:
         if wanted is not None and wanted not in away:
             return wanted
         route = RouteRequest(request.request_id, len(request.prompt_token_ids), request.params.max_tokens)
-        candidates = [engine for engine in self._receivers if engine.index not in away]
+        candidates = [engine for engine in self._engines if engine.spec.role == self._receiving and engine.index not in away]
         return candidates[self._options.router.choose(route, candidates)].index if candidates else None
 
     def _follow(self, orders: list[Order[_Load]], now: float, touched: set[int]) -> None:

@@ -18,7 +18,8 @@ Summary = dict[str, float | int | None]
 
 @dataclass(frozen=True, slots=True)
 class EngineReport:
-    """``busy_share``: of the run, a step was in flight. ``pool_mean`` and ``pool_most``: share of the KV pool in use while busy."""
+    """``busy_share``: of the time that it was there, a step was in flight. ``pool_mean`` and ``pool_most``: share of the KV pool in use
+    while busy."""
 
     name: str
     role: str
@@ -31,6 +32,7 @@ class EngineReport:
     pool_most: float
     energy_j: float | None  # None where no watts are known
     cost_usd: float | None
+    there_s: float  # of the run, its start included
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +114,8 @@ def report_of(log: RequestLog, engines: Seq[SimEngine], handoffs: HandoffStats, 
 
 def _engine_report(engine: SimEngine, duration_s: float) -> EngineReport:
     stats, spec, power = engine.stats, engine.spec, engine.spec.power
-    num_blocks, idle_s = engine.scheduler.num_blocks, max(0.0, duration_s - stats.busy_s)
+    there_s = max(0.0, min(duration_s, engine.there_to_s) - engine.there_from_s)
+    num_blocks, idle_s = engine.scheduler.num_blocks, max(0.0, there_s - stats.busy_s)
     return EngineReport(
         name=spec.name,
         role=spec.role,
@@ -120,9 +123,10 @@ def _engine_report(engine: SimEngine, duration_s: float) -> EngineReport:
         num_steps=stats.num_steps,
         num_jumped_steps=stats.num_jumped_steps,
         num_preemptions=stats.num_preemptions + engine.scheduler.stats.num_preemptions,
-        busy_share=stats.busy_s / duration_s if duration_s else None,
+        busy_share=stats.busy_s / there_s if there_s else None,
         pool_mean=stats.block_s / stats.busy_s / num_blocks if stats.busy_s else None,
         pool_most=stats.most_blocks / num_blocks,
         energy_j=power.busy_w * stats.busy_s + power.idle_w * idle_s if power.busy_w else None,
-        cost_usd=None if power.usd_per_hour is None else power.usd_per_hour * duration_s / 3600.0,
+        cost_usd=None if power.usd_per_hour is None else power.usd_per_hour * there_s / 3600.0,
+        there_s=there_s,
     )

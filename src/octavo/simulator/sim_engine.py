@@ -84,6 +84,8 @@ class SimEngine:
     seed: int = 0
     jumps: bool = True
     stats: EngineStats = field(default_factory=EngineStats)
+    there_from_s: float = 0.0  # when its start began
+    there_to_s: float = math.inf
     in_flight: InFlight | None = None
     last_event: int = 0
     last_step_s: float = 0.0  # seconds of the last step that was not taken with others

@@ -3,8 +3,8 @@
     workload ─▶ router ─▶ engine (EngineLoop over SimBackend) ─▶ RequestLog ─▶ SimulationReport
 
 The engines are the real ones; only the device is a cost model, and time is told instead of read. Everything follows from the specs, the
-requests and the seed. At one moment things happen in this order: steps end (by engine), engines go or come back, hand-offs move on,
-requests arrive, steps begin (by engine), and those of a shared host settle how they hold each other up.
+requests and the seed. At one moment things happen in this order: steps end (by engine), engines go or come back, those that are scaled
+come and go, hand-offs move on, requests arrive, steps begin (by engine), and those of a shared host settle how they hold each other up.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from __future__ import annotations
 import heapq
 import random
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Set
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 from octavo.core.clock import MAX_SECONDS, VirtualClock
 from octavo.core.prefix_index import Namespace, prompt_keys
 from octavo.core.request import ParameterError, Request, SamplingParams, derive_seed
-from octavo.distributed.dispatcher import QueueFull
+from octavo.distributed.autoscale import ScaleLimits
 from octavo.distributed.roles import MixedLimits, RolePools
 from octavo.distributed.router import Router, RouteRequest, ShortestQueue
 from octavo.engine.outputs import OutputEvent
 from octavo.simulator.delivery import TokenReader
 from octavo.simulator.engine_spec import EngineSpec
-from octavo.simulator.front_end import FrontEnd, FrontEndOptions
 from octavo.simulator.handing_over import HandoffOptions, Handovers
 from octavo.simulator.outages import Outage, continued, moments
 from octavo.simulator.records import RequestLog, Slo
 from octavo.simulator.report import SimulationReport, report_of
+from octavo.simulator.scaling import SimScaling
 from octavo.simulator.shared_host import HostSharing, SharedHost, StepKind, check_hosts
 from octavo.simulator.sim_engine import SimEngine
 from octavo.workload.requests import WorkloadRequest
@@ -50,9 +50,9 @@ class SimulationOptions:
     keep_gaps: bool = False
     handoff: HandoffOptions = field(default_factory=HandoffOptions)  # where there are prefill engines
     mixed: MixedLimits | None = None  # prefill and decode engines lend each other a hand
-    front_end: FrontEndOptions | None = None  # requests wait there as at a cluster's, and ``mixed`` is its own; None: each goes at once
     outages: Seq[Outage] = ()
     hosts: Seq[HostSharing] = ()  # engines that hold each other up; nobody does so to those that are in none
+    scale: Mapping[str, ScaleLimits] = field(default_factory=dict)  # roles whose engines come and go with the load, and how many
     jump: bool = True  # take steps that only repeat at once: the same figures, sooner
 
 
@@ -72,30 +72,31 @@ class Simulation:
         self._reader = TokenReader[StepKind | None](random.Random(f"delivery:{self.options.seed}")) if is_late else None
         shared = (self.clock, self.log, self._events, self.options.seed)
         jumps = self.options.jump and not is_late  # what was read late elsewhere holds up what a jump would give
-        self.engines = [SimEngine(i, spec, *shared, jumps and i not in held_up) for i, spec in enumerate(specs)]
+        self._make_engine = lambda index, spec: SimEngine(index, spec, *shared, jumps and index not in held_up)
+        self.engines = [self._make_engine(i, spec) for i, spec in enumerate(specs)]
         self._hosts = [SharedHost(self.engines, host, self.options.seed) for host in self.options.hosts]
         self._host_of = {index: host for host, sharing in zip(self._hosts, self.options.hosts, strict=True) for index in sharing.engines}
-        self._entries = [engine for engine in self.engines if engine.spec.role != "decode"]
-        if not self._entries:
+        if all(spec.role == "decode" for spec in specs):
             raise ValueError("engines: all are of role decode; nobody computes prompts")
-        roles = {engine.spec.role for engine in self.engines}
-        if ("prefill" in roles) != ("decode" in roles) and (self.options.front_end is None or "both" not in roles):
-            raise ValueError("engines: prefill engines need decode engines to hand over to, and decode engines prefill engines")
+        self._check_roles({engine.spec.role for engine in self.engines})
         self._router = router or ShortestQueue()
-        chosen = self.options.front_end
-        self._front = None if chosen is None else FrontEnd(self._router, chosen, self.engines, self.clock.now)
-        self._pools = self._make_pools() if self._front is None else self._front.pools
+        self._pools = self._make_pools()
+        self._able = [engine for engine in self.engines if self._computes_prompts(engine)]
         self.handoffs = Handovers(self.engines, self.options.handoff, self._pools)
         self._wants_keys = self._router.wants_keys
-        for engine in self._entries if self._wants_keys else ():
+        for engine in self._able if self._wants_keys else ():
             engine.tell_keys()
+        self._scaling = SimScaling(self.options.scale, self.engines, self.log) if self.options.scale else None
         self._numbers = count()
         self._requests: dict[str, tuple[Request, int | None]] = {}  # to be handed over: (request, to whom, if that was chosen)
         self._dirty: set[int] = set()  # engines that may begin a step now
         self._moments = deque(moments(self.options.outages, len(specs)))
         self._down: set[int] = set()  # engines that are gone
         self._held: list[Request] = []  # while no engine is there that would take them
-        self._most_output: dict[str, int] = {}  # of live requests that allow more than they make
+
+    def _check_roles(self, roles: Set[str]) -> None:
+        if ("prefill" in roles) != ("decode" in roles):
+            raise ValueError("engines: prefill engines need decode engines to hand over to, and decode engines prefill engines")
 
     def _make_pools(self) -> RolePools | None:
         if self.options.mixed is None:
@@ -103,8 +104,17 @@ class Simulation:
         pools = RolePools(self._router, self.options.mixed, self.engines[0].spec.cache.block_size)
         for engine in self.engines:
             pools.add(engine.index, engine.spec.role, engine.spec.num_blocks)
-        self._entries = self.engines
         return pools
+
+    def _computes_prompts(self, engine: SimEngine) -> bool:
+        return engine.spec.role != "decode" or self._pools is not None
+
+    def _entries(self) -> Seq[SimEngine]:
+        """Engines that take requests, as far as they are there."""
+        away, scaling = self._down, self._scaling
+        if not away and scaling is None:
+            return self._able
+        return [one for one in self._able if one.index not in away and not (scaling is not None and scaling.is_closed(one.index))]
 
     # --- the run ------------------------------------------------------------------------------------------------------------------------
 
@@ -116,12 +126,11 @@ class Simulation:
             self._refill(source, self.options.concurrency)
             self._begin_steps(0.0)
         until_s = float("inf") if self.options.until_s is None else self.options.until_s
-        while upcoming is not None or self._events or self.handoffs.next_s() < float("inf") or (self._held and self._moments):
+        while upcoming is not None or self._events or self.handoffs.next_s() < float("inf") or (self._held and self._more_may_come()):
             now = min(self._events[0][0] if self._events else float("inf"), self.handoffs.next_s())
             if self._moments:
                 now = min(now, self._moments[0][0])
-            if self._front is not None:
-                now = min(now, max(self._front.next_s(), self.clock.now()))
+            now = min(now, max(self._due_s(), self.clock.now()))
             if upcoming is not None:
                 now = min(now, max(upcoming.arrival_s, self.clock.now()))
             if now > until_s:
@@ -133,6 +142,8 @@ class Simulation:
             num_ended = self._end_steps(now)
             while self._moments and self._moments[0][0] <= now:
                 self._go_or_come_back(*self._moments.popleft())
+            if self._scaling is not None and self._scaling.next_s <= now:
+                self._scale(self._scaling, now)
             self._dirty |= self.handoffs.advance(now)
             if self.options.concurrency:
                 self._refill(source, num_ended)
@@ -146,6 +157,10 @@ class Simulation:
         for engine in self.engines:
             engine.interrupt()  # where the run was stopped: what has ended by then counts, jumped or not
         return report_of(self.log, self.engines, self.handoffs.stats, self.clock.now())
+
+    def _due_s(self) -> float:
+        """When something is to be looked at, whatever engines do; infinity: nothing is."""
+        return float("inf") if self._scaling is None else self._scaling.next_s
 
     def _next(self, source: Iterator[WorkloadRequest], last_s: float) -> WorkloadRequest | None:
         upcoming = next(source, None)
@@ -173,13 +188,13 @@ class Simulation:
             self._dirty.add(engine.index)
             for event in engine.finish():
                 num_ended += self._take_event(engine, event, now)
-            if self._front is not None:
-                self._front.stepped(engine)
+            self._stepped(engine)
         return num_ended
 
+    def _stepped(self, engine: SimEngine) -> None:
+        """A step of it has ended, or a run of steps, and the next one has not begun."""
+
     def _begin_steps(self, now: float) -> None:
-        if self._front is not None and len(self._front):
-            self._send(self._front, now)
         for index in sorted(self._dirty):
             self.engines[index].begin(now)
         self._dirty.clear()
@@ -191,29 +206,73 @@ class Simulation:
     def _go_or_come_back(self, now: float, is_back: bool, index: int) -> None:
         """An engine is killed, and its requests go on elsewhere; or it is there again, and takes those that were held."""
         engine = self.engines[index]
+        if self._scaling is not None and self._scaling.is_gone(index):
+            return
         if is_back:
             self._down.discard(index)
-            self.handoffs.back(index)
             if self._pools is not None:
                 self._pools.add(index, engine.spec.role, engine.spec.num_blocks)
-            if self._front is not None:
-                self._front.back(index)
-            held, self._held = self._held, []
-            for request in held:
-                self._place(request)
+            if self._scaling is None or not self._scaling.is_closed(index):
+                self._opened(index)
             return
         self._down.add(index)
         if self._pools is not None:
             self._pools.remove(index)
-        if self._front is not None:
-            self._front.gone(index)
-        elif self._wants_keys:
-            self._router.gone(index)
+        self._lost(index)
         on_their_way, touched = self.handoffs.gone(index, now)
         self._dirty |= touched
         for request, output_token_ids in (*engine.fail(), *on_their_way):
             self.log.num_moved += 1
             self._place(continued(request, output_token_ids))
+
+    def _lost(self, index: int) -> None:
+        """An engine is gone with all it had: whoever chooses is told."""
+        if self._wants_keys:
+            self._router.gone(index)
+
+    def _more_may_come(self) -> bool:
+        """Engines that would take what is held."""
+        return bool(self._moments) or not self.options.scale.keys().isdisjoint(("prefill", "both"))
+
+    # --- scaling ------------------------------------------------------------------------------------------------------------------------
+
+    def _scale(self, scaling: SimScaling, now: float) -> None:
+        """Engines come and go as the scalers say."""
+        coming_back = {index for _, is_back, index in self._moments if is_back}
+        down = {index: index in coming_back for index in self._down}
+        waiting = len(self._held), sum(len(request.prompt_token_ids) for request in self._held)
+        changes = scaling.advance(now, self.handoffs, self._pools, down, waiting)
+        for role in changes.added:
+            first = next(engine.spec for engine in self.engines if engine.spec.role == role)
+            engine = self._make_engine(len(self.engines), replace(first, name=f"{role}-added-{len(self.engines)}"))
+            engine.there_from_s = now
+            self.engines.append(engine)
+            if self._computes_prompts(engine):
+                self._able.append(engine)
+            self.handoffs.close(engine.index)
+            scaling.starts(engine, now)
+            if self._pools is not None:
+                self._pools.add(engine.index, role, engine.spec.num_blocks)
+            if self._wants_keys and self._computes_prompts(engine):
+                engine.tell_keys()
+        for index in changes.closed:
+            self.handoffs.close(index)
+        for index in changes.gone:
+            self.engines[index].there_to_s = now
+            if self._pools is not None:
+                self._pools.remove(index)
+            if self._wants_keys:
+                self._router.gone(index)
+        for index in changes.opened:
+            if index not in self._down:
+                self._opened(index)
+
+    def _opened(self, index: int) -> None:
+        """An engine takes requests, and those that were held first."""
+        self.handoffs.back(index)
+        held, self._held = self._held, []
+        for request in held:
+            self._place(request)
 
     # --- requests -----------------------------------------------------------------------------------------------------------------------
 
@@ -223,24 +282,21 @@ class Simulation:
         request = self._request(work, number, arrival_s)
         num_prompt = len(request.prompt_token_ids)
         self.log.arrived(request.request_id, arrival_s, num_prompt)
-        if work.most_output is not None:
-            self._most_output[request.request_id] = work.most_output
+        if self._scaling is not None:
+            self._scaling.num_prompt_tokens += num_prompt
         return self._place(request)
 
     def _place(self, request: Request) -> bool:
         """Route a request, which may have drawn some tokens elsewhere, to an engine. False: it can never run there."""
-        if self._front is not None:
-            return self._hold_back(self._front, request)
-        entries = [engine for engine in self._entries if engine.index not in self._down] if self._down else self._entries
-        if entries:
-            self._tell_keys(entries)
-        engine = self._engine_for(self._route(request), request, entries) if entries else None
+        entries = self._entries()
+        engine = self._engine_for(self._route(request, entries), request, entries) if entries else None
         if engine is None:
             self._held.append(request)
             return True
         return self._add(engine, request)
 
     def _add(self, engine: SimEngine, request: Request) -> bool:
+        """Queue it there. False: it can never run there."""
         try:
             engine.add(request)
         except ParameterError as error:
@@ -254,41 +310,17 @@ class Simulation:
         self.log.refused(request.request_id, str(error))
         return False
 
-    def _tell_keys(self, engines: Seq[SimEngine]) -> None:
-        """Tell the router what their caches have come to offer, if it wants to hear of it."""
-        for engine in engines if self._wants_keys else ():
+    def _route(self, request: Request, entries: Seq[SimEngine]) -> RouteRequest:
+        """What the router is told of a request, and before it what the engines' caches have come to offer."""
+        for engine in entries if self._wants_keys else ():
             self._router.told(engine.index, *engine.take_key_changes())
+        num_prompt, num_output = len(request.prompt_token_ids), request.params.max_tokens
+        return RouteRequest(request.request_id, num_prompt, num_output, request.session, self._keys_of(request))
 
-    def _route(self, request: Request) -> RouteRequest:
-        """What the router is told of a request: at a front end no more than real ones know."""
-        keys = tuple[bytes, ...]()
-        if self._wants_keys:
-            keys = tuple(prompt_keys("sim", Namespace(), request.prompt_token_ids, self.engines[0].spec.cache.block_size))
-        name, num_prompt, num_output = request.request_id, len(request.prompt_token_ids), request.params.max_tokens
-        if self._front is None:
-            return RouteRequest(name, num_prompt, num_output, request.session, keys)
-        most = self._most_output.get(name, num_output)
-        return RouteRequest(name, num_prompt, None, request.session, keys, request.priority, request.user, most)
-
-    # --- a front end ----------------------------------------------------------------------------------------------------------------------
-
-    def _hold_back(self, front: FrontEnd, request: Request) -> bool:
-        """A request waits until its turn is, and goes then in ``_send``. False: it can never run."""
-        place = front.placed.get(request.request_id)
-        if place is not None:
-            return self._add(self.engines[place], request)
-        try:
-            front.submit(request, self._route(request), self.clock.now())
-        except (ParameterError, QueueFull) as error:
-            return self._refuse(request, error)
-        return True
-
-    def _send(self, front: FrontEnd, now: float) -> None:
-        """What waits and may go goes to its engine."""
-        while (sent := front.next(now)) is not None:
-            if sent.receiver is not None:
-                self._requests[sent.request.request_id] = sent.request, sent.receiver
-            self._add(self.engines[sent.engine], sent.request)
+    def _keys_of(self, request: Request) -> tuple[bytes, ...]:
+        """Of its prompt's blocks, where the router wants them."""
+        block_size = self.engines[0].spec.cache.block_size
+        return tuple(prompt_keys("sim", Namespace(), request.prompt_token_ids, block_size)) if self._wants_keys else ()
 
     def _engine_for(self, route: RouteRequest, request: Request, entries: Seq[SimEngine]) -> SimEngine | None:
         """The engine that is to compute the prompt. Who is to be handed over is remembered until then. None: nobody computes prompts."""
@@ -307,12 +339,12 @@ class Simulation:
     def _over(self, request_id: str, num_output: int) -> None:
         """A request has ended, or was refused: whoever remembers it may forget it."""
         self._requests.pop(request_id, None)
-        self._most_output.pop(request_id, None)
         if self._reader is not None:
             self._reader.ended(request_id)
-        if self._front is not None:
-            self._front.ended(request_id, num_output)
-            return
+        self._routed(request_id, num_output)
+
+    def _routed(self, request_id: str, num_output: int) -> None:
+        """A request is over: whoever chose for it is told."""
         if self._wants_keys:
             self._router.ended(request_id, num_output)
         if self._pools is not None:
@@ -341,6 +373,8 @@ class Simulation:
             is_first = live.num_output == len(event.token_ids)
             if is_first:
                 live.num_cached = event.num_cached_tokens
+                if self._scaling is not None:
+                    self._scaling.num_begun += 1
         if event.token_ids and self._pools is not None:
             self._pools.prefilled(event.request_id)
         if event.finish_reason is None:

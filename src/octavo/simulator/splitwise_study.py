@@ -13,14 +13,14 @@ import random
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from itertools import count, takewhile
+from itertools import takewhile
 from pathlib import Path
 
 from octavo.costs.tables import MachineTable, TableCost, read_machine_tables
 from octavo.simulator.block_cluster import BlockCluster, ClusterResult, ClusterSpec
 from octavo.simulator.rate_curve import RateBracket
 from octavo.simulator.slowdown import Slowdown, slowdown_of
-from octavo.simulator.split_search import walk_splits
+from octavo.simulator.split_search import SplitSearch
 from octavo.workload.arrivals import OpenLoop
 from octavo.workload.lengths import Recorded
 from octavo.workload.requests import Independent
@@ -211,41 +211,20 @@ class Study:
 
         A split is only tried at the next rate above the best one so far, so worse ones cost one run each.
         """
-        search = _SplitSearch(self, design, lookup, power, cost, workload)
-        walk_splits(search, design.num_prompt, self.options.num_splits)
-        return search.result()
+        seed, step = self.options.seeds[0], self.options.step
 
+        def rates(num_prompt: int, best: float) -> tuple[float, float]:
+            tried = design.split(num_prompt, power, cost)
+            rate = best or self.bracket(tried, lookup, seed, workload).holds_at
+            while self.holds(tried, lookup, rate + step, seed, workload):
+                rate += step
+            return rate, rate + step
 
-class _SplitSearch:
-    """The best split so far, and the rate at which it holds."""
-
-    def __init__(self, study: Study, design: Design, lookup: str, power: float | None, cost: float | None, workload: str) -> None:
-        self._study, self._design, self._lookup, self._workload = study, design, lookup, workload
-        self._limits = (power, cost)
-        self._seed = study.options.seeds[0]
-        self._tried: dict[Design, float] = {}
-        self.best = design
-        self._rate = 0.0
-
-    @property
-    def num_best(self) -> int:
-        return self.best.num_prompt
-
-    def most_prompt_machines(self) -> int:
-        """That leave a token machine."""
-        return max(n for n in takewhile(lambda n: self._design.split(n, *self._limits).num_token >= 1, count(1)))
-
-    def try_split(self, num_prompt: int) -> None:
-        design = self._design.split(num_prompt, *self._limits)
-        if num_prompt < 1 or design.num_token < 1 or design in self._tried:
-            return
-        study, args = self._study, (self._seed, self._workload)
-        if not self._tried:
-            self.best, self._rate = design, study.bracket(design, self._lookup, *args).holds_at
-        while study.holds(design, self._lookup, self._rate + study.options.step, *args):
-            self.best, self._rate = design, self._rate + study.options.step
-        self._tried[design] = self._rate + study.options.step
-
-    def result(self) -> BestSplit:
-        bracket = self._study.bracket(self.best, self._lookup, self._seed, self._workload, self._rate)
-        return BestSplit(self.best, bracket, tuple(self._tried.items()))
+        search = SplitSearch(lambda num_prompt: design.split(num_prompt, power, cost).num_token, rates)
+        search.run(design.num_prompt, self.options.num_splits)
+        if not search.best:
+            limit = f"power: {power!r}" if cost is None else f"cost: {cost!r}"
+            raise ValueError(f"{limit} is not allowed; it leaves {design} no machine for prompts or none for tokens")
+        best = design.split(search.best, power, cost)
+        tried = tuple((design.split(num_prompt, power, cost), rate) for num_prompt, rate in search.tried.items())
+        return BestSplit(best, self.bracket(best, lookup, seed, workload, search.holds_at), tried)

@@ -53,6 +53,12 @@ class OpenLoop:
         if not 0 <= self.cv <= 100:
             raise ValueError(f"cv: {self.cv!r} is not allowed; from 0 to 100")
 
+    @classmethod
+    def of_burstiness(cls, rate: float, burstiness: float) -> OpenLoop:
+        """vLLM's burstiness is the shape of the gaps' distribution, whose coefficient of variation is shape ** -0.5; infinite: a fixed
+        rate."""
+        return cls(rate, 0.0 if math.isinf(burstiness) else burstiness**-0.5)
+
     def times(self, rng: random.Random) -> Iterator[float]:
         if self.cv == 0:
             return (i / self.rate for i in itertools.count(1))

@@ -52,6 +52,13 @@ class Independent:
             yield self.prompt.draw(rng), self.output.draw(rng)
 
 
+def _integers(name: str, text: str, form: str, least: int, most: int) -> list[int]:
+    parts = text.split(":")
+    if not (least <= len(parts) <= most and all(part.isascii() and part.isdigit() for part in parts)):
+        raise ValueError(f"{name}: {text!r} is not of the form {form}")
+    return [int(part) for part in parts]
+
+
 @dataclass(frozen=True, slots=True)
 class SharedPrefix:
     """Each request begins with the ``num_tokens`` of one of ``num_groups`` prefixes, drawn evenly; its own prompt follows."""
@@ -62,6 +69,11 @@ class SharedPrefix:
     def __post_init__(self) -> None:
         if self.num_tokens < 1 or self.num_groups < 1:
             raise ValueError(f"shared_prefix: {self.num_tokens}:{self.num_groups} is not allowed; at least 1 token and 1 group")
+
+    @classmethod
+    def parse(cls, text: str) -> SharedPrefix:
+        """TOKENS or TOKENS:GROUPS. Raises ValueError."""
+        return cls(*_integers("shared_prefix", text, "TOKENS[:GROUPS]", 1, 2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +86,11 @@ class TokenRange:
     def __post_init__(self) -> None:
         if not 0 <= self.low < self.high <= 1 << 31:
             raise ValueError(f"token_ids: {self.low}:{self.high} is not allowed; 0 <= LOW < HIGH <= {1 << 31}")
+
+    @classmethod
+    def parse(cls, text: str) -> TokenRange:
+        """LOW:HIGH. Raises ValueError."""
+        return cls(*_integers("token_ids", text, "LOW:HIGH", 2, 2))
 
     def draw(self, rng: random.Random, num_tokens: int) -> list[int]:
         """By remainder of 32 random bits: no id is likelier than another by more than (high - low) / 2**32."""

@@ -1,4 +1,4 @@
-"""The native module: see bindings.cc, probes_bind.cc and kernels/sampling_bind.cc in native/src, which check every argument."""
+"""The native module: see native/src/bindings, which checks every argument."""
 
 from collections.abc import Sequence
 from typing import Any, overload
@@ -117,7 +117,7 @@ def dequantize(dtype: str, raw: Buffer, rows: int, columns: int, out: Buffer) ->
 def matmul_test(isa: str, dtype: str, raw: Buffer, rows: int, columns: int, x: Buffer, widen: bool, out: Buffer) -> None: ...
 def raw_logprobs(logits: Buffer, token_id: int, k: int, isa: str) -> tuple[int, float, int, list[int], list[float]]: ...
 
-# Probes, kernel checks and kernel speeds: see native/src/probes_bind.cc. An ``isa`` is a level, or a level with entries of others
+# Probes, kernel checks and kernel speeds: see native/src/bindings/probes.cc. An ``isa`` is a level, or a level with entries of others
 # ("avx512-matmul:avx2"); here and above.
 def kernel_entries() -> list[str]: ...
 def thread_cpus(threads: int) -> list[list[int]]: ...

@@ -5,10 +5,10 @@
 #pragma once
 
 #include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 
 #include <string>
 
+#include "bindings/arguments.h"
 #include "kv/kv_wire.h"
 #include "program/runner.h"
 
@@ -16,10 +16,6 @@ namespace octavo {
 
 class KVWire {
  public:
-  using Pages = nanobind::ndarray<const int32_t, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
-  using Taken = nanobind::ndarray<uint8_t, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
-  using Given = nanobind::ndarray<const uint8_t, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
-
   // runner_of(model) is the model's Runner.
   template <class M, class F>
   static void bind(nanobind::class_<M>& c, F runner_of) {
@@ -29,14 +25,14 @@ class KVWire {
        require(layer >= 0 && layer < kv.num_layers(), "KV layer " + std::to_string(layer) + ": layers are 0 to " + std::to_string(kv.num_layers() - 1));
        return wire_layer_bytes(kv, layer, packed);
      }, "layer"_a, "packed"_a, "Bytes that a layer of one block takes in what `export_kv` gives.")
-        .def("export_kv", [=](M& m, int begin, int end, const Pages& pages, const Taken& to, bool packed) {
+        .def("export_kv", [=](M& m, int begin, int end, const In<int32_t>& pages, const Out<uint8_t>& to, bool packed) {
           const Runner& runner = runner_of(m);
           const KVPart part = checked(store_of(runner), begin, end, pages, to.size(), packed);
           nanobind::gil_scoped_release release;
           octavo::export_kv(runner.kernels(), *runner.kv(), part, packed, to.data());
         }, "begin"_a, "end"_a, "pages"_a.noconvert(), "to"_a.noconvert(), "packed"_a,
              "Layers begin .. end - 1 of blocks whose pages by column are `pages`, int32, flat. From any thread, without the interpreter lock.")
-        .def("import_kv", [=](M& m, int begin, int end, const Pages& pages, const Given& from, bool packed) {
+        .def("import_kv", [=](M& m, int begin, int end, const In<int32_t>& pages, const Bytes& from, bool packed) {
           const Runner& runner = runner_of(m);
           const KVPart part = checked(store_of(runner), begin, end, pages, from.size(), packed);
           nanobind::gil_scoped_release release;
@@ -54,16 +50,12 @@ class KVWire {
   }
 
  private:
-  static void require(bool ok, const std::string& message) {
-    if (!ok) throw nanobind::value_error(message.c_str());
-  }
-
   static const KVStore& store_of(const Runner& runner) {
     require(runner.kv() != nullptr, "KV of a pool that is not there: allocate_kv comes first");
     return *runner.kv();
   }
 
-  static KVPart checked(const KVStore& kv, int begin, int end, const Pages& pages, size_t num_bytes, bool packed) {
+  static KVPart checked(const KVStore& kv, int begin, int end, const In<int32_t>& pages, size_t num_bytes, bool packed) {
     const size_t columns = (size_t)kv.num_columns();
     require(pages.size() % columns == 0, "KV pages: one of each column for each block");
     const KVPart part{begin, end, pages.data(), pages.size() / columns};

@@ -2,12 +2,12 @@
 #pragma once
 
 #include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 
 #include <cstring>
 #include <memory>
 #include <string>
 
+#include "bindings/arguments.h"
 #include "kv/host_store.h"
 
 namespace octavo {
@@ -15,15 +15,12 @@ namespace octavo {
 // Blocks may be read and written while a step runs, as long as that step does not move them.
 class HostKV {
  public:
-  using Moves = nanobind::ndarray<const int32_t, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
-  using Data = nanobind::ndarray<const uint8_t, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
-
   void allocate(const KVStore* kv, int num_blocks, int num_packed) {
     require(kv != nullptr, "allocate_host_kv before allocate_kv");
     store_ = std::make_unique<HostStore>(*kv, num_blocks, num_packed);
   }
 
-  void move(const Kernels& kernels, KVStore* kv, const Moves& saves, const Moves& loads) {
+  void move(const Kernels& kernels, KVStore* kv, const In<int32_t>& saves, const In<int32_t>& loads) {
     HostStore& store = open();
     const size_t entry = (size_t)kv->num_columns() + 1;
     require(saves.size() % entry == 0 && loads.size() % entry == 0, "block moves: the pages of a pool block, and a host block");
@@ -33,7 +30,7 @@ class HostKV {
 
   nanobind::bytes read(int block) { return nanobind::bytes(at(block), store_->block_bytes(block)); }
 
-  void write(int block, const Data& data) {
+  void write(int block, const Bytes& data) {
     uint8_t* to = at(block);
     const std::string size = std::to_string(store_->block_bytes(block));
     require(data.size() == store_->block_bytes(block), "host block: " + std::to_string(data.size()) + " bytes are given, and a block has " + size);
@@ -42,10 +39,6 @@ class HostKV {
   }
 
  private:
-  static void require(bool ok, const std::string& message) {
-    if (!ok) throw nanobind::value_error(message.c_str());
-  }
-
   HostStore& open() {
     require(store_ != nullptr, "there is no host pool: allocate_host_kv comes first");
     return *store_;

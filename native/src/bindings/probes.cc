@@ -8,6 +8,7 @@
 #include <string>
 #include <tuple>
 
+#include "bindings/arguments.h"
 #include "checks/kernel_check.h"
 #include "probes/arithmetic_probe.h"
 #include "probes/kernel_speed.h"
@@ -21,24 +22,6 @@ namespace octavo {
 namespace {
 
 using Release = nb::call_guard<nb::gil_scoped_release>;
-
-void require(bool ok, const std::string& message) {
-  if (!ok) throw std::invalid_argument(message);
-}
-
-const Kernels& table_of(const std::string& isa) {
-  const Kernels* table = kernels_by_spec(isa);
-  require(table != nullptr, "isa: " + isa + " is not a kernel path that this machine and build have");
-  return *table;
-}
-
-KVType kv_type_of(const std::string& dtype) {
-  if (dtype == "f16") return KVType::kF16;
-  if (dtype == "bf16") return KVType::kBF16;
-  if (dtype == "int8") return KVType::kI8;
-  require(dtype == "f32", "kv dtype: " + dtype + " is not one of f16, bf16, f32, int8");
-  return KVType::kF32;
-}
 
 using ReadRow = std::tuple<int, int, bool, double, double>;
 std::vector<ReadRow> reads(int threads, uint64_t total_bytes, double budget_s) {
@@ -79,7 +62,7 @@ SpeedRow row_of(const KernelSpeed& s) { return {s.seconds, s.bytes, s.operations
 
 SpeedRow matmul_speed(const std::string& isa, int threads, const std::string& dtype, int n, int k, int rows, double budget_s) {
   ThreadPool pool(threads);
-  return row_of(time_matmul(table_of(isa), pool, dtype, n, k, rows, budget_s));
+  return row_of(time_matmul(kernels_of(isa), pool, dtype, n, k, rows, budget_s));
 }
 
 SpeedRow attention_speed(const std::string& isa, int threads, const std::string& kv_dtype, std::tuple<int, int, int> heads, int context, int rows,
@@ -87,8 +70,8 @@ SpeedRow attention_speed(const std::string& isa, int threads, const std::string&
   const auto [num_heads, kv_heads, head_dim] = heads;
   require(kv_heads >= 1 && num_heads >= kv_heads && num_heads % kv_heads == 0 && head_dim >= 1, "heads: a multiple of the KV heads, head_dim at least 1");
   ThreadPool pool(threads);
-  const AttentionCase c{{num_heads, kv_heads, head_dim, 0.125f, 0.0f, 0}, kv_type_of(kv_dtype), context, rows, kv_bytes};
-  return row_of(time_attention(table_of(isa), pool, c, budget_s));
+  const AttentionCase c{{num_heads, kv_heads, head_dim, 0.125f, 0.0f, 0}, kv_type("kv dtype", kv_dtype), context, rows, kv_bytes};
+  return row_of(time_attention(kernels_of(isa), pool, c, budget_s));
 }
 
 }  // namespace
@@ -104,12 +87,12 @@ void bind_probes(nb::module_& m) {
     return names;
   }, "Entries of a kernel path that can be taken from another level.");
   m.def("check_kernels", [](const std::string& isa, bool full) {
-    return rows_of(check_kernels(table_of(isa), *sampling_kernels_by_spec(isa), extent_of(full)));
+    return rows_of(check_kernels(kernels_of(isa), sampling_kernels_of(isa), extent_of(full)));
   },
         "isa"_a, "full"_a, Release(), "[(kernel, format, shape, right, error, tolerance)]");
   m.def("check_kernels_test", [](const std::string& isa, bool full, const std::string& fault) {
-    const Kernels& table = table_of(isa);
-    const SamplingKernels& sampling = *sampling_kernels_by_spec(isa);
+    const Kernels& table = kernels_of(isa);
+    const SamplingKernels& sampling = sampling_kernels_of(isa);
     if (fault == "sampling") return rows_of(check_kernels(table, with_sampling_fault(sampling), extent_of(full)));
     return rows_of(check_kernels(with_fault(table, fault), sampling, extent_of(full)));
   }, "isa"_a, "full"_a, "fault"_a, Release(), "As check_kernels, for tests: the entry `fault` gives a wrong value.");

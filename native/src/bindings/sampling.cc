@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 
+#include "bindings/arguments.h"
 #include "kernels/sampler_slots.h"
 #include "runtime/aligned.h"
 #include "runtime/kernel_table.h"
@@ -17,8 +18,8 @@ namespace nb = nanobind;
 namespace octavo {
 namespace {
 
-using Logits = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Mask = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Logits = In<float>;
+using Mask = In<uint32_t>;
 
 float* thread_scratch(int vocab_size) {
   thread_local AlignedArray<float> scratch;
@@ -125,14 +126,8 @@ nb::tuple sample(SamplerSlots& slots, int slot, Logits logits, int64_t position,
   return nb::make_tuple(out.token_id, out.has_logprobs ? nb::object(logprobs_tuple(out.logprobs)) : nb::none(), nb::none());
 }
 
-const SamplingKernels& kernels_of(const std::string& isa) {
-  const SamplingKernels* kernels = sampling_kernels_by_spec(isa);
-  if (!kernels) throw nb::value_error(("isa: " + isa + " is not one of portable, avx2, avx512, avx512_vnni, avx512_bf16 that this machine and build have").c_str());
-  return *kernels;
-}
-
 nb::tuple python_raw_logprobs(Logits logits, int token_id, int k, const std::string& isa) {
-  const SamplingKernels& kernels = kernels_of(isa);
+  const SamplingKernels& kernels = sampling_kernels_of(isa);
   const int vocab_size = static_cast<int>(logits.size());
   if (token_id < 0 || token_id >= vocab_size) {
     throw nb::value_error(("token_id: " + std::to_string(token_id) + " is not in 0 .. " + std::to_string(vocab_size - 1)).c_str());
@@ -154,7 +149,7 @@ void bind_sampling(nb::module_& m) {
   nb::class_<SamplerSlots>(m, "SamplerSlots", "Sampling state of sequences and the native draw; the rule is octavo.sampling.reference.")
       .def("__init__",
            [](SamplerSlots* self, int vocab_size, int max_num_slots, const std::string& isa) {
-             new (self) SamplerSlots(vocab_size, max_num_slots, &kernels_of(isa));
+             new (self) SamplerSlots(vocab_size, max_num_slots, &sampling_kernels_of(isa));
            },
            nb::arg("vocab_size"), nb::arg("max_num_slots"), nb::arg("isa"))
       .def("open", &open_slot, nb::arg("entry"), "Open entry.slot from a core.step.SlotOpen.")

@@ -1,0 +1,139 @@
+"""Engines of a simulation that come and go with the load: the scalers of a cluster, told of simulated engines.
+
+    START ─(start_s)─▶ takes requests ⇄ DRAIN: nothing new, KEEP: again ─▶ empty: STOP
+
+Owns when the scalers are asked, what they are told, and which engines are starting, draining, or over. What becomes of engines is the
+simulation's to do: it is told in ``Changes``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+from octavo.costs.full_step import USUAL_CONTEXT, full_step_prices
+from octavo.distributed.autoscale import ScaleAction, ScaleLimits
+from octavo.distributed.pool_scaling import ClusterLoad, PoolScaling, PoolWorker
+from octavo.distributed.roles import RolePools
+from octavo.distributed.views import waiting_s
+from octavo.simulator.handing_over import Handovers
+from octavo.simulator.records import RequestLog
+from octavo.simulator.sim_engine import SimEngine
+
+ASK_S = 1.0  # as in a cluster
+
+
+@dataclass(slots=True)
+class Changes:
+    """What is to be done. ``added``: roles of engines that begin to start; ``opened``: engines that take requests from now on, or again;
+    ``closed``: that take no more; ``gone``: that are empty and end."""
+
+    added: list[str] = field(default_factory=list)
+    opened: list[int] = field(default_factory=list)
+    closed: list[int] = field(default_factory=list)
+    gone: list[int] = field(default_factory=list)
+
+
+class SimScaling:
+    """``limits`` by role; ``start_s`` of these is what a start takes. ``engines``: all that there are or were, by index."""
+
+    def __init__(self, limits: Mapping[str, ScaleLimits], engines: Seq[SimEngine], log: RequestLog) -> None:
+        self._pools, self._limits, self._engines, self._log = PoolScaling(limits), limits, engines, log
+        for role, one in limits.items():
+            there = sum(engine.spec.role == role for engine in engines)
+            if not one.least <= there <= one.most:
+                raise ValueError(f"scale: {there} engines of role {role} are not allowed; from {one.least} to {one.most}")
+        self.num_prompt_tokens = self.num_begun = 0  # of all requests that came, and of these with a first token
+        self._starts: dict[int, float] = {}  # engine -> when it will be there
+        self._draining = set[int]()
+        self._gone = set[int]()
+        self._ask_s = 0.0
+
+    @property
+    def next_s(self) -> float:
+        """When there is something to do next."""
+        return min(self._ask_s, *self._starts.values(), float("inf"))
+
+    def is_gone(self, index: int) -> bool:
+        """It was stopped for good."""
+        return index in self._gone
+
+    def is_closed(self, index: int) -> bool:
+        """It takes no requests: it is starting, draining, or gone."""
+        return index in self._starts or index in self._draining or index in self._gone
+
+    def starts(self, engine: SimEngine, now: float) -> None:
+        """An engine has been added, and will be there after its start."""
+        self._starts[engine.index] = now + self._limits[engine.spec.role].start_s
+
+    def advance(
+        self, now: float, handoffs: Handovers, pools: RolePools | None, down: Mapping[int, bool], waiting: tuple[int, int]
+    ) -> Changes:
+        """All that is due by ``now``. ``down``: engines that an outage has taken, and whether they come back; ``waiting``: requests that no
+        engine has, and their tokens."""
+        changes = Changes(opened=[index for index, due_s in self._starts.items() if due_s <= now])
+        for index in changes.opened:
+            del self._starts[index]
+        if now < self._ask_s:
+            return changes
+        self._ask_s = now + ASK_S
+        for engine in self._engines:
+            engine.interrupt()  # what has ended by now counts
+        there = [engine for engine in self._engines if engine.index not in self._gone and down.get(engine.index, True)]
+        workers = [self._worker(engine, handoffs, pools, engine.index in down) for engine in there]
+        for role, step in self._pools.decide(workers, self._load(now, handoffs, waiting), now):
+            if step.action is ScaleAction.START:
+                changes.added.append(role)
+            else:
+                assert step.index is not None
+                self._change(step.action, step.index, changes)
+        return changes
+
+    def _change(self, action: ScaleAction, index: int, changes: Changes) -> None:
+        if action is ScaleAction.DRAIN:
+            self._draining.add(index)
+            changes.closed.append(index)
+            return
+        self._draining.remove(index)
+        if action is ScaleAction.KEEP:
+            changes.opened.append(index)
+        else:
+            self._gone.add(index)
+            changes.gone.append(index)
+
+    def _load(self, now: float, handoffs: Handovers, waiting: tuple[int, int]) -> ClusterLoad:
+        log, (num_waiting, num_waiting_tokens) = self._log, waiting
+        num_output = log.num_output_tokens + sum(live.num_output for live in log.live.values())
+        num_ended = log.num_completed + log.num_refused + log.num_failed
+        open_ones = len(log.live) - num_waiting
+        came = (self.num_prompt_tokens, num_output, self.num_begun, num_ended)
+        return ClusterLoad(*came, open_ones, num_waiting, num_waiting_tokens, *handoffs.without_room(now))
+
+    def _worker(self, engine: SimEngine, handoffs: Handovers, pools: RolePools | None, is_down: bool) -> PoolWorker:
+        index, scheduler, num_blocks = engine.index, engine.scheduler, engine.spec.num_blocks
+        state = "draining" if index in self._draining else "starting" if index in self._starts or is_down else "ready"
+        room = 1.0 - engine.num_available_blocks / num_blocks
+        num_sequences = engine.num_sequences + scheduler.num_offered
+        num_foreign = 0 if pools is None else pools.num_foreign(index)
+        return PoolWorker(
+            index,
+            engine.spec.role,
+            state,
+            num_sequences + handoffs.num_coming(index),
+            engine.pending_s,
+            waiting_s(engine),
+            scheduler.num_waiting,
+            room,
+            room * min(1.0, num_foreign / num_sequences) if num_sequences else 0.0,
+            pools is not None and pools.is_mixed(index),
+            *_prices(engine),
+        )
+
+
+def _prices(engine: SimEngine) -> tuple[float, float]:
+    limits, running = engine.spec.scheduler, engine.scheduler.running_sequences
+    context = sum(seq.num_computed for seq in running) // len(running) if running else USUAL_CONTEXT
+    num_held = engine.spec.num_blocks * engine.spec.cache.block_size
+    shape_seconds = engine.backend.shape_seconds
+    return full_step_prices(shape_seconds, limits.max_num_batched_tokens, limits.max_num_seqs, num_held, context)
