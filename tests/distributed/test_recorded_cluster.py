@@ -152,6 +152,15 @@ def no_step(told: Recorded) -> Recorded:
     return told
 
 
+def test_a_front_end_that_has_no_time_to_ask_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("octavo.distributed.cluster_reports._TAKE_S", 0.01)
+    cluster = pair()
+    cluster.silent = {"w1"}
+    reports = ClusterReports(cluster.journeys, cluster, cluster.clock, "m", True, lambda window: pytest.fail("nothing to replay"))
+    with pytest.raises(ReplayError, match=r"workers: they could not be asked within 0\.01 s"):
+        asyncio.run(reports.replay(60.0))
+
+
 @pytest.mark.parametrize(
     ("lie", "match"),
     [(more_keys, "w1 did not say"), (more_steps, "w1 did not say"), (half_a_key, "keys: 4 bytes"), (no_step, "steps: w1 tells of some")],

@@ -180,8 +180,13 @@ class ClusterReports:
         loop = asyncio.get_running_loop()
 
         def take() -> ClusterWindow:
-            """On the replay's thread, which waits for nobody's longer than workers may take."""
-            return asyncio.run_coroutine_threadsafe(self.recorded(window_s), loop).result(_TAKE_S)
+            """On the replay's thread; the workers are asked on the loop's."""
+            asking = asyncio.run_coroutine_threadsafe(self.recorded(window_s), loop)
+            try:
+                return asking.result(_TAKE_S)
+            except TimeoutError:
+                asking.cancel()
+                raise ReplayError(f"workers: they could not be asked within {_TAKE_S:g} s") from None
 
         await in_daemon_thread(self.replays.of, window_s, take)
 
