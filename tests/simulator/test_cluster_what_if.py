@@ -131,7 +131,7 @@ def test_where_beginnings_are_computed_twice_another_router_comes_first() -> Non
     assert changes[0].startswith("--router ") and changes[-1] == "--no-enable-prefix-caching"
     other = ClusterOptions(router=changes[0].split()[1])
     gain = 1.0 - wall_s(TimedCluster(TWO, LAW, other, num_kv_blocks=180).serve(load)) / wall_s(turns)
-    assert gain > 0.2 and gain_of(replay, changes[0]) == pytest.approx(gain, rel=0.35)
+    assert gain > 0.2 and gain_of(replay, changes[0]) == pytest.approx(gain, rel=0.33)
 
 
 # --- the window ---------------------------------------------------------------------------------------------------------------------------

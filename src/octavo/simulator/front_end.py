@@ -147,8 +147,9 @@ class FrontEnd:
         self._dispatcher.gone(index)
 
     def back(self, index: int) -> None:
-        """Engine ``index`` is there again."""
+        """Engine ``index`` is there again, and empty."""
         self._down.discard(index)
+        self._views[index].reset()
 
     def _holds(self, route: RouteRequest, view: EngineView) -> bool:
         return _can_hold(self._engines[view.index], self._requests[route.request_id])
