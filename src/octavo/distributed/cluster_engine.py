@@ -22,15 +22,17 @@ from octavo.distributed.attempts import Loss
 from octavo.distributed.channel import Address
 from octavo.distributed.cluster_options import ClusterOptions
 from octavo.distributed.cluster_reports import ClusterReports
-from octavo.distributed.control import AskError, Control, Link
+from octavo.distributed.control import Control
 from octavo.distributed.dispatcher import Dispatcher, QueueFull
 from octavo.distributed.flights import Flights
 from octavo.distributed.handovers import Handovers
 from octavo.distributed.journeys import Journeys
 from octavo.distributed.launcher import GrowingLauncher, Launcher
+from octavo.distributed.link import AskError, Link
 from octavo.distributed.messages import Events, FromWorker, Keys, WorkerLimits
 from octavo.distributed.operations import Operations
 from octavo.distributed.outlook import Outlook
+from octavo.distributed.recorded_cluster import front_end_of
 from octavo.distributed.role_router import RoleRouter
 from octavo.distributed.roles import RolePools
 from octavo.distributed.router import create_router
@@ -53,7 +55,8 @@ class ClusterEngine:
 
     ``model``: its text is used, its weights are not read. ``config``: what workers run. ``address``: where they connect to; ``secret``:
     what they prove to know. ``launcher``: who starts them (None: somebody else does, with `octavo worker`). ``clean_up`` is called when
-    all has ended. ``others_may_join``: workers that the launcher does not start may come as well.
+    all has ended. ``others_may_join``: workers that the launcher does not start may come as well; ``announce`` is told where
+    to, once they can.
     """
 
     def __init__(
@@ -87,8 +90,9 @@ class ClusterEngine:
         self.flights.handovers = self.handovers
         self.cluster = Operations(self.control, self.flights, launcher, self.clock.now, scale)
         self.outlook = Outlook(self.control, self.flights, launcher, wait_s, others_may_join, bool(scale), self.clock.now)
+        self.announce: Callable[[str], None] | None = None
         self._clean_up = clean_up
-        self._address = address
+        self._address, self._others_may_join = address, others_may_join
         self._sizes = WorkerSizes(model, config)
         self._changed = asyncio.Event()  # something of the fleet
         self._tasks: list[asyncio.Task[None]] = []
@@ -109,6 +113,9 @@ class ClusterEngine:
 
     async def _open(self) -> None:
         await self.control.open(self._address)
+        if self.announce is not None and self._others_may_join:
+            what = "waiting for workers at" if self.launcher is None else "more workers may connect to"
+            self.announce(f"{what} {self.control.address}")
         if self.launcher is not None:
             await self.launcher.start(self.control.address)
 
@@ -150,21 +157,24 @@ class ClusterEngine:
             await self._ended.wait()
             return
         self._stopped = True
-        try:
-            self.flights.fail_all("the server is shutting down")
-            await self.cluster.stop()
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)  # nothing is opened or started any more
-            self.control.close()
-            self.handovers.close()
-            if self.launcher is not None:
-                await self.launcher.stop()
+        async with contextlib.AsyncExitStack() as ends:  # the last comes first, and each whatever became of those before
+            ends.callback(self._ended.set)
+            ends.callback(self.flights.faults.flush)
             if self._clean_up is not None:
-                self._clean_up()
-        finally:
-            self.flights.faults.flush()
-            self._ended.set()
+                ends.callback(self._clean_up)
+            if self.launcher is not None:
+                ends.push_async_callback(self.launcher.stop)
+            ends.callback(self.handovers.close)
+            ends.callback(self.control.close)
+            ends.push_async_callback(self._end_tasks)
+            ends.push_async_callback(self.cluster.stop)
+            self.flights.fail_all("the server is shutting down")
+
+    async def _end_tasks(self) -> None:
+        """Nothing is opened or started any more."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _watch(self) -> None:
         """End requests that wait while no worker comes."""
@@ -276,8 +286,8 @@ class ClusterEngine:
         self.journeys.delivered(request_ids, now_s)
 
     def reports(self, shows_misses: bool, replayer: Replayer | None = None) -> Reports:
-        """See ServingEngine. Nothing is replayed."""
-        return ClusterReports(self.journeys, self, self.clock, self.model_name, shows_misses)
+        """See ServingEngine."""
+        return ClusterReports(self.journeys, self, self.clock, self.model_name, shows_misses, replayer, front_end_of(self.options))
 
     def roles(self) -> Mapping[str, str]:
         """See ``cluster_reports.Workers``: those that have an engine to ask."""

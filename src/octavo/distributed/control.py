@@ -3,8 +3,8 @@
     listen ─▶ Hello ─▶ Welcome ─▶ Ready ─▶ (Load, Keys, Events ...) ─▶ closed
                 └─ Refuse: another protocol, another model, a name that is taken
 
-Owns the links, the fleet that says which of them to trust, heartbeats, and questions that wait for an answer. Knows no request: what a
-worker says of attempts, and that it is lost, goes to the ``ControlHandler``. All of it happens on the event loop's thread.
+Owns the links, the fleet that says which of them to trust, and heartbeats. Knows no request: what a worker says of attempts, and that it
+is lost, goes to the ``ControlHandler``. All of it happens on the event loop's thread.
 """
 
 from __future__ import annotations
@@ -12,10 +12,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import math
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 
 from octavo.config import EngineConfig
 from octavo.distributed.attempts import Loss
@@ -23,15 +21,15 @@ from octavo.distributed.barred import Barred, short_id
 from octavo.distributed.channel import HANDSHAKE_S, Address, Channel, Listener
 from octavo.distributed.control_handler import ControlHandler
 from octavo.distributed.fingerprints import misfit
-from octavo.distributed.fleet import Change, Fleet, LivenessLimits, Worker, WorkerState
+from octavo.distributed.fleet import Change, Fleet, LivenessLimits, WorkerState
 from octavo.distributed.flood_log import FloodLog
 from octavo.distributed.kv_ways import KVPlace, kv_host_for
+from octavo.distributed.link import Link
 from octavo.distributed.messages import (
     MAX_NAME_CHARS,
     PROTOCOL,
     ROLES,
     Answer,
-    Ask,
     Beat,
     Events,
     FromWorker,
@@ -45,6 +43,7 @@ from octavo.distributed.messages import (
     Reset,
     Shutdown,
     Welcome,
+    check_figure,
     check_name,
     config_bytes,
     from_worker,
@@ -61,44 +60,7 @@ LOOK_S = 0.1  # between two looks at the fleet
 BEAT_S = 1.0
 WORKER_GONE_S = 10.0  # a front end silent for so long is gone, for its workers
 ASK_S = 2.0
-MAX_QUESTIONS = 64  # of one worker, without an answer
 MAX_LAST_WORDS = 256  # workers from elsewhere have a new name with each process
-
-
-class AskError(RuntimeError):
-    """A worker did not answer, or could not; the message says why."""
-
-
-@dataclass(slots=True, eq=False)
-class Link:
-    """One worker that is connected. ``kv``: where it takes KV. ``view``: as routers see it. ``keys``: attempts that it has. ``is_leaving``:
-    it was told to end, so that its end is nobody's fault. ``wants_to_leave``: it said Goodbye. ``is_refused``: it may not join.
-    ``has_begun_keys``: it has told its whole prefix cache anew."""
-
-    channel: Channel[FromWorker]
-    worker: Worker
-    ready: Ready | None = None
-    kv: KVPlace = KVPlace({}, ())
-    view: ToldLoad = field(default_factory=lambda: ToldLoad(-1))
-    load: Load = field(default_factory=Load)
-    keys: set[int] = field(default_factory=set)
-    is_leaving: bool = False
-    wants_to_leave: bool = False
-    is_refused: bool = False
-    has_begun_keys: bool = False
-    questions: dict[int, asyncio.Future[bytes]] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        return self.worker.name
-
-    @property
-    def index(self) -> int:
-        return self.worker.index
-
-    @property
-    def takes_requests(self) -> bool:
-        return self.worker.takes_requests and not self.is_leaving
 
 
 class Control:
@@ -261,6 +223,9 @@ class Control:
         link.view = ToldLoad(link.index, limits.block_size, limits.num_kv_blocks)
         self.fleet.ready(link.worker, now)
         self.last_words.pop(link.name, None)
+        if link.worker.state is WorkerState.SUSPECT:
+            logger.warning("worker %s is here and suspect: %s", link.name, link.worker.reason)
+            return  # the handler hears of it when it has recovered
         logger.info("worker %s is ready", link.name)
         self._handler.worker_ready(link)
 
@@ -285,11 +250,14 @@ class Control:
             case Load():
                 self._load(link, message)
             case Answer():
-                self._answered(link, message)
+                link.answered(message)
             case Keys() if link.ready is not None:
                 if message.anew and link.has_begun_keys:  # each time what all workers have would be looked through
                     raise MessageError("a worker's Keys cannot be: anew is said once")
                 link.has_begun_keys = link.has_begun_keys or message.anew
+                if (age_s := message.step_age_s) is not None:
+                    check_figure(message, "step_age_s")
+                    self.fleet.told_steps(link.worker, link.worker.num_steps, age_s, self._now())
                 self._handler.told_keys(link, message)
             case Goodbye():
                 link.wants_to_leave, link.worker.reason = True, shown_reason(message.reason)
@@ -311,8 +279,7 @@ class Control:
 
     def _load(self, link: Link, load: Load) -> None:
         for name in load.__struct_fields__:
-            if not 0 <= (value := getattr(load, name)) < math.inf:
-                raise MessageError(f"a worker's Load cannot be: {name} {value!r} is not allowed; a finite number from 0")
+            check_figure(load, name)
         self.fleet.told_steps(link.worker, load.num_steps, load.step_age_s, self._now())
         if link.ready is None:
             return
@@ -332,9 +299,7 @@ class Control:
         was_trusted = link.worker.state is WorkerState.READY
         self.fleet.closed(link.worker, reason, self._now())
         link.channel.close(reason)
-        for question in link.questions.values():
-            if not question.done():
-                question.set_exception(AskError(f"worker {link.name} is gone"))
+        link.leave_unanswered()
         level = logging.DEBUG if link.is_refused else logging.INFO if link.is_leaving else logging.WARNING
         logger.log(level, "worker %s is gone: %s", link.name, reason)
         loss = Loss.LEFT if link.is_leaving else Loss.DIED
@@ -376,24 +341,5 @@ class Control:
     # --- questions ----------------------------------------------------------------------------------------------------------------------
 
     async def ask(self, link: Link, what: str, args: bytes, timeout_s: float = ASK_S) -> bytes:
-        """The answer, as JSON. ``args``: JSON. Raises AskError."""
-        if len(link.questions) >= MAX_QUESTIONS:
-            raise AskError(f"worker {link.name} has {MAX_QUESTIONS} questions to answer already")
-        number = next(self._numbers)
-        answer = link.questions[number] = asyncio.get_running_loop().create_future()
-        try:
-            link.channel.send(Ask(number, what, args))
-            return await asyncio.wait_for(answer, timeout_s)
-        except TimeoutError:
-            raise AskError(f"worker {link.name} has not answered within {timeout_s:g} s") from None
-        finally:
-            del link.questions[number]
-
-    def _answered(self, link: Link, message: Answer) -> None:
-        answer = link.questions.get(message.number)
-        if answer is None or answer.done():
-            return
-        if message.error is None:
-            answer.set_result(message.body)
-        else:
-            answer.set_exception(AskError(f"worker {link.name}: {message.error}"))
+        """See ``Link.ask``."""
+        return await link.ask(next(self._numbers), what, args, timeout_s)

@@ -23,10 +23,10 @@ from octavo.core.limits import LengthLimits
 from octavo.core.request import FinishReason, Request
 from octavo.distributed.attempts import Attempts, Divergence, Loss, Pacer
 from octavo.distributed.cluster_options import ClusterOptions
-from octavo.distributed.control import Link
 from octavo.distributed.dispatcher import Dispatcher, Unroutable
 from octavo.distributed.faults import Faults
 from octavo.distributed.flight import Flight, Watcher, route_of
+from octavo.distributed.link import Link
 from octavo.distributed.lost_flights import LostFlights
 from octavo.distributed.messages import Abort, Event, MessageError, Submit, WireRequest
 from octavo.distributed.running_attempts import RunningAttempts
@@ -282,7 +282,10 @@ class Flights:
         if not flight.stream.put(event):  # its reader is too far behind, and has been told
             self.abort(flight.stream.request_ids)
         elif flight.attempts.is_over:
-            self._leave_link(flight)
+            if flight.attempts.is_made_on:
+                self._withdraw(flight)
+            else:
+                self._leave_link(flight)
             self._close(flight, event.finish_reason or FinishReason.STOP)
         else:
             self._lost.went_on(flight)

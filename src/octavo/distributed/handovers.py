@@ -42,9 +42,9 @@ from octavo.distributed.role_router import RoleRouter
 from octavo.distributed.roles import RolePools
 
 if TYPE_CHECKING:
-    from octavo.distributed.control import Link
     from octavo.distributed.flight import Flight
     from octavo.distributed.flights import Flights
+    from octavo.distributed.link import Link
 
 logger = logging.getLogger("octavo.cluster")
 

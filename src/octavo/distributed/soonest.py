@@ -79,7 +79,7 @@ class SoonestDone(Router):
         num_new = request.num_prompt - num_cached
         num_output = request.output_or(self._guess_output)
         work_s = self._costs.prompt_s(engine, num_cached, num_new)
-        uses_lost = self._reuse.uses_lost(engine.index)
+        uses_lost = self._reuse.uses_lost(engine.index, engine.num_blocks)
         if uses_lost:
             work_s += uses_lost * self._costs.prompt_s(engine, 0, max(1, round(num_new + num_output)))
         answer_s = num_output * self._costs.token_s(engine, engine.num_sequences + 1, request.num_prompt)

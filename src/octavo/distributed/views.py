@@ -32,6 +32,11 @@ class EngineView(Protocol):
         ...
 
     @property
+    def num_blocks(self) -> int:
+        """KV blocks in all."""
+        ...
+
+    @property
     def num_available_blocks(self) -> int:
         """KV blocks that can still be handed out."""
         ...

@@ -12,18 +12,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import logging
 import os
 import secrets
 import socket
 from collections.abc import Callable, Coroutine
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 
-from octavo.backends.base import BackendError
+from octavo.backends.base import BackendError, OutOfResources
 from octavo.config import ConfigError, EngineConfig
 from octavo.distributed.answers import answer
 from octavo.distributed.channel import Address, Channel, ChannelClosed, connect
+from octavo.distributed.fleet import HEARTBEAT_S
 from octavo.distributed.kv_ways import LOCAL_HOST
 from octavo.distributed.messages import (
     PROTOCOL,
@@ -38,7 +40,6 @@ from octavo.distributed.messages import (
     Hello,
     Load,
     MessageError,
-    Ready,
     Refuse,
     Release,
     Reserve,
@@ -49,11 +50,10 @@ from octavo.distributed.messages import (
     Submit,
     ToWorker,
     Welcome,
-    WorkerLimits,
     config_of,
     to_worker,
 )
-from octavo.distributed.worker_engine import KVSide, WorkerEngine
+from octavo.distributed.worker_engine import KVSide, WorkerEngine, ready_of
 from octavo.engine.engine import Engine
 from octavo.engine.user_files import UserFileError, unused
 from octavo.models.catalog import NoSuchModel
@@ -61,7 +61,6 @@ from octavo.models.model_file import ModelFileError
 
 logger = logging.getLogger("octavo.worker")
 
-HEARTBEAT_S = 0.2
 RETRY_S = (0.1, 2.0)  # between attempts to reach the front end: the first wait, and the longest
 REFUSED_S = 30.0  # the longest wait of one that is refused: another has its name, say, and may have it for long
 
@@ -75,6 +74,13 @@ class WorkerRefused(RuntimeError):
 
 # What another try of the same would end with as well, as long as nobody mends it.
 HOPELESS_ERRORS = (ConfigError, ModelFileError, NoSuchModel, BackendError, UserFileError, WorkerRefused)
+SCARCE = (errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE)
+
+
+def is_passing(error: Exception) -> bool:
+    """One of the ``HOPELESS_ERRORS``, and yet another try may end otherwise: memory, threads or files were short."""
+    cause = error.__cause__
+    return isinstance(error, OutOfResources) or (isinstance(cause, OSError) and cause.errno in SCARCE)
 
 
 class FrontEndLost(RuntimeError):
@@ -167,6 +173,7 @@ class WorkerServer:
         self._leaves = False  # it has asked for its end
         self._refusal: str | None = None  # why the last connection came to nothing, as the front end said
         self._told_refusal = ""
+        self._told_absence = ""  # why no front end was there, as it was last logged
         self._tasks: set[asyncio.Task[None]] = set()
         self._gone_s = 10.0
         self._host = LOCAL_HOST
@@ -174,38 +181,41 @@ class WorkerServer:
     async def run(self) -> None:
         """Serve until told to end. Raises WorkerRefused, FrontEndLost, WorkerFailed, and what keeps the engine from being made."""
         loop = asyncio.get_running_loop()
-        wait_s, served_s, told = RETRY_S[0], loop.time(), ""
+        wait_s, served_s = RETRY_S[0], loop.time()
         try:
             while not self._ended.is_set():
                 if self.options.parent not in (None, os.getppid()):  # another front end at its address has workers of its own
                     raise FrontEndLost("the front end that started it has ended")
-                try:
-                    channel = await connect(self._address, self._secret, to_worker)
-                except OSError as error:
-                    hint = "; it may have another secret" if isinstance(error, ChannelClosed) else ""
-                    if told != str(error):
-                        told = str(error)
-                        logger.info("no front end at %s yet: %s%s", self._address, error, hint)
-                    if self.options.give_up_s is not None and loop.time() - served_s > self.options.give_up_s:
-                        raise FrontEndLost(f"no front end at {self._address} for {self.options.give_up_s:g} s: {error}{hint}") from error
-                    with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(self._ended.wait(), wait_s)
-                    wait_s = next_wait_s(wait_s, False)
-                    continue
-                told = ""
-                has_served = await self._serve(channel)
+                channel = await self._reach(served_s)
+                has_served = channel is not None and await self._serve(channel)
                 if self._leaves:  # who was asked is gone, and with it all that was to be done
                     self._end()
                 if has_served:
                     wait_s, served_s, self._told_refusal = RETRY_S[0], loop.time(), ""
-                else:  # it came to nothing
+                else:  # nobody was there, or it came to nothing
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._ended.wait(), wait_s)
-                    wait_s = next_wait_s(wait_s, self._refusal is not None)
+                    wait_s = next_wait_s(wait_s, channel is not None and self._refusal is not None)
             if self._failure is not None:
                 raise self._failure
         finally:
             await self._close_engine()
+
+    async def _reach(self, served_s: float) -> Channel[ToWorker] | None:
+        """None: no front end is there now. ``served_s``: when there was one last; raises FrontEndLost where that is too long ago."""
+        give_up_s = self.options.give_up_s
+        try:
+            channel = await connect(self._address, self._secret, to_worker)
+        except OSError as error:
+            hint = "; it may have another secret" if isinstance(error, ChannelClosed) else ""
+            if self._told_absence != str(error):
+                self._told_absence = str(error)
+                logger.info("no front end at %s yet: %s%s", self._address, error, hint)
+            if give_up_s is not None and asyncio.get_running_loop().time() - served_s > give_up_s:
+                raise FrontEndLost(f"no front end at {self._address} for {give_up_s:g} s: {error}{hint}") from error
+            return None
+        self._told_absence = ""
+        return channel
 
     def leave(self, reason: str) -> None:
         """Ask the front end for nothing more, and for the end when what there is is done; without one end at once."""
@@ -248,10 +258,14 @@ class WorkerServer:
             if self.engine is not None and self._is_ready:
                 self.engine.beat()
             else:
-                channel.send(Load())
+                channel.send(self._early_load())
             if loop.time() - channel.heard_s > self._gone_s:
                 channel.abort(f"it has said nothing for {self._gone_s:g} s")
             await asyncio.sleep(HEARTBEAT_S)
+
+    def _early_load(self) -> Load:
+        """The heartbeat before Ready: no figures are known, but whether an engine that there is from before makes progress."""
+        return Load(step_age_s=0.0 if self.engine is None else self.engine.thread.silent_s)
 
     def _send(self, message: FromWorker) -> None:
         """Raises MessageError. Goes nowhere while no front end is ready for it."""
@@ -336,6 +350,7 @@ class WorkerServer:
             self._loading = asyncio.create_task(self._make_engine(welcome.config))
         await asyncio.shield(self._loading)
         if channel is not None and channel is self._channel and not self._is_ready and self.engine is not None:
+            channel.send(self._early_load())  # so that nothing is sent to an engine that hangs
             if self.engine.kv is not None:  # an engine that was made for another front end was reached by another address, perhaps
                 self.engine.kv.listen(self._host)
             channel.send(ready_of(self.engine))
@@ -371,24 +386,3 @@ class WorkerServer:
     async def _close(self, engine: WorkerEngine) -> None:
         await engine.close()
         gc.unfreeze()
-
-
-def ready_of(worker: WorkerEngine) -> Ready:
-    """What a worker says of its engine."""
-    engine, kv = worker.engine, worker.kv
-    block = engine.backend.kv_capacity(0)
-    limits = WorkerLimits(
-        engine.max_model_len,
-        engine.scheduler.limits.max_total_tokens,
-        engine.config.scheduler.max_num_seqs,
-        engine.backend.vocab_size,
-        engine.config.cache.block_size,
-        engine.num_kv_blocks,
-        block.bytes_per_block // engine.config.cache.block_size,
-        sorted(engine.speculator.methods),
-        None if block.layout is None else asdict(block.layout),
-    )
-    fingerprint = f"{engine.model.fingerprint}/{engine.backend.fingerprint()}"
-    if kv is None:
-        return Ready(engine.model.name, fingerprint, limits)
-    return Ready(engine.model.name, fingerprint, limits, kv.address, kv.transports)

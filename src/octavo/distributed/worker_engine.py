@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Protocol
 
 import msgspec
@@ -32,11 +32,13 @@ from octavo.distributed.messages import (
     Load,
     MessageError,
     NoRoom,
+    Ready,
     Release,
     Reserve,
     Resume,
     Send,
     Submit,
+    WorkerLimits,
 )
 from octavo.distributed.wire import check_token_ids
 from octavo.engine.engine import Engine
@@ -308,7 +310,7 @@ class WorkerEngine:
     def beat(self) -> None:
         """The heartbeat: the figures that were read last, and how long the engine's thread has been at what it does now."""
         if self._load is None:
-            self._send(Keys())  # nothing is known yet, but it is there
+            self._send(Keys(step_age_s=self.thread.silent_s))  # nothing else is known yet, and never will be if its thread hangs
             return
         self._send(msgspec.structs.replace(self._load, step_age_s=self.thread.silent_s))
         if self._is_stale and not self._is_asked:
@@ -360,3 +362,24 @@ def event_bytes(event: OutputEvent) -> int:
         if entries is not None:
             size += sum(80 + 14 * len(entry.top_ids) for entry in entries)
     return size
+
+
+def ready_of(worker: WorkerEngine) -> Ready:
+    """What a worker says of its engine."""
+    engine, kv = worker.engine, worker.kv
+    block = engine.backend.kv_capacity(0)
+    limits = WorkerLimits(
+        engine.max_model_len,
+        engine.scheduler.limits.max_total_tokens,
+        engine.config.scheduler.max_num_seqs,
+        engine.backend.vocab_size,
+        engine.config.cache.block_size,
+        engine.num_kv_blocks,
+        block.bytes_per_block // engine.config.cache.block_size,
+        sorted(engine.speculator.methods),
+        None if block.layout is None else asdict(block.layout),
+    )
+    fingerprint = f"{engine.model.fingerprint}/{engine.backend.fingerprint()}"
+    if kv is None:
+        return Ready(engine.model.name, fingerprint, limits)
+    return Ready(engine.model.name, fingerprint, limits, kv.address, kv.transports)
