@@ -60,7 +60,7 @@ BLOCK = 16
 MAX_LEN = 8192
 ENDLESS = RetryLimits(10**6, 10**6)
 OPTIONS = ClusterOptions(
-    resubmit_per_s=1e9, resubmit_burst=1000, retries=ENDLESS, worker_wait_s=1e6, handover=HandoverOptions(limits=HandoffLimits(5, 5, 5, 50))
+    resubmit_per_s=1e9, resubmit_burst=1000, retries=ENDLESS, worker_wait_s=1e6, handover=HandoverOptions(limits=HandoffLimits(5, 5, 50))
 )
 
 
@@ -229,6 +229,11 @@ class _Channel:
 
     def __init__(self, worker: ModelWorker) -> None:
         self.worker, self.closed_for, self.is_peers_doing, self.peer = worker, cast(str | None, None), False, worker.name
+        self.peer_host = self.local_host = cast(str | None, None)
+
+    @property
+    def is_open(self) -> bool:
+        return self.closed_for is None
 
     def send(self, message: Message) -> None:
         if self.closed_for is None:
