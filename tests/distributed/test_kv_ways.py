@@ -19,10 +19,10 @@ from octavo.distributed import worker_handover
 from octavo.distributed.channel import Address
 from octavo.distributed.cluster_options import HandoverOptions
 from octavo.distributed.handovers import Handovers, _Ticketed
-from octavo.distributed.kv_ways import KVPlace, kv_host_for, way
+from octavo.distributed.kv_ways import KVPlace, addresses_of, kv_host_for, way
 from octavo.distributed.messages import FromWorker, Ready, Welcome
 from octavo.distributed.tcp_transport import TcpTransport
-from octavo.distributed.transport import Piece
+from octavo.distributed.transport import Piece, TransferError
 from octavo.distributed.worker import WorkerOptions, WorkerServer
 from octavo.distributed.worker_engine import WorkerEngine
 from octavo.distributed.worker_handover import handing_over
@@ -249,3 +249,22 @@ def test_blocks_that_no_piece_can_hold_go_nowhere_and_that_is_said(
         engine.close()
     limit = f"block_size: 16 is too large for KV to go to other workers; a layer of a block has {bytes_of_layer} bytes, and at most"
     assert [record.getMessage() for record in caplog.records if record.name == "octavo.worker"] == [f"{limit} {most} go at a time"]
+
+
+def test_what_listens_moves_and_its_address_with_it(tmp_path: Path) -> None:
+    engine = tiny_engine(write_tiny_gguf(tmp_path / "m.gguf"))
+    try:
+        side = handing_over(SECRET)(WorkerEngine(engine, lambda message: None, lambda reason: None), lambda message: None, "127.0.0.1")
+        assert side is not None
+        addresses = list[dict[str, str]]()
+        for host in ("127.0.0.1", "127.0.0.1", "0.0.0.0"):
+            side.listen(host)
+            addresses.append(addresses_of(side.address or ""))
+        assert addresses[0] == addresses[1] and addresses[2]["tcp"].startswith("0.0.0.0:")
+        assert set(addresses[0]) == set(addresses[2]) == set(side.transports)
+        for number, reason in ((0, "ConnectionRefusedError"), (2, "nothing is expected here under the key 7")):
+            with pytest.raises(TransferError, match=reason):
+                TcpTransport(SECRET).connect(addresses[number]["tcp"], HEAD)
+        side.close()
+    finally:
+        engine.close()

@@ -55,7 +55,7 @@ class Hello(Message, tag="hello"):
 class Ready(Message, tag="ready"):
     """The model is loaded. ``fingerprint``: of all that answers and KV depend on besides tokens; one front end's workers have the same.
 
-    ``kv_address``: where other workers bring KV to (None: nowhere), by one of ``transports``.
+    ``kv_address``: where other workers bring KV to (None: nowhere), by one of ``transports``, as ``kv_ways`` reads it.
     """
 
     model: str
