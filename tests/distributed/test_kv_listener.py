@@ -55,9 +55,9 @@ def test_strangers_keep_no_worker_out(name: str, monkeypatch: pytest.MonkeyPatch
         socks = [strangers.enter_context(connected(name, listener.address)) for _ in range(30)]
         assert isinstance(listener, StreamListener)
         for sock in socks[:22]:
-            assert len(recv_bytes(sock, HELLO_BYTES)) == HELLO_BYTES
-            with contextlib.suppress(ConnectionError):
-                assert sock.recv(1) == b"", "it is sent away"
+            with contextlib.suppress(ConnectionError):  # it is sent away, after the listener's greeting or before
+                while sock.recv(HELLO_BYTES):
+                    pass
         assert len(listener._unproven) == 8
         send_all(MAKERS[name](SECRET), listener.address, [Piece(0, 1, 0, 1)])
         assert sink.finished
