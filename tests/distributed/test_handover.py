@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 import pytest
@@ -16,8 +17,8 @@ SENDER, RECEIVERS = 0, (1, 2)
 
 
 def desk_of(receivers: tuple[int, ...] = RECEIVERS, most_asked: int = 8) -> HandoverDesk[str]:
-    def choose(moving: Moving[str]) -> int | None:
-        return next((worker for worker in receivers if worker not in moving.refused_by), None)
+    def choose(moving: Moving[str], away: AbstractSet[int]) -> int | None:
+        return next((worker for worker in receivers if worker not in away), None)
 
     return HandoverDesk(LIMITS, choose, most_asked)
 
@@ -62,7 +63,7 @@ def test_the_next_is_asked_and_then_room_is_waited_for() -> None:
     assert told(desk.no_room(7, 1, 2.1, never=True)) == [("reserve", 2, 7)]
     assert desk.no_room(7, 2, 2.2) == []
     desk.room_may_be_there()
-    assert told(desk.tick(3.0)) == [("reserve", 2, 7)]
+    assert told(desk.tick(2.9)) == [("reserve", 2, 7)]
     desk.check_invariants()
 
 
@@ -76,7 +77,7 @@ def test_so_many_are_asked_for_at_a_time() -> None:
 @pytest.mark.parametrize(
     ("tokens", "way", "due_s", "orders", "failure"),
     [
-        ([42], "", 6.0, [("cancel", 1, 7), ("resume", SENDER, 7)], "a receiver with room took longer than 5 s"),
+        ([42], "asked", 6.0, [("cancel", 1, 7), ("cancel", 2, 7), ("resume", SENDER, 7)], "a receiver with room took longer than 5 s"),
         ([42], "full", 6.0, [("resume", SENDER, 7)], "a receiver with room took longer than 5 s"),
         ([42], "reserved", 6.0, [("cancel", 1, 7), ("resume", SENDER, 7)], "the copy took longer than 4 s"),
         (None, "reserved", 51.0, [("cancel", 1, 7), ("resume", SENDER, 7)], "the first token took longer than 50 s"),
@@ -89,7 +90,9 @@ def test_every_edge_has_an_end(tokens: list[int] | None, way: str, due_s: float,
     desk = desk_of()
     offered(desk, 7, 1.0, tokens)
     for step in way.split():
-        if step == "full":
+        if step == "asked":  # by turns, and nobody answers
+            assert told(desk.tick(2.0)) == [("reserve", 2, 7)] and desk.tick(3.0) == []
+        elif step == "full":
             desk.no_room(7, 1, 1.5)
             desk.no_room(7, 2, 1.5)
         elif step == "reserved":
@@ -132,6 +135,95 @@ def test_a_worker_that_is_gone() -> None:
     desk.check_invariants()
 
 
+def wanted_by(wants: dict[int, int], receivers: tuple[int, ...] = RECEIVERS, **limits: int) -> HandoverDesk[str]:
+    """Each key wants a receiver of its own, and goes to another only if that one is not to be asked."""
+
+    def choose(moving: Moving[str], away: AbstractSet[int]) -> int | None:
+        return next((worker for worker in (wants[moving.key], *receivers) if worker not in away), None)
+
+    return HandoverDesk(LIMITS, choose, **limits)
+
+
+def test_a_receiver_that_does_not_answer_stops_nobody() -> None:
+    """Eight want it, and twelve behind them another one: these go at once, and those when its answer is late."""
+    desk = wanted_by({key: 1 if key < 8 else 2 for key in range(20)})
+    for key in range(20):
+        desk.offered(key, "load", SENDER, 100, 1000, 0.0, [5])
+    begun: dict[int, float] = {}
+    now, todo = 0.0, deque(desk.tick(0.0))
+    while now < 4.0:
+        while todo:
+            order = todo.popleft()
+            if order.kind is OrderKind.RESERVE and order.worker == 2:  # answers at once, where 1 never does
+                todo.extend(desk.reserved(order.moving.key, 2, now))
+                todo.extend(desk.copied(order.moving.key, now))
+            elif order.kind is OrderKind.BEGIN:
+                begun[order.moving.key] = now
+        now += 0.25
+        todo.extend(desk.tick(now))
+        desk.check_invariants()
+    assert begun == {key: 1.0 if key < 8 else 0.0 for key in range(20)}, "late after a second"
+
+
+def test_a_late_answer_counts_as_long_as_nobody_else_has_room() -> None:
+    """Where every step takes longer than a second all answers are late."""
+    desk = desk_of()
+    offered(desk, 7, 1.0)
+    assert told(desk.tick(2.0)) == [("reserve", 2, 7)]
+    assert offered(desk, 8, 2.1) == [("reserve", 2, 8)], "who is late is not asked for others either"
+    assert told(desk.reserved(7, 1, 2.5)) == [("cancel", 2, 7), ("send", SENDER, 7)]
+    assert desk.reserved(7, 2, 2.6) == [], "the other one has been told"
+    assert told(desk.no_room(8, 2, 2.7)) == [("reserve", 1, 8)], "it has answered all"
+    assert desk.num_coming(1) == 2 and desk.num_coming(2) == 0
+    desk.check_invariants()
+
+
+def test_who_is_late_is_asked_again_when_it_has_answered_all() -> None:
+    """Also what nobody wants to know any more: the answer to it is not taken for that to the next question."""
+    desk = desk_of(receivers=(1,))
+    for key in (7, 8):
+        offered(desk, key, 1.0)
+    assert desk.tick(2.0) == []
+    assert told(desk.withdraw(7, 2.1)) == [("cancel", 1, 7)]
+    assert told(desk.withdraw(8, 2.1)) == [("cancel", 1, 8)]
+    assert offered(desk, 8, 2.2) == offered(desk, 9, 2.2) == []
+    assert desk.reserved(8, 1, 2.3) == [], "of the one that was withdrawn"
+    assert desk.reserved(7, 1, 2.3) == []
+    assert told(desk.tick(2.3)) == [("reserve", 1, 8), ("reserve", 1, 9)]
+    desk.worker_gone(1, 5.0)
+    assert told(desk.tick(5.0)) == [], "the gone one is remembered as full"
+    desk.room_may_be_there()
+    assert told(desk.tick(5.1)) == [("reserve", 1, 8), ("reserve", 1, 9)], "it is back"
+    desk.check_invariants()
+
+
+def test_who_may_go_to_the_late_one_alone_holds_up_nobody() -> None:
+    """And who waits for room does: it was there before."""
+
+    def choose(moving: Moving[str], away: AbstractSet[int]) -> int | None:
+        able = (1,) if moving.key < 3 else (2,)
+        return next((worker for worker in able if worker not in away), None)
+
+    desk: HandoverDesk[str] = HandoverDesk(LIMITS, choose)
+    for key in (1, 2):
+        offered(desk, key, 1.0)
+    desk.tick(2.0)
+    assert offered(desk, 3, 2.0) == [("reserve", 2, 3)], "1 and 2 wait for an answer"
+    desk.no_room(1, 1, 2.1)
+    desk.no_room(2, 1, 2.1)
+    assert offered(desk, 4, 2.2) == [], "1 and 2 wait for room"
+    desk.check_invariants()
+
+
+def test_so_many_questions_wait_for_each() -> None:
+    desk = wanted_by({key: 1 if key < 6 else 2 for key in range(12)}, most_asked=3)
+    asked = [order for key in range(12) for order in offered(desk, key, 0.0)]
+    assert asked == [("reserve", 1 if key < 6 else 2, key) for key in (0, 1, 2, 6, 7, 8)]
+    assert told(desk.no_room(1, 1, 0.1)) == [("reserve", 1, 3)], "1 now wants 2, and that has been asked enough"
+    assert told(desk.reserved(6, 2, 0.2)) == [("send", SENDER, 6), ("reserve", 2, 1)]
+    desk.check_invariants()
+
+
 def test_what_nobody_is_left_for_is_its_senders_again() -> None:
     desk = desk_of(receivers=(1,))
     offered(desk, 7, 1.0, [42])
@@ -170,15 +262,16 @@ class Cluster:
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
-        self.desk: HandoverDesk[str] = HandoverDesk(LIMITS, self.choose, self.rng.choice((1, 3)))
+        self.desk: HandoverDesk[str] = HandoverDesk(LIMITS, self.choose, self.rng.choice((1, 3)), self.rng.choice((None, 1, 4)))
         self.workers = {place: Worker(self.rng.randint(1, 3)) for place in range(5)}  # two senders, three receivers
         self.answers: deque[tuple[str, int, int]] = deque()
         self.copies: dict[int, int] = {}  # key -> receiver
         self.fate: dict[int, list[str]] = {}
         self.now, self.num_keys = 0.0, 0
+        self.in_a_long_step: int | None = None
 
-    def choose(self, moving: Moving[str]) -> int | None:
-        return next((w for w in (2, 3, 4) if w in self.workers and w not in moving.refused_by), None)
+    def choose(self, moving: Moving[str], away: AbstractSet[int]) -> int | None:
+        return next((w for w in (2, 3, 4) if w in self.workers and w not in away), None)
 
     def follow(self, orders: list[Order[str]]) -> None:
         for order in orders:
@@ -206,7 +299,8 @@ class Cluster:
             worker.running.add(key)
             self.fate[key].append("begun")
         elif order.kind is OrderKind.RELEASE:
-            worker.held.remove(key)
+            assert key in worker.held or "withdrawn" in self.fate[key], "its first token is not drawn"
+            worker.held.discard(key)
         elif order.kind is OrderKind.CANCEL:
             worker.reserved.discard(key)
         elif order.kind is OrderKind.RESUME and key in worker.prompts | worker.held:
@@ -253,8 +347,12 @@ class Cluster:
             kind, key, place = self.answers.popleft()
             if place in self.workers:
                 self.follow(getattr(self.desk, kind)(key, place, self.now))
+        elif what < 0.8:
+            self.in_a_long_step = rng.choice((None, *sorted(self.workers)))
         else:
-            self.carry_out(rng.choice(sorted(self.workers)))
+            place = rng.choice(sorted(self.workers))
+            if place != self.in_a_long_step:
+                self.carry_out(place)
         self.follow(self.desk.tick(self.now))
         self.desk.check_invariants()
 
@@ -303,7 +401,7 @@ def test_whatever_happens_each_ends_once(seed: int) -> None:
 
 def test_what_is_over_is_not_kept_until_it_would_have_been_due() -> None:
     """Requests hang on it: at a steady rate hand-offs of ten minutes would be remembered."""
-    desk: HandoverDesk[object] = HandoverDesk(HandoffLimits(), lambda moving: 1)
+    desk: HandoverDesk[object] = HandoverDesk(HandoffLimits(), lambda moving, away: 1)
     desk.offered(0, object(), 0, 10, 10, 0.0, [5])  # it stays, and is due before all others
     desk.tick(0.0)
     desk.reserved(0, 1, 0.0)

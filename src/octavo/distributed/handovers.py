@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -198,9 +199,9 @@ class Handovers:
     def _link(self, index: int | None) -> Link | None:
         return next((link for link in self._every() if link.index == index), None)
 
-    def _choose(self, moving: Moving[_Ticketed]) -> int | None:
+    def _choose(self, moving: Moving[_Ticketed], away: AbstractSet[int]) -> int | None:
         """The worker that was chosen when the request came; else, of the others that may decode, the one with most room."""
-        able = [link for link in self._receivers(moving) if link.index not in moving.refused_by]
+        able = [link for link in self._receivers(moving) if link.index not in away]
         if any(link.index == moving.load.wanted for link in able):
             return moving.load.wanted
         best = max(able, key=lambda link: (link.worker.role == "decode", link.view.num_available_blocks), default=None)

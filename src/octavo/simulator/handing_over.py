@@ -10,6 +10,7 @@ import heapq
 from collections import deque
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -65,7 +66,7 @@ class Handovers:
         self._down = set[int]()  # engines that are gone, or take nothing new
         self._open: list[int] = []  # keys of hand-offs, some of them over
         self._links = Links(options.link, options.links)
-        self._desk: HandoverDesk[_Load] = HandoverDesk(options.limits, self._choose, most_asked=1)  # answers come at once
+        self._desk: HandoverDesk[_Load] = HandoverDesk(options.limits, self._choose, most_in_all=1)  # answers come at once
         self._copies: list[tuple[float, int]] = []  # (copied, key)
         self._copy_s = 0.0
         self._keys = count()
@@ -139,10 +140,10 @@ class Handovers:
         self._follow(self._desk.tick(now), now, touched)
         return touched
 
-    def _choose(self, moving: Moving[_Load]) -> int | None:
+    def _choose(self, moving: Moving[_Load], refused: AbstractSet[int]) -> int | None:
         """The engine that was chosen before, else the one that the router chooses, of those that have not said that they have no room."""
         request, wanted = moving.load.request, moving.load.wanted
-        away = moving.refused_by | self._down | {moving.sender}
+        away = {*refused, *self._down, moving.sender}
         if wanted is not None and wanted not in away:
             return wanted
         route = RouteRequest(request.request_id, len(request.prompt_token_ids), request.params.max_tokens)
