@@ -265,6 +265,8 @@ class Flights:
         if output.error is not None and output.error_code is None:
             self.failed(event.key, output.error)
             return
+        if output.token_ids and self.handovers is not None:
+            self.handovers.drew(flight)
         try:
             new = flight.attempts.take(output)
         except Divergence as error:

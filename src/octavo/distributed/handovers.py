@@ -100,6 +100,10 @@ class Handovers:
         self._ticketed[key] = _Ticketed(flight, num_tokens, wanted)
         return Ticket(layerwise=num_tokens >= self._options.min_layerwise)
 
+    def drew(self, flight: Flight) -> None:
+        """Its worker has computed its prompt, handed over or not: tokens have come, the first of this attempt or others."""
+        self._router.pools.prefilled(flight.request.request_id)
+
     def left(self, key: int) -> None:
         """Its worker has it no longer: it has ended, or was given up."""
         self._begun.pop(key, None)
@@ -159,7 +163,6 @@ class Handovers:
             case Offered():
                 ticketed = self._ticketed.get(message.key)
                 if ticketed is not None and ticketed.flight.link is link:
-                    self._router.pools.prefilled(ticketed.flight.request.request_id)
                     self._started(link, message.key)  # unless it has said so
                     self._follow(desk.drew(message.key, message.output_token_ids, now))
             case Reserved():
