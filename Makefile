@@ -7,12 +7,15 @@ endif
 VENV   := .venv
 PY     := $(VENV)/bin/python
 NATIVE := CMakeLists.txt pyproject.toml $(shell find native/src -type f 2>/dev/null)
+# The extension's build; pyproject.toml names it too.
+BUILD  := build/extension
 export PATH := $(abspath $(VENV)/bin):$(PATH)
 PROMPT ?= What is the capital of France?
 # Test processes. A file's tests stay in one, in order, so that they share their fixtures.
 JOBS   ?= 2
 
 .PHONY: run test soak lint bench native-test clean
+.NOTPARALLEL:
 run: $(VENV)/.octavo
 	@$(VENV)/bin/octavo run "$(PROMPT)"
 
@@ -33,28 +36,34 @@ bench: $(VENV)/.octavo
 	@$(VENV)/bin/octavo bench offline --model smollm2 --prompt 512 --output 128 --batch 1 --repeat 3
 	@$(VENV)/bin/octavo bench offline --model smollm2 --prompt 128 --output 64 --batch 16 --repeat 3
 
-# The kernel tests: plain executables beside the extension's own build.
-native-test: build/native/.built
-	@ctest --test-dir build/native --output-on-failure -j 2 > build/native/test.log || (cat build/native/test.log; false)
-	@tail -n 3 build/native/test.log
+# The kernel tests: plain executables.
+native-test: $(BUILD)/.tests
+	@ctest --test-dir $(BUILD) --output-on-failure -j 2 > $(BUILD)/test.log || (cat $(BUILD)/test.log; false)
+	@tail -n 3 $(BUILD)/test.log
 
 $(VENV)/bin/python:
 	@echo "setting up $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(PY) -m pip install -q --upgrade pip
 
-$(VENV)/.octavo: $(VENV)/bin/python $(NATIVE)
+# Octavo itself with the extras $(1).
+define install
 	@echo "building octavo"
 	@$(PY) -m pip install -q "scikit-build-core>=1.1" "nanobind>=3.1,<4"
 	@command -v cmake > /dev/null || $(PY) -m pip install -q cmake
 	@command -v ninja > /dev/null || command -v make > /dev/null || $(PY) -m pip install -q ninja
-	@$(PY) -m pip install -q --no-build-isolation -e .
+	@$(PY) -m pip install -q --no-build-isolation -e ".$(1)"
 	@$(PY) -m compileall -q src
+endef
+
+$(VENV)/.octavo: $(VENV)/bin/python $(NATIVE)
+	$(call install,)
 	@touch $@
 
-$(VENV)/.test: $(VENV)/.octavo
-	@$(PY) -m pip install -q --no-build-isolation -e ".[test]"
-	@touch $@
+# All at once: the extras behind the rest would be a second build.
+$(VENV)/.test: $(VENV)/bin/python $(NATIVE)
+	$(call install,[test])
+	@touch $(VENV)/.octavo $@
 
 $(VENV)/.lint: $(VENV)/.test
 	@$(PY) -m pip install -q --no-build-isolation -e ".[lint]"
@@ -66,10 +75,10 @@ $(VENV)/.models: $(VENV)/.octavo
 	@$(VENV)/bin/octavo pull gemma3-270m
 	@touch $@
 
-build/native/.built: $(VENV)/.octavo $(NATIVE) $(wildcard native/tests/*.cc)
-	@mkdir -p build/native
-	@cmake -S . -B build/native -DOCTAVO_PYTHON=OFF -DOCTAVO_NATIVE_TESTS=ON > build/native/configure.log
-	@cmake --build build/native -j 2 > build/native/build.log || (cat build/native/build.log; false)
+# In the extension's build: the library that they link is compiled there already.
+$(BUILD)/.tests: $(VENV)/.octavo $(NATIVE) $(wildcard native/tests/*.cc)
+	@cmake $(BUILD) -DOCTAVO_NATIVE_TESTS=ON > $(BUILD)/configure.log
+	@cmake --build $(BUILD) --target native_tests -j 2 > $(BUILD)/build.log || (cat $(BUILD)/build.log; false)
 	@touch $@
 
 clean:

@@ -1,16 +1,36 @@
-"""Fixtures shared by all tests: the real models and the kernel paths of this machine."""
+"""What all tests share: the real models, the kernel paths of this machine, and how Hypothesis draws its examples."""
 
 from __future__ import annotations
 
+import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # A shell starts its background jobs with SIGINT ignored, and Python leaves it so; tests of Ctrl-C, and the programs they start,
 # need it as in the foreground.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# The same examples in every run, and no verdict that depends on how fast they are made. Others: `pytest --hypothesis-profile=default`.
+settings.register_profile("steady", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("steady")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _share_of_the_cores() -> Iterator[None]:
+    """Backends that are told no number of threads take this test process's share of the cores. Each would take all of them else, and
+    threads that wait for each other at the end of every operation would wait for those of the other test processes."""
+    from octavo.backends.cpu import backend
+    from octavo.backends.machine import available_cpus
+
+    share = max(1, available_cpus() // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backend, "available_cpus", lambda: share)
+        yield
 
 
 def _real_model(name: str) -> Path:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
+from collections.abc import Iterator
 
 import pytest
 
 from octavo.bench import handoff, netns
 from octavo.bench.handoff import HandoffBenchError, HandoffCase, Row, Timed, run_handoff, table_of
 from octavo.engine.llm import make_config
-from tests.distributed.clusters import ROOT
+from tests.distributed.clusters import children_find_the_sources
 from tests.models.tiny import write_tiny_gguf
 
 
@@ -43,9 +43,9 @@ def case(**options: object) -> HandoffCase:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-    return str(write_tiny_gguf(tmp_path_factory.mktemp("models") / "m.gguf", context=256))
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with children_find_the_sources():
+        yield str(write_tiny_gguf(tmp_path_factory.mktemp("models") / "m.gguf", context=256))
 
 
 def measured(model: str, wanted: HandoffCase) -> list[tuple[str, float | None, int]]:

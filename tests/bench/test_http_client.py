@@ -43,11 +43,11 @@ def with_client(use: Callable[[HTTPClient, ScriptedHTTP], Awaitable[Result]], *a
     return asyncio.run(run())
 
 
-def streamed(*answers: bytes | Answer, timeout_s: float = 60.0) -> StreamRecord:
-    """The record of one request."""
+def streamed(*answers: bytes | Answer, timeout_s: float = 60.0, record: StreamRecord | None = None) -> StreamRecord:
+    """The record of one request; ``record``, if answers want to look at it meanwhile."""
+    record = record or StreamRecord(1, 3)
 
     async def use(client: HTTPClient, _: ScriptedHTTP) -> StreamRecord:
-        record = StreamRecord(1, 3)
         await client.stream("/v1/completions", b"{}", record)
         return record
 
@@ -72,17 +72,19 @@ def test_bytes_one_by_one() -> None:
 
 
 def test_events_are_timed_as_they_come() -> None:
-    """Each waits until the test has let it go."""
-    gap_s = 0.05
+    """Each is sent a while after the one before it has been read."""
+    gap_s, record = 0.05, StreamRecord(1, 3)
 
     async def with_pauses(writer: asyncio.StreamWriter) -> None:
         writer.write(STREAM_HEAD)
-        for data in (event(), event(), event(finish="length"), DONE):
+        for number, data in enumerate((event(), event(), event(finish="length"), DONE)):
+            while len(record.event_times) < number:
+                await asyncio.sleep(0.001)
             await asyncio.sleep(gap_s)
             writer.write(chunked(data))
         writer.write(LAST_CHUNK)
 
-    record = streamed(with_pauses)
+    streamed(with_pauses, record=record)
     times = [record.sent_s, *record.event_times, record.end_s]
     assert len(times) == 5 and all(later - earlier > gap_s / 2 for earlier, later in zip(times, times[1:], strict=False))
 
@@ -193,14 +195,20 @@ def test_a_connection_that_broke_off_is_not_used_again() -> None:
     assert with_client(use, STREAM_HEAD + TWO + b"junk\r\n", answer_of(2)) == ["protocol", None]
 
 
-async def _silent(writer: asyncio.StreamWriter) -> None:
-    writer.write(STREAM_HEAD + TWO)
-    await writer.drain()
-    await asyncio.sleep(60)
+def test_silence_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock that counts is the test's, and goes on when two events have been read."""
+    now_s, record = 0.0, StreamRecord(1, 3)
+    monkeypatch.setattr(http_client, "time", SimpleNamespace(perf_counter=lambda: now_s))
 
+    async def silent(writer: asyncio.StreamWriter) -> None:
+        nonlocal now_s
+        writer.write(STREAM_HEAD + TWO)
+        while len(record.event_times) < 2:
+            await asyncio.sleep(0.001)
+        now_s = 0.2
+        await asyncio.sleep(60)
 
-def test_silence_is_an_error() -> None:
-    record = streamed(_silent, timeout_s=0.1)
+    streamed(silent, timeout_s=0.1, record=record)
     assert record.error_kind == "timeout" and record.error_message == "nothing came for 0.1 s after 2 events"
 
 

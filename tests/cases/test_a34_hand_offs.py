@@ -20,7 +20,7 @@ from tests.models.tiny import write_tiny_gguf
 
 PAIR = {"prefill": 1, "decode": 1}
 PARAMS = SamplingParams(temperature=0.8, max_tokens=200, ignore_eos=True, seed=5)
-BACK_S = 1.0  # blocks are back by then, the telling of it included; a busy machine gets more before it fails, and says so
+BACK_S = 1.0  # blocks are back by then at each moment, the telling of it included; a busy machine may take longer in all rounds but one
 
 
 def prompt_of(i: int, length: int = 300) -> list[int]:
@@ -124,7 +124,8 @@ def test_blocks_are_back_whenever_the_client_leaves(path: Path, num_rounds: int)
                     sizes.append([resident_bytes(pid) for pid in cluster.processes.pids.values()])
             output = await cluster.run(prompt_of(999), PARAMS)
             assert output.outputs[0].token_ids == expected
-            assert sorted(took)[len(took) // 2] < BACK_S, f"blocks come back after {sorted(took)} s"
+            quickest = {moment.__name__: min(took[j :: len(MOMENTS)]) for j, moment in enumerate(MOMENTS)}
+            assert max(quickest.values()) < BACK_S, f"blocks come back after {quickest} s at best"
             if num_rounds >= 100:
                 assert all(last - first < 8 << 20 for first, last in zip(*sizes, strict=True)), f"memory grows: {sizes}"
             assert cluster.engine.handovers.desk.stats.num_offered == len(took) + 1, "a request with a ticket was not offered"

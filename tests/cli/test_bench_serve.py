@@ -190,7 +190,7 @@ def test_a_signal_stops_the_own_server_too(tiny: Path, tmp_path: Path, signum: i
     try:
         child = _child_of(process)
         process.send_signal(signum)
-        assert process.wait(60) == code
+        assert process.wait(120) == code
         assert not Path(f"/proc/{child}").exists()
     finally:
         process.kill()
@@ -199,7 +199,7 @@ def test_a_signal_stops_the_own_server_too(tiny: Path, tmp_path: Path, signum: i
 
 def _child_of(process: subprocess.Popen[bytes]) -> int:
     """The server, once it is one."""
-    deadline_s = time.monotonic() + 60
+    deadline_s = time.monotonic() + 120
     while time.monotonic() < deadline_s and process.poll() is None:
         for number in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
             if b"serve\0--host" in Path(f"/proc/{number}/cmdline").read_bytes():

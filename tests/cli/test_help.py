@@ -15,7 +15,8 @@ import octavo as package
 from octavo.cli.main import cli
 from tests.cli.conftest import Octavo
 
-MAX_CPU_S = 0.2  # of a help page; processor time, so that a busy machine fails nothing
+MOST = 3.0  # times the processor time of a Python that imports click: with numpy it would be four
+ATTEMPTS = 5  # neighbours in the caches and on the core make either take longer now and then
 BENCHES = ("bench", "bench offline", "bench serve", "bench start", "bench kernels", "bench scheduler", "bench prefix")
 COMMANDS = ("run", "chat", "serve", "pull", "models", "quantize", "doctor", "simulate", "plan", "reproduce", *BENCHES)
 
@@ -57,11 +58,15 @@ def test_help_is_instant(argv: list[str]) -> None:
     root = Path(__file__).parents[2]
     env = {**os.environ, "PYTHONPATH": str(root / "src")}
 
-    def cpu_s() -> float:
+    def cpu_s(*command: str) -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([sys.executable, "-m", "octavo.cli.main", *argv], env=env, check=True, capture_output=True)
+        subprocess.run([sys.executable, *command], env=env, check=True, capture_output=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    cpu_s()  # may have to compile
-    assert min(cpu_s() for _ in range(3)) < MAX_CPU_S
+    seen = list[tuple[float, float]]()
+    for _ in range(ATTEMPTS):  # the first may have to compile
+        seen.append((cpu_s("-m", "octavo.cli.main", *argv), cpu_s("-c", "import click")))
+        if seen[-1][0] < MOST * seen[-1][1]:
+            return
+    pytest.fail(f"processor time of the page, and of importing click: {seen}")

@@ -88,13 +88,13 @@ def test_a_server_as_a_process(tiny: Path) -> None:
         assert process.stdout is not None
         ready = re.fullmatch(r"octavo: tiny is ready at http://127.0.0.1:(\d+) \(Ctrl-C stops\)\n", process.stdout.readline())
         assert ready is not None, process.communicate()
-        connection = http.client.HTTPConnection("127.0.0.1", int(ready[1]), timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", int(ready[1]), timeout=120)
         connection.request("POST", "/v1/completions", json.dumps({"model": "tiny", "prompt": "hello", "max_tokens": 3, "temperature": 0}))
         answer = json.loads(connection.getresponse().read())
         assert answer["model"] == "tiny" and answer["usage"]["completion_tokens"] == 3
         connection.close()
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 0
+        assert process.wait(120) == 0
         assert "shutting down" in process.communicate()[1]
     finally:
         process.kill()

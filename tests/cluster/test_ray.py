@@ -171,6 +171,23 @@ def test_a_second_worker_comes_with_the_load_and_goes_when_it_is_over(path: Path
     with_cluster(path, (WorkerGroup(number=1),), work, ClusterOptions(scale={"both": limits}))
 
 
+def test_a_decode_worker_that_lacks_is_placed_as_the_first_of_its_role(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two are to be there, of which the description has one; the prefill worker has what only one can."""
+    monkeypatch.setattr(scaling, "ASK_S", 0.05)
+    right = answers_alone(path, 6)
+
+    async def work(engine: ClusterEngine) -> None:
+        await until(lambda: {link.name for link in engine.open_links()} == {"prefill-0", "decode-0", "decode-1"})
+        assert [await answer(engine, number) for number in range(6)] == right
+        await engine.cluster.drain("decode-0")  # another comes in its place
+        await until(lambda: {link.name for link in engine.open_links()} == {"prefill-0", "decode-1", "decode-2"})
+        assert [await answer(engine, number) for number in range(6)] == right
+        assert engine.handovers.desk.stats.num_handed_over == 12 and engine.flights.num_lost == 0
+
+    groups = (WorkerGroup("prefill", cpus=1, resources={"only_one": 1.0}), WorkerGroup("decode", cpus=1))
+    with_cluster(path, groups, work, ClusterOptions(scale={"decode": ScaleLimits(least=2, most=2)}))
+
+
 def test_resources_and_roles(path: Path) -> None:
     right = answers_alone(path, 6)
 

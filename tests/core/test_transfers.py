@@ -47,14 +47,14 @@ def test_a_sequence_goes_on_where_it_was_handed_over() -> None:
     assert [event.token_ids for event in sender.step()] == [[6]]
     tokens = sender.scheduler.transfers.offer("a")
     assert tokens == [6] and not sender.scheduler.has_work and sender.scheduler.num_used_blocks == 2
-    blocks = receiver.scheduler.transfers.reserve(job, 6)
-    assert blocks is not None and len(blocks) == 2 and receiver.scheduler.num_running == 1
+    reservation = receiver.scheduler.transfers.reserve(job, 6)
+    assert reservation is not None and len(reservation.blocks) == 2 and not reservation.saves and receiver.scheduler.num_running == 1
     receiver.scheduler.transfers.begin("a", tokens)
     sender.scheduler.transfers.release("a")
     plan = receiver.begin()
     assert plan is not None
     (piece,) = plan.slices
-    assert (piece.start, piece.token_ids, list(piece.block_table[:2])) == (6, [6], blocks)
+    assert (piece.start, piece.token_ids, list(piece.block_table[:2])) == (6, [6], reservation.blocks)
     (entry,) = plan.slot_opens
     assert (entry.prompt_token_ids, entry.output_token_ids, entry.seed) == (list(range(6)), [6], 5)
     drawn = [token for event in receiver.end() for token in event.token_ids]

@@ -9,15 +9,17 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
 from octavo.core.request import Request
-from octavo.core.step import TokenEvent
+from octavo.core.step import BlockMove, TokenEvent
 from octavo.core.transfers import Transfers
 from tests.core.harness import Harness, make_request
 from tests.core.kv_memory import plain_run
 from tests.core.page_memory import PageMemoryBackend
+from tests.core.tier_harness import TierHarness, ToyDisk
 
 PAGES = ((1, 2, 5), (1, 5, 9), (2, 1, 3), (1, 1, 1), (3, 2, 17), (0, 2, 6))
 
@@ -37,9 +39,9 @@ class Move:
 class Lives:
     """Two engines of one kind and all that goes between them. ``counts``: of what happened."""
 
-    def __init__(self, seed: int, pages: tuple[int, int, int] | None) -> None:
+    def __init__(self, seed: int, pages: tuple[int, int, int] | None, tiers: str = "none") -> None:
         rng = self.rng = random.Random(seed)
-        caching = rng.random() < 0.8
+        caching = rng.random() < 0.8 or tiers != "none"
         options = {
             "block_size": rng.choice((1, 3, 4)),
             "max_num_seqs": rng.randint(2, 5),
@@ -52,12 +54,18 @@ class Lives:
             "pages": pages,
         }
         self.size: int = options["block_size"]  # type: ignore[assignment]
-        self.sides = [Harness(rng.randint(8, 24) * 4 // self.size, **options) for _ in range(2)]  # type: ignore[arg-type]
+        self.sides = [self.side(rng.randint(8, 24) * 4 // self.size, tiers, options) for _ in range(2)]
         self.requests: dict[str, Request] = {}
         self.drawn: dict[str, list[int]] = {}
-        self.ended: set[str] = set()
+        self.ended = set[str]()
         self.moves: list[Move] = []
         self.counts = Counter[str]()
+
+    def side(self, num_blocks: int, tiers: str, options: dict[str, Any]) -> Harness:
+        if tiers == "none":
+            return Harness(num_blocks, **options)
+        disk = ToyDisk(2, 0.1, self.rng.randrange(100)) if tiers == "disk" else None
+        return TierHarness(self.rng.choice((4, 16, 32)), disk, num_blocks=num_blocks, **options)
 
     def transfers(self, place: int) -> Transfers:
         return self.sides[place].scheduler.transfers
@@ -97,7 +105,9 @@ class Lives:
 
     def half_step(self, place: int) -> None:
         side = self.sides[place]
-        if side.pending is None:
+        if isinstance(side, TierHarness) and side.pending is None:
+            side.begin_once()
+        elif side.pending is None:
             plan = side.scheduler.plan()
             side.pending = None if plan is None else side.backend.execute(plan)
         else:
@@ -119,9 +129,25 @@ class Lives:
 
     def reserve(self, one: Move) -> None:
         if one.blocks is None:
-            one.blocks = self.transfers(1 - one.sender).reserve(one.request, one.num_tokens)
+            found = self.transfers(1 - one.sender).reserve(one.request, one.num_tokens)
+            if found is not None:
+                one.blocks = found.blocks
+                self.save(self.sides[1 - one.sender], found.saves)
             self.counts["reserved" if one.blocks is not None else "no room"] += 1
             self.counts["early"] += one.blocks is not None and one.tokens is None
+
+    def save(self, side: Harness, saves: list[BlockMove]) -> None:
+        """What is evicted for a reservation: into host memory, or lost on the way."""
+        if not saves:
+            return
+        assert isinstance(side, TierHarness)
+        side.spill()
+        if self.rng.random() < 0.2:
+            side.tiers.lost(saves)
+            return
+        for move in saves:
+            side.backend._save(move)
+        self.counts["saved late"] += 1
 
     def copy(self, one: Move, most: int) -> None:
         """Full blocks as they come, the last when the prompt is done; a sequence that was preempted goes on from what was sent."""
@@ -196,3 +222,18 @@ def test_texts_are_the_plain_ones(pages: tuple[int, int, int] | None) -> None:
         counts += lives.counts
     for what in ("begun", "begun, rounded", "resumed", "early", "streamed", "no room"):
         assert counts[what] > 0, f"{what}: {counts}"
+
+
+@pytest.mark.parametrize("pages", [None, PAGES[1]], ids=str)
+@pytest.mark.parametrize("tiers", ["host", "disk"])
+def test_texts_are_the_plain_ones_with_what_was_evicted_for_others(tiers: str, pages: tuple[int, int, int] | None) -> None:
+    """Blocks that are reserved were the prefix cache's: what comes back from the tiers is what was in them."""
+    counts, num_hits = Counter[str](), 0
+    for seed in range(4):
+        lives = Lives(100 + seed, pages, tiers)
+        for _ in range(300):
+            lives.move()
+        lives.end()
+        counts += lives.counts
+        num_hits += sum(side.tiers.stats.host_hit_tokens for side in lives.sides if isinstance(side, TierHarness))
+    assert min(counts["saved late"], counts["begun"], num_hits) > 0, f"{num_hits}: {counts}"

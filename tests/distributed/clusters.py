@@ -9,10 +9,11 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 from octavo.config import EngineConfig
 from octavo.core.request import SamplingParams
@@ -27,7 +28,9 @@ from octavo.engine.engine import Engine
 from octavo.engine.outputs import OutputEvent, RequestOutput
 from octavo.engine.params import PreparedRequest
 from tests.distributed import scripted_worker
+from tests.engine import step_gate
 from tests.engine.scripted import bigram_config, bigram_model, byte_tokenizer
+from tests.engine.step_gate import StepGate
 
 WAIT_S = 120.0  # hangs are found, slow machines are forgiven
 ROOT = Path(__file__).parents[2]
@@ -35,12 +38,25 @@ PATIENT = LivenessLimits(suspect_s=20.0, stall_s=60.0, gone_s=60.0)  # a busy ma
 COMMAND = (sys.executable, "-m", "tests.distributed.scripted_worker")
 
 
-class Cluster:
-    """``engine`` is the front end's; ``processes`` has the workers' process ids."""
+@contextlib.contextmanager
+def children_find_the_sources(**variables: str) -> Iterator[None]:
+    """``variables``: more of the environment of processes that are started inside the block."""
+    with mock.patch.dict(os.environ, {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]), **variables}):
+        yield
 
-    def __init__(self, engine: ClusterEngine, processes: LocalProcesses) -> None:
+
+class Cluster:
+    """``engine`` is the front end's; ``processes`` has the workers' process ids; scripted workers make the steps that ``gate`` allows."""
+
+    def __init__(self, engine: ClusterEngine, processes: LocalProcesses, gate: StepGate | None = None) -> None:
         self.engine, self.processes = engine, processes
+        self._gate = gate
         self._number = 0
+
+    @property
+    def gate(self) -> StepGate:
+        assert self._gate is not None, "these workers have none"
+        return self._gate
 
     def prepare(self, prompt: Sequence[int], params: SamplingParams, **options: object) -> PreparedRequest:
         self._number += 1
@@ -88,25 +104,26 @@ async def cluster(
     """Workers that are ready. ``delay_s`` is slept in each of their steps."""
     secret, folder = new_secret(), tempfile.mkdtemp(prefix="octavo-test-")
     names = worker_names(workers if isinstance(workers, dict) else {"both": workers})
-    os.environ["OCTAVO_TEST_DELAY_S"] = str(delay_s)
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    gate = StepGate(Path(folder) / "steps")
     processes = LocalProcesses(names, secret, 1, COMMAND)
     model = bigram_model(byte_tokenizer(scripted_worker.PIECES))
     options = options or ClusterOptions(liveness=PATIENT)
     address = Address(path=f"{folder}/workers")
     clean_up = partial(shutil.rmtree, folder, ignore_errors=True)
     engine = ClusterEngine(model, config or bigram_config(), address, secret.encode(), options, processes, clean_up)
-    engine.start()
-    try:
-        async with asyncio.timeout(WAIT_S):
-            await engine.ready()
-        yield Cluster(engine, processes)
-        engine.flights.check_invariants()
-    finally:
-        for pid in processes.pids.values():  # one that a test has stopped can end, too
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
-        await engine.stop()
+    with children_find_the_sources(OCTAVO_TEST_DELAY_S=str(delay_s), **{step_gate.VARIABLE: str(gate.path)}):
+        engine.start()
+        try:
+            async with asyncio.timeout(WAIT_S):
+                await engine.ready()
+            yield Cluster(engine, processes, gate)
+            engine.flights.check_invariants()
+        finally:
+            gate.open()
+            for pid in processes.pids.values():  # one that a test has stopped can end, too
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+            await engine.stop()
 
 
 def alone(config: EngineConfig | None = None) -> Engine:

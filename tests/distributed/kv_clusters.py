@@ -22,7 +22,7 @@ from octavo.distributed.local_cluster import worker_names
 from octavo.distributed.process_worker import LocalProcesses
 from octavo.engine.llm import make_config
 from octavo.models.loading import open_model
-from tests.distributed.clusters import PATIENT, ROOT, WAIT_S, Cluster
+from tests.distributed.clusters import PATIENT, WAIT_S, Cluster, children_find_the_sources
 
 SIZES = {"num_kv_blocks": 1200, "max_num_seqs": 8, "max_num_batched_tokens": 64}
 
@@ -37,24 +37,24 @@ async def kv_cluster(
 ) -> AsyncIterator[Cluster]:
     """Workers that are ready."""
     secret, folder = new_secret(), tempfile.mkdtemp(prefix="octavo-test-")
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     processes = LocalProcesses(worker_names(workers), secret, 1)
     options = ClusterOptions(liveness=PATIENT, handover=handover or HandoverOptions(min_layerwise=64), scale=scale or {})
     settings = make_config(str(path), **{**SIZES, **config})
     address, clean_up = Address(path=f"{folder}/workers"), partial(shutil.rmtree, folder, ignore_errors=True)
     engine = ClusterEngine(open_model(path).read_text(), settings, address, secret.encode(), options, processes, clean_up)
-    engine.start()
-    try:
-        async with asyncio.timeout(WAIT_S):
-            await engine.ready()
-        yield Cluster(engine, processes)
-        engine.flights.check_invariants()
-        engine.handovers.check_invariants()
-    finally:
-        for pid in processes.pids.values():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
-        await engine.stop()
+    with children_find_the_sources():
+        engine.start()
+        try:
+            async with asyncio.timeout(WAIT_S):
+                await engine.ready()
+            yield Cluster(engine, processes)
+            engine.flights.check_invariants()
+            engine.handovers.check_invariants()
+        finally:
+            for pid in processes.pids.values():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+            await engine.stop()
 
 
 def is_empty(cluster: Cluster) -> bool:

@@ -161,7 +161,7 @@ class Cluster:
     def heard(self, kind: type[FromWorker]) -> list[tuple[int, Any]]:
         return [(worker, message) for worker, message in self.said if isinstance(message, kind)]
 
-    async def until(self, condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    async def until(self, condition: Callable[[], bool], timeout_s: float = 120.0) -> None:
         async with asyncio.timeout(timeout_s):
             while not condition():
                 if self.fault is not None:
@@ -180,7 +180,7 @@ class Cluster:
                 not s.has_work and not s.num_used_blocks and not s.num_reserved and not s.num_offered for s in schedulers
             )
 
-        await self.until(is_quiet, 10.0)
+        await self.until(is_quiet)
         for worker, side in zip(self.workers, self.sides, strict=True):
             worker.engine.scheduler.check_invariants()
             assert not side._going and not side._coming and not len(side._port), "something is kept"

@@ -1,6 +1,7 @@
 """A worker process on a model of known probabilities: ``python -m tests.distributed.scripted_worker``, flags as `octavo worker`'s.
 
-Its logits are random and the same in every process (``random_logits``). $OCTAVO_TEST_DELAY_S is slept in each step.
+Its logits are random and the same in every process (``random_logits``). $OCTAVO_TEST_DELAY_S is slept in each step; and steps go through
+the gate of the environment, if there is one.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from octavo.distributed.handshake import read_secret
 from octavo.distributed.worker import WorkerOptions, WorkerServer
 from octavo.engine.engine import Engine
 from tests.engine.scripted import Bigram, bigram_model, byte_tokenizer
+from tests.engine.step_gate import GatedSteps
 
 PIECES = ("hello", " world", " stop", "ping", "ab", "cd", "é", "😀")
 
@@ -33,6 +35,7 @@ def load(config: EngineConfig) -> Engine:
     backend = Bigram(tokenizer.vocab_size, config.scheduler.max_num_seqs)
     backend.logits = random_logits(tokenizer.vocab_size)
     backend.delay_s = float(os.environ.get("OCTAVO_TEST_DELAY_S", "0"))
+    backend.before_step = GatedSteps.of_environment()
     return Engine(bigram_model(tokenizer), config, backend)
 
 

@@ -18,6 +18,7 @@ from octavo.distributed.layer_sender import LayerSender, Track
 from octavo.distributed.transport import Piece, TransferError, TransferHead
 
 SIZE, LAYERS = 4, 3
+WAIT_S = 120.0  # hangs are found, slow machines are forgiven
 WINDOWED = PageLayout(64, 1, 1, 6, ((0, 0), (1, 0), (1, 0)))
 
 
@@ -87,7 +88,7 @@ def truth(layer: int, block: int) -> int:
 class Sent:
     """A transfer on its way, on a thread."""
 
-    def __init__(self, num_tokens: int, layerwise: bool = True, layout: PageLayout | None = None, stall_s: float = 20.0) -> None:
+    def __init__(self, num_tokens: int, layerwise: bool = True, layout: PageLayout | None = None, stall_s: float = WAIT_S) -> None:
         self.memory = Memory(1 if layout is None else 2)
         self.track, self.out, self.failure = Track(num_tokens), Out(), list[str]()
         sender = LayerSender(self.memory, KVShape.of(layout, LAYERS, SIZE), stall_s)  # type: ignore[arg-type]
@@ -103,14 +104,13 @@ class Sent:
         self.track.moved(array("i", pages), num_computed, step, num_coming)
 
     def until(self, condition: Callable[[], bool]) -> None:
-        for _ in range(2000):
-            if condition():
-                return
+        deadline_s = time.monotonic() + WAIT_S
+        while not condition():
+            assert time.monotonic() < deadline_s, "it does not come"
             time.sleep(0.005)
-        raise AssertionError("it does not come")
 
     def done(self, num_blocks: int) -> None:
-        self.thread.join(20.0)
+        self.thread.join(WAIT_S)
         assert self.failure == [] and self.out.finished and self.out.closed
         assert self.out.got == {(layer, block): truth(layer, block) for layer in range(LAYERS) for block in range(num_blocks)}
 
@@ -156,7 +156,7 @@ def test_of_window_layers_only_what_is_read_again_goes() -> None:
         for layer in (1, 2):
             sent.memory.pages[layer, 20 + block] = truth(layer, block)
     sent.track.moved(array("i", pages), 18)
-    sent.thread.join(20.0)
+    sent.thread.join(WAIT_S)
     wanted = {(0, block) for block in range(5)} | {(layer, block) for layer in (1, 2) for block in (3, 4)}
     assert sent.out.got == {place: truth(*place) for place in wanted} and sent.failure == []
 
@@ -190,13 +190,13 @@ def test_a_sequence_that_has_ended_is_not_sent() -> None:
     sent.place([1, 2, 3], 8)
     sent.until(lambda: len(sent.out.got) == 6)
     sent.track.drop("the request was aborted")
-    sent.thread.join(20.0)
+    sent.thread.join(WAIT_S)
     assert sent.failure == ["the request was aborted"] and sent.out.closed and not sent.out.finished
 
 
 def test_a_prompt_that_makes_no_progress_is_given_up() -> None:
     sent = Sent(12, stall_s=0.05)
-    sent.thread.join(20.0)
+    sent.thread.join(WAIT_S)
     assert sent.failure == ["the prompt has made no progress for 0.05 s"] and sent.out.num_alive > 1
 
 
@@ -210,13 +210,13 @@ def test_a_prompt_that_is_slow_and_goes_on_is_waited_for() -> None:
     memory.pages = {(layer, block): truth(layer, block) for layer in range(LAYERS) for block in range(3)}
     for num_computed in range(1, 13):
         num_alive = out.num_alive
-        for _ in range(2000):
-            if out.num_alive >= num_alive + 2:  # it has looked since the last move
-                break
+        deadline_s = time.monotonic() + WAIT_S
+        while out.num_alive < num_alive + 2:  # it has not looked since the last move
+            assert time.monotonic() < deadline_s
             time.sleep(0.005)
         now_s += 0.9
         track.moved(array("i", [0, 1, 2]), num_computed)
-    thread.join(20.0)
+    thread.join(WAIT_S)
     assert failure == [] and out.finished and now_s > 10.0
 
 
@@ -227,7 +227,7 @@ def test_a_receiver_that_cannot_be_reached() -> None:
         raise TransferError("nobody is there")
 
     sender, track = LayerSender(Memory(), KVShape.of(None, LAYERS, SIZE)), Track(4)  # type: ignore[arg-type]
-    sender.start(track, sender.head(7, track), connect, True, failure.append).join(20.0)
+    sender.start(track, sender.head(7, track), connect, True, failure.append).join(WAIT_S)
     assert failure == ["nobody is there"]
 
 

@@ -237,6 +237,21 @@ def test_where_nobody_decodes_those_that_do_both_have_all_answers() -> None:
     scaler.decide(workers, ClusterLoad(), 0.0)
     scaler.decide(workers, ClusterLoad(num_prompt_tokens=1000, num_output_tokens=1000), 1.0)
     assert scaler.scalers["both"].rate == pytest.approx(scaler.scalers["prefill"].rate * (0.5 + 2.0) / 0.5)
+    waits = ClusterLoad(num_output_tokens=3000, num_open=3, num_without_room=4, without_room_s=1.5)  # 8 s of tokens
+    assert starts(workers, waits, "both", "prefill") == ["both"]
+    assert starts([*workers, PoolWorker(2, "decode", "ready")], waits, "both", "prefill") == []
+
+
+def test_what_a_silent_worker_held_is_not_held() -> None:
+    """It has been given to others."""
+    rates = []
+    for state in ("ready", "draining", "starting"):
+        workers = [PoolWorker(0, "decode", "ready", room=0.2), PoolWorker(1, "decode", state, room=0.6)]
+        scaler = PoolScaling({"decode": LIMITS})
+        for now in range(100):
+            scaler.decide(workers, ClusterLoad(), float(now))
+        rates.append(round(scaler.scalers["decode"].room_rate, 3))
+    assert rates == [0.8, 0.8, 0.2]
 
 
 def test_a_pool_whose_workers_are_all_gone_gets_one() -> None:

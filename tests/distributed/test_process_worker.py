@@ -31,7 +31,7 @@ def test_a_worker_that_ended_by_itself_is_replaced_at_once(monkeypatch: pytest.M
 
     async def run() -> None:
         processes = LocalProcesses({"worker-0": "both"}, "secret", command=ENDS)
-        child = processes._children["worker-0"]
+        child = processes._workers["worker-0"]
         child.pause_s = 3600.0
         await processes.start(NOWHERE)
         await until(lambda: child.process is not None and child.process.returncode == 1)
@@ -52,7 +52,7 @@ def test_a_worker_that_could_not_run_is_tried_again_when_it_is_replaced(monkeypa
 
     async def run() -> None:
         processes = LocalProcesses({"worker-0": "both", "worker-1": "both"}, "secret", command=STAYS)
-        children = processes._children
+        children = processes._workers
         await processes.start(NOWHERE)
         await until(lambda: len(processes.pids) == 2)
         processes._command = [sys.executable, "-c", f"raise SystemExit({process_worker.HOPELESS})"]
@@ -102,7 +102,7 @@ def test_a_worker_that_was_released_is_kept_again(monkeypatch: pytest.MonkeyPatc
         await until(lambda: processes.pids.get("worker-0") not in (None, first))
         second = processes.pids["worker-0"]
         processes.release("worker-0")
-        child = processes._children["worker-0"]
+        child = processes._workers["worker-0"]
         child.process.kill()  # type: ignore[union-attr]
         await until(lambda: child.keeper is not None and child.keeper.done())
         assert "worker-0" not in processes.pids
@@ -120,7 +120,7 @@ def test_a_process_that_cannot_be_started_is_tried_again() -> None:
 
     async def run() -> None:
         processes = LocalProcesses({"worker-0": "both"}, "secret", command=("/nowhere/to/be/found",))
-        child = processes._children["worker-0"]
+        child = processes._workers["worker-0"]
         child.pause_s = 0.01
         await processes.start(NOWHERE)
         await until(lambda: child.pause_s > 0.02)
@@ -140,7 +140,7 @@ def test_a_worker_that_ends_whenever_it_is_started_is_trouble_and_tried_on(monke
 
     async def run() -> None:
         processes = LocalProcesses({"worker-0": "both"}, "secret", command=ENDS)
-        child = processes._children["worker-0"]
+        child = processes._workers["worker-0"]
         child.pause_s = 0.01
         await processes.start(NOWHERE)
         await until(lambda: processes.trouble is not None)

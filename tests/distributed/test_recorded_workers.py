@@ -99,7 +99,8 @@ def test_in_pools_that_are_too_small_with_clients_that_leave_and_copies_that_fai
 
     sender, receiver = recorded(path, tmp_path, use, num_kv_blocks=24, admission_lookahead=1)
     assert sender.num_handed_over > 0 and receiver.num_taken_over > 0 and sender.requests, "some stayed"
-    assert (sender.num_aborts + receiver.num_aborts > 0) == bool(left)
+    was_cut = any(not answer.over for answer in left)  # its end may have been on its way when its client left
+    assert (sender.num_aborts + receiver.num_aborts > 0) == was_cut
 
 
 @pytest.mark.parametrize("place", [SENDER, RECEIVER])

@@ -23,6 +23,7 @@ from octavo.distributed.throttle import Throttle
 from octavo.distributed.transport import MAX_PIECE_BYTES, Piece, TransferError, TransferHead, Transport, TransportListener
 
 SECRET = b"a secret of the tests"
+WAIT_S = 120.0  # hangs are found, slow machines are forgiven
 HEAD = TransferHead(7, "model", 100)
 MAKERS: dict[str, Callable[..., Transport]] = {"tcp": TcpTransport}
 if shm_transport.is_available():
@@ -77,7 +78,7 @@ def sink() -> KeepingSink:
 
 @pytest.fixture
 def listener(name: str, sink: KeepingSink) -> Iterator[TransportListener]:
-    listener = MAKERS[name](SECRET, idle_s=5.0).listen("127.0.0.1", sink)
+    listener = MAKERS[name](SECRET, idle_s=60.0).listen("127.0.0.1", sink)
     yield listener
     listener.close()
 
@@ -114,7 +115,7 @@ def test_many_transfers_at_a_time(name: str, listener: TransportListener, sink: 
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20.0)
+        thread.join(WAIT_S)
     assert len(sink.pieces) == 80 and all(data == contents(piece) for piece, data in sink.pieces)
     assert sorted(head.key for head in sink.heads) == list(range(8))
 
@@ -137,7 +138,7 @@ def test_bytes_without_a_handshake_do_nothing(name: str, listener: TransportList
     with sock:
         sock.recv(HELLO_BYTES, socket.MSG_WAITALL)
         sock.sendall(b"\xff" * 4096)
-        sock.settimeout(5.0)
+        sock.settimeout(WAIT_S)
         with contextlib.suppress(ConnectionResetError):
             assert sock.recv(100) == b""
     assert sink.heads == []
@@ -157,7 +158,7 @@ def test_pieces_that_are_not_wanted_end_it(name: str, listener: TransportListene
         out.send(Piece(0, 1, 0, 1), out.buffer(1000))
         out.finish()
     out.close()
-    assert sink.over.wait(10.0) and sink.failure is not None and "999 are expected" in sink.failure
+    assert sink.over.wait(WAIT_S) and sink.failure is not None and "999 are expected" in sink.failure
 
 
 def test_a_wrong_checksum_ends_it(name: str, listener: TransportListener, sink: KeepingSink, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +170,7 @@ def test_a_wrong_checksum_ends_it(name: str, listener: TransportListener, sink: 
         out.send(Piece(0, 1, 0, 1), data)
         out.finish()
     out.close()
-    assert sink.over.wait(10.0) and "crc32 checksum is wrong" in (sink.failure or "") and sink.pieces == []
+    assert sink.over.wait(WAIT_S) and "crc32 checksum is wrong" in (sink.failure or "") and sink.pieces == []
 
 
 def test_a_sink_that_gives_up_stops_the_sender(name: str, listener: TransportListener, sink: KeepingSink) -> None:
@@ -180,7 +181,7 @@ def test_a_sink_that_gives_up_stops_the_sender(name: str, listener: TransportLis
             out.send(Piece(0, 1, 0, 1), out.buffer(1000))
         out.finish()
     out.close()
-    assert sink.over.wait(10.0) and not sink.finished
+    assert sink.over.wait(WAIT_S) and not sink.finished
 
 
 def test_a_sender_that_closes_early_has_failed(name: str, listener: TransportListener, sink: KeepingSink) -> None:
@@ -188,14 +189,14 @@ def test_a_sender_that_closes_early_has_failed(name: str, listener: TransportLis
     out.send(Piece(0, 1, 0, 1), out.buffer(1000))
     out.close()
     out.close()
-    assert sink.over.wait(10.0) and sink.failure is not None and not sink.finished
+    assert sink.over.wait(WAIT_S) and sink.failure is not None and not sink.finished
 
 
 def test_silence_ends_it(name: str, sink: KeepingSink) -> None:
     listener = MAKERS[name](SECRET, idle_s=0.2).listen("127.0.0.1", sink)
     try:
         out = MAKERS[name](SECRET).connect(listener.address, HEAD)
-        assert sink.over.wait(10.0) and sink.failure is not None
+        assert sink.over.wait(WAIT_S) and sink.failure is not None
         out.close()
     finally:
         listener.close()
@@ -205,7 +206,7 @@ def test_closing_a_listener_ends_what_is_on_its_way(name: str, listener: Transpo
     out = MAKERS[name](SECRET).connect(listener.address, HEAD)
     listener.close()
     listener.close()
-    assert sink.over.wait(10.0) and not sink.finished
+    assert sink.over.wait(WAIT_S) and not sink.finished
     with pytest.raises(TransferError):
         MAKERS[name](SECRET).connect(listener.address, HEAD)
     out.close()
@@ -235,7 +236,7 @@ def test_a_sender_that_is_killed_leaves_nothing(name: str, listener: TransportLi
     try:
         assert child.stdout is not None and child.stdout.readline() == b"sent\n"
         os.kill(child.pid, signal.SIGKILL)
-        assert sink.over.wait(10.0) and sink.failure is not None and not sink.finished
+        assert sink.over.wait(WAIT_S) and sink.failure is not None and not sink.finished
     finally:
         child.kill()
         child.wait()
@@ -271,12 +272,10 @@ def test_too_many_connections_are_closed(
     with pytest.raises(TransferError):
         MAKERS[name](SECRET).connect(listener.address, HEAD)
     first.close()
-    assert sink.over.wait(10.0)
-    for _ in range(50):  # its place is free when its thread has ended
-        try:
+    assert sink.over.wait(WAIT_S)
+    deadline_s = time.monotonic() + WAIT_S
+    while not sink.finished:  # its place is free when its thread has ended
+        assert time.monotonic() < deadline_s
+        with contextlib.suppress(TransferError):
             sink.over.clear()
             send_all(MAKERS[name](SECRET), listener.address, [Piece(0, 1, 0, 1)])
-            break
-        except TransferError:
-            time.sleep(0.05)
-    assert sink.finished

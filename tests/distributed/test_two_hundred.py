@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from octavo.config import BackendConfig, CacheConfig, EngineConfig, ModelConfig
 from octavo.core.request import BeamParams
 from octavo.distributed.cluster_options import ClusterOptions
 from octavo.distributed.local_cluster import ClusterPlan, open_cluster, worker_names
-from tests.distributed.clusters import PATIENT, ROOT, WAIT_S, Cluster
+from tests.distributed.clusters import PATIENT, WAIT_S, Cluster, children_find_the_sources
 from tests.models.tiny import write_tiny_gguf
 
 
@@ -61,7 +60,6 @@ def expected(path: Path) -> list[Any]:
 @pytest.mark.parametrize("workers", [{"both": 2}, {"prefill": 1, "decode": 1}], ids=["replicas", "apart"])
 def test_two_hundred_requests_are_answered_as_by_one_engine(path: Path, expected: list[Any], workers: dict[str, int]) -> None:
     config = EngineConfig(ModelConfig(str(path)), CacheConfig(num_kv_blocks=256), backend=BackendConfig(threads=1))
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
 
     async def run() -> None:
         engine = open_cluster(config, str(path), ClusterPlan(workers, options=ClusterOptions(liveness=PATIENT)))
@@ -77,4 +75,5 @@ def test_two_hundred_requests_are_answered_as_by_one_engine(path: Path, expected
         finally:
             await engine.stop()
 
-    asyncio.run(run())
+    with children_find_the_sources():
+        asyncio.run(run())

@@ -254,7 +254,7 @@ def test_where_the_number_is_scaled_it_comes_back_into_a_place_that_is_free() ->
         launcher = Launcher("a", "b")
         engine, (_, task), (_, other) = await two(launcher)
         operations: Operations = engine.cluster
-        operations._most, operations._grows = ScaleLimits(most=2).most, True
+        operations._scale = {"both": ScaleLimits(most=2)}
         link = engine.control.find("a")
         assert link is not None
         engine.control.fleet.drain(link.worker)
@@ -297,6 +297,6 @@ def test_options_of_the_engine_say_how_many_there_may_be() -> None:
         def add(self, role: str) -> str:
             raise AssertionError("nobody is to be started")
 
-    options = ClusterOptions(liveness=PATIENT, scale=ScaleLimits(most=3))
+    options = ClusterOptions(liveness=PATIENT, scale={"both": ScaleLimits(most=3)})
     engine = engine_of(Growing("a"), options)
-    assert engine.cluster._most == 3 and engine_of(Launcher("a")).cluster._most is None
+    assert engine.cluster._scale["both"].most == 3 and not engine_of(Launcher("a")).cluster._scale

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -80,6 +82,20 @@ def worker(address: Address, name: str, **options: object) -> tuple[WorkerServer
     return server, asyncio.create_task(server.run())
 
 
+def held_at_token(server: WorkerServer, number: int) -> threading.Event:
+    """Its engine waits before the step that draws it, until the event is set."""
+    assert server.engine is not None
+    backend, goes_on = server.engine.engine.backend, threading.Event()
+    assert isinstance(backend, Bigram)
+
+    def wait(plan: StepPlan) -> None:
+        if any(piece.start + piece.num_tokens >= len(PROMPT) + number for piece in plan.slices):
+            assert goes_on.wait(WAIT_S)
+
+    backend.before_step = wait
+    return goes_on
+
+
 async def answer(engine: ClusterEngine, name: str, prompt: list[int] = PROMPT, params: SamplingParams = PARAMS) -> RequestOutput:
     prepared = engine.prepare_checked(prompt, engine.check_params(params), name)
     output, stream = RequestOutput.start(prepared.request, None, []), engine.submit([prepared])
@@ -103,10 +119,11 @@ def expected() -> list[int]:
     return run_alone(alone(), PROMPT, PARAMS).outputs[0].token_ids
 
 
-def test_a_worker_outlives_its_front_end_with_its_model_and_without_its_requests(expected: list[int]) -> None:
+def test_a_worker_outlives_its_front_end_with_its_model_and_without_its_requests(expected: list[int], tmp_path: Path) -> None:
+    address = Address(path=str(tmp_path / "workers"))  # nobody else can take it between two front ends
+
     async def run() -> None:
-        async with front_end() as first:
-            address = first.control.address
+        async with front_end(address) as first:
             server, task = worker(address, "a")
             await until(lambda: len(first.open_links()) == 1)
             asking = asyncio.create_task(answer(first, "r1", params=replace(PARAMS, max_tokens=3000)))
@@ -160,13 +177,16 @@ def test_a_worker_whose_connection_is_cut_joins_again_while_its_request_goes_on_
         async with front_end() as engine:
             a, first = worker(engine.control.address, "a")
             await until(lambda: len(engine.open_links()) == 1)
+            goes_on = held_at_token(a, 5)
             asking = asyncio.create_task(answer(engine, "r1"))
-            await until(lambda: a.engine is not None and a.engine.num_attempts == 1)
+            await until(lambda: any(journey.num_output_tokens > 0 for journey in engine.journeys.all()))
             b, second = worker(engine.control.address, "b")
             await until(lambda: len(engine.open_links()) == 2)
             link = engine.control.find("a")
             assert link is not None
             link.channel.abort("as if the network had gone")
+            await until(lambda: engine.control.find("a") is not link)
+            goes_on.set()
             assert (await asking).outputs[0].token_ids == expected
             await until(lambda: len(engine.open_links()) == 2 and engine.control.find("a") is not link)
             await until(lambda: is_idle(a) and is_idle(b))

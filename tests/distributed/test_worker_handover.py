@@ -210,13 +210,13 @@ class Gate:
             self.plans.append(plan)
             if not self.is_open:
                 self.entered.release()
-                assert self._leave.acquire(timeout=20.0)
+                assert self._leave.acquire(timeout=120.0)
             return execute(plan)
 
         engine.backend.execute = held  # type: ignore[method-assign]
 
     async def step_begins(self) -> None:
-        await asyncio.to_thread(self.entered.acquire, True, 20.0)
+        await asyncio.to_thread(self.entered.acquire, True, 120.0)
 
     def let_go(self) -> None:
         self._leave.release()

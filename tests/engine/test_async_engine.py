@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
 from octavo import SamplingParams
 from octavo.core.request import Request
 from octavo.core.step import TokenEvent
+from octavo.engine import engine_thread
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.event_stream import EngineUnavailable, EventStream, StreamOverflow, _size_bytes
 from octavo.engine.outputs import OutputEvent
 from tests.engine.scripted import Bigram, bigram_engine
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], timeout_s: float = 120.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not condition():
             await asyncio.sleep(0.001)
@@ -35,9 +36,8 @@ def test_a_stream_that_overflows_is_forgotten_whichever_event_it_was(num_tokens:
         await until(lambda: engine.num_open_requests == 0)
         with pytest.raises(StreamOverflow):
             await stream.read()
-        started_s = time.monotonic()
-        await engine.stop(drain_s=20.0)
-        assert time.monotonic() - started_s < 10.0
+        async with asyncio.timeout(120.0):
+            await engine.stop(drain_s=600.0)
 
     asyncio.run(main())
 
@@ -76,11 +76,16 @@ def test_a_reader_that_is_behind_reads_in_pieces_and_lets_others_go_first() -> N
     asyncio.run(main())
 
 
-def test_work_after_a_long_rest_is_no_stall() -> None:
+def test_work_after_a_long_rest_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 100.0  # the clock of the health is the test's: a machine that is held up does not stall
+    monkeypatch.setattr(engine_thread, "time", SimpleNamespace(monotonic=lambda: now_s))
+
     async def main() -> None:
+        nonlocal now_s
         engine = AsyncEngine(bigram_engine(), stall_s=0.05)
         engine.start()
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.01)
+        now_s += 1000.0
         stream = engine.submit([engine.engine.prepare([5], SamplingParams(max_tokens=1))])
         health = engine.health()  # before the loop thread can have woken
         assert health.live and health.ready

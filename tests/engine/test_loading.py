@@ -80,7 +80,7 @@ def test_the_error_of_the_text_comes_before_the_backends(monkeypatch: pytest.Mon
 def test_no_thread_is_left_when_the_text_of_a_real_file_is_refused(tmp_path: Path) -> None:
     path = write_tiny_gguf(tmp_path / "m.gguf", metadata_overrides={"tokenizer.ggml.model": "rwkv"})
     assert open_model(path).body.program.vocab_size == 512  # its weights are fine
-    before = threading.active_count()
+    before = set(threading.enumerate())
     with pytest.raises(ModelFileError, match="tokenizer.ggml.model: 'rwkv'"):
         Engine.load(EngineConfig(ModelConfig(str(path)), CacheConfig(num_kv_blocks=4), backend=BackendConfig(threads=2)))
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= before  # those of others may end at any time

@@ -79,11 +79,11 @@ def test_heads_of_an_odd_size() -> None:
 
 
 def test_too_many_layers_are_refused_at_once() -> None:
-    started = time.perf_counter()
+    started = time.thread_time()
     for changes in ({"num_hidden_layers": 2**31}, {"num_hidden_layers": 2**31 - 1, "layer_types": Drop}):
         with pytest.raises(FamilyError, match="layers are stated"):
             hf_program("gemma3", changes)
-    assert time.perf_counter() - started < 5.0
+    assert time.thread_time() - started < 5.0
 
 
 def test_heads_that_multiply_beyond_any_row() -> None:

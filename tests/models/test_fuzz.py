@@ -31,7 +31,6 @@ def check_mutants(folder: Path, count: int, seed: int, backend: str) -> Counter[
     return Counter(f"{'lie or cut' if o.mutant.must_fail else 'flipped'}, {o.result}" for o in outcomes)
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 def test_2000_damaged_files(tmp_path, backend):
     counts = check_mutants(tmp_path, 2000, 1, backend)

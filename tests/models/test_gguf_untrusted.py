@@ -131,24 +131,24 @@ pages = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (pages + (64 << 20),) * 2)
 out = {}
 for path in sys.argv[1:]:
-    start = time.perf_counter()
+    start = time.process_time()
     try:
         GGUFFile.open(path)
         result = "opened"
     except GGUFError as exc:
         result = "refused"
-    out[path] = (result, time.perf_counter() - start)
+    out[path] = (result, time.process_time() - start)
 print(json.dumps(out))
 """
 
 
 def test_lies_are_refused_by_python_o_in_little_memory_and_time(tmp_path):
-    """Less than 1 s and 64 MB beyond the interpreter each, with assertions compiled away."""
+    """Less than 1 s of processor time (it takes a millisecond) and 64 MB beyond the interpreter each, with assertions compiled away."""
     paths = []
     for i, name in enumerate(LIES):
         paths.append(tmp_path / f"{i}.gguf")
         paths[-1].write_bytes(lying_file(name))
-    run = subprocess.run([sys.executable, "-O", "-c", CHILD, *map(str, paths)], capture_output=True, text=True, timeout=60, env=os.environ)
+    run = subprocess.run([sys.executable, "-O", "-c", CHILD, *map(str, paths)], capture_output=True, text=True, timeout=120, env=os.environ)
     assert run.returncode == 0, run.stderr
     results = json.loads(run.stdout)
     for path, name in zip(paths, LIES, strict=True):

@@ -47,18 +47,21 @@ def test_golden_ids_and_texts(real):
 def test_real_settings_and_build_time(real):
     name, metadata = real
     plain = {key: metadata[key] for key in metadata if key.startswith("tokenizer.")}
-    start_s = time.process_time()
+    start_s = time.thread_time()
     tokenizer = Tokenizer.from_gguf(plain)
-    build_s = time.process_time() - start_s
+    build_s = time.thread_time() - start_s
+    start_s = time.thread_time()
+    sorted(map(str, plain["tokenizer.ggml.tokens"]))
+    assert build_s < 30 * (time.thread_time() - start_s)  # 5 and 8 times as long as sorting the vocabulary, on whatever machine
     if name == "smollm2":
         assert (tokenizer.vocab_size, tokenizer.add_bos) == (49152, False)
         assert (tokenizer.bos_token, tokenizer.eos_token) == ("<|im_start|>", "<|im_end|>")
-        assert tokenizer.eos_token_ids == {0, 2} and build_s < 0.5
+        assert tokenizer.eos_token_ids == {0, 2}
         assert "add_generation_prompt" in tokenizer.chat_template_source
     else:
         assert (tokenizer.vocab_size, tokenizer.add_bos) == (262144, True)
         assert (tokenizer.bos_token, tokenizer.eos_token) == ("<bos>", "<eos>")
-        assert tokenizer.eos_token_ids == {1, 106} and build_s < 3.0  # about 0.8 s on an idle machine
+        assert tokenizer.eos_token_ids == {1, 106}
         assert tokenizer.encode("x") == [2, *tokenizer.encode("x", add_special_tokens=False)]
 
 

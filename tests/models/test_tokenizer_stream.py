@@ -155,10 +155,10 @@ def test_a_push_costs_the_same_late_as_early():
     assert stream.push(104) == "h"
 
     def seconds(stream, part):
-        start_s = time.process_time()
+        start_s = time.thread_time()
         for token_id in part:
             stream.push(token_id)
-        return time.process_time() - start_s
+        return time.thread_time() - start_s
 
     stream = BYTES.stream()
     early = min(seconds(stream, ids[:5000]) for _ in range(3))

@@ -143,7 +143,7 @@ def test_real_workers_and_their_simulation(tmp_path: Path) -> None:
     places = {("some 50 %", "apart"), ("some 50 %", "chunks")}
     assert {(one.load, one.way) for one in accuracy.comparisons} == places == set(accuracy.biases)
     assert all(len(one.real) == 1 and one.median > 0.0 for one in accuracy.comparisons if not one.figure.startswith(("itl", "good")))
-    assert accuracy.loads[0][1] > 0.0 and accuracy.limits["some"].ttft_s > 0.0 and accuracy.predictor.link.latency_s > 0.0
+    assert accuracy.loads[0][1] > 0.0 and accuracy.limits["some"].ttft_s > 0.0 and accuracy.predictor.link.bytes_per_s > 0.0
     assert said[0] == "scenes and probes" and said[-2].startswith("run 1 of 1, some 50 %, chunks") and said[-1] == "simulated runs"
 
 

@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from octavo.core.step import StepPlan
 from octavo.distributed.channel import Address
 from octavo.distributed.cluster_engine import ClusterEngine
 from octavo.distributed.cluster_options import ClusterOptions
@@ -29,6 +30,7 @@ class WorkerThread:
 
     def __init__(self, address: Address, secret: bytes, name: str, role: str = "both", delay_s: float = 0.0) -> None:
         self.name, self.delay_s = name, delay_s
+        self.backend: Bigram | None = None  # once it has joined
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: WorkerServer | None = None
         self._thread = threading.Thread(target=asyncio.run, args=(self._run(address, secret, WorkerOptions(name, role)),), daemon=True)
@@ -40,9 +42,19 @@ class WorkerThread:
 
     def _load(self, config: Any, *_: object) -> Engine:
         tokenizer = byte_tokenizer()
-        backend = Bigram(tokenizer.vocab_size, config.scheduler.max_num_seqs)
-        backend.delay_s = self.delay_s
-        return Engine(bigram_model(tokenizer), config, backend)
+        self.backend = Bigram(tokenizer.vocab_size, config.scheduler.max_num_seqs)
+        self.backend.delay_s = self.delay_s
+        return Engine(bigram_model(tokenizer), config, self.backend)
+
+    def hold_at(self, position: int, goes_on: threading.Event) -> None:
+        """Its engine waits before the step that computes the token at ``position`` of a sequence, until the event is set."""
+        assert self.backend is not None
+
+        def wait(plan: StepPlan) -> None:
+            if any(piece.start + piece.num_tokens > position for piece in plan.slices):
+                assert goes_on.wait(TIMEOUT_S)
+
+        self.backend.before_step = wait
 
     def cut(self) -> None:
         """Its connection breaks; it connects again at once."""

@@ -107,6 +107,15 @@ class RunningServer:
         return not self.engine.has_work and scheduler.num_used_blocks == 0 and self.async_engine.num_open_requests == 0
 
 
+@contextlib.contextmanager
+def reserved_port() -> Iterator[int]:
+    """A port of the loopback that only who asks for it by its number can listen at, however often, until the end of the block."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]
+
+
 def sse_events(connection: socket.socket) -> Iterator[str]:
     """The data of each event of an open streaming answer; AssertionError when it is not a 200."""
     with connection, connection.makefile("rb") as file:

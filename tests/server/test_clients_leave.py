@@ -102,7 +102,7 @@ def visit_all(server: RunningServer, num_clients: int, num_at_once: int) -> list
 
 
 def assert_nothing_is_left(server: RunningServer) -> None:
-    wait_until(server.is_idle, 20)
+    wait_until(server.is_idle)
     scheduler = server.engine.scheduler
     scheduler.check_invariants()
     assert scheduler.num_running == scheduler.num_waiting == scheduler.num_used_blocks == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -87,14 +88,19 @@ def test_top_and_explain_show_a_cluster(server: RunningCluster) -> None:
 
 
 def test_a_stream_goes_on_when_its_worker_is_lost() -> None:
-    with RunningCluster({"w0": "both", "w1": "both"}, delay_s=0.01) as server:
+    with RunningCluster({"w0": "both", "w1": "both"}) as server:
         alone = server.complete("abc", max_tokens=60, ignore_eos=True)["choices"][0]["text"]
         body = {"prompt": "abc", "temperature": 0, "max_tokens": 60, "ignore_eos": True, "request_id": "it", "explain": True}
+        goes_on = threading.Event()
+        for worker in server.workers.values():
+            worker.hold_at(20, goes_on)
         events = sse_events(server.open_stream("/v1/completions", body))
-        wait_until(lambda: server.cluster.open_links()[0].load.num_running + server.cluster.open_links()[1].load.num_running > 0)
+        wait_until(lambda: any(one["completion_tokens"] > 3 for one in get(server, "/v1/requests?state=running")["data"]))
         (holder,) = get(server, "/v1/requests?state=running")["data"][0]["workers"]
-        wait_until(lambda: get(server, "/v1/requests?state=running")["data"][0]["completion_tokens"] > 3)
+        link = server.cluster.control.find(holder)
         server.workers[holder].cut()
+        wait_until(lambda: server.cluster.control.find(holder) is not link)
+        goes_on.set()
         chunks = [strict_json(event) for event in events if event != "[DONE]"]
         assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == alone
         account = chunks[-1]["explain"]
@@ -115,7 +121,7 @@ def test_requests_of_one_session_keep_together() -> None:
             (worker,) = complete(server, max_tokens=4, explain=True, **fields)["explain"]["workers"]
             return str(worker)
 
-        with server.open_stream("/v1/completions", {"prompt": "abc", "max_tokens": 150, "ignore_eos": True}):
+        with server.open_stream("/v1/completions", {"prompt": "abc", "max_tokens": 3000, "ignore_eos": True}):
             wait_until(lambda: any(link.load.num_running for link in server.cluster.control))
             first, (busy,) = worker_of(prompt_cache_key="mine"), get(server, "/v1/requests?state=running")["data"][0]["workers"]
             assert first != busy

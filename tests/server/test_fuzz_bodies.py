@@ -12,7 +12,7 @@ from octavo.config import CacheConfig, EngineConfig, ModelConfig
 from octavo.engine.engine import Engine
 from octavo.server.openai_types import METADATA, NEUTRAL, ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from tests.models.tiny import write_tiny_gguf
-from tests.server.harness import RunningServer, strict_json, wait_until
+from tests.server.harness import TIMEOUT_S, RunningServer, strict_json, wait_until
 
 NUM_BODIES = 2000
 NUM_PARTS = 4  # so that a failure is found sooner
@@ -139,7 +139,7 @@ class Asker:
     """One kept connection to the server."""
 
     def __init__(self, server: RunningServer) -> None:
-        self._connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+        self._connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=TIMEOUT_S)
 
     def __enter__(self) -> Asker:
         return self

@@ -35,6 +35,7 @@ def server() -> Iterator[RunningServer]:
 
 
 def test_streaming_client_leaves(server: RunningServer) -> None:
+    backend_of(server).delay_s = 0.01  # all of it would take 39 s
     connection = server.open_stream(PATH, LONG)
     assert connection.recv(4096)
     connection.close()
@@ -87,7 +88,7 @@ def test_blocks_come_back_after_many_rounds(server: RunningServer) -> None:
 
 
 def test_gauges_after_every_client_has_left(server: RunningServer) -> None:
-    backend_of(server).delay_s = 0.002
+    backend_of(server).delay_s = 0.01
     connections = [server.open_stream(PATH, LONG) for _ in range(100)]
     wait_until(lambda: server.engine.scheduler.num_running + server.engine.scheduler.num_waiting == 100)
     before = server.metrics()
@@ -95,13 +96,12 @@ def test_gauges_after_every_client_has_left(server: RunningServer) -> None:
     for connection in connections:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
         connection.close()
-    deadline = time.monotonic() + 10.0
 
     def settled() -> bool:
         now = server.metrics()
         return now["octavo_num_requests_running"] == now["octavo_num_requests_waiting"] == 0 and now['octavo_kv_blocks{state="used"}'] == 0
 
-    wait_until(settled, deadline - time.monotonic())
+    wait_until(settled)
     after = server.metrics()
     assert after['octavo_requests_finished_total{reason="abort"}'] == 100
     assert all(after[name] >= value for name, value in before.items() if name.split("{")[0].endswith(("_total", "_count", "_bucket")))
@@ -224,7 +224,6 @@ def test_a_failing_backend_is_reported_and_outlived() -> None:
                 raise RuntimeError("broken")
 
         backend.before_step = fail_later
-        backend.delay_s = 0.05  # so that each event is read by itself
         chunks = server.stream(PATH, {"prompt": "x", "temperature": 0})
         assert [c["choices"][0]["text"] for c in chunks[:-1]] == ["a", "b"]
         assert "broken" in chunks[-1]["error"]["message"]
@@ -263,19 +262,20 @@ def test_a_fault_in_planning_ends_the_requests_it_hits() -> None:
 
 
 def test_an_idle_server_takes_no_processor_time() -> None:
+    others = threading.enumerate()
     with RunningServer(bigram_engine()) as server:
         server.complete("x")
-        thread = next(t for t in threading.enumerate() if t.name == "octavo-loop")
-        stat = f"/proc/self/task/{thread.native_id}/stat"
-
-        def ticks() -> int:
-            with open(stat) as file:
-                fields = file.read().rsplit(")", 1)[1].split()
-            return int(fields[11]) + int(fields[12])
-
-        before = ticks()
-        time.sleep(0.3)
-        assert ticks() == before
+        # Those of other servers in this process may be about to end.
+        (thread,) = (t for t in threading.enumerate() if t.name == "octavo-loop" and t not in others)
+        assert thread.ident is not None
+        clock, taken = time.pthread_getcpuclockid(thread.ident), list[int]()
+        for _ in range(20):  # it may have something to finish in the first of them
+            before = time.clock_gettime_ns(clock)
+            time.sleep(0.05)
+            taken.append(time.clock_gettime_ns(clock) - before)
+            if taken[-1] == 0:
+                return
+        pytest.fail(f"nanoseconds of processor time in each of 20 pauses: {taken}")
 
 
 def test_streams_at_once_are_as_one_alone() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,7 @@ from octavo.cli.options import (
     refuse,
     refuse_given,
 )
-from octavo.cli.progress import fetched
+from octavo.cli.progress import fetched, passing_line
 from octavo.cli.serve import name_of
 
 if TYPE_CHECKING:
@@ -103,7 +102,7 @@ def serve(**options: Any) -> None:
     with _server(options) as url:
         api_key = options["api_key"] if "url" in given() else None
         target = Target(url, options["served_model_name"], api_key, options["timeout"])
-        with _shown_progress(options["as_json"]) as progress:
+        with contextlib.nullcontext() if options["as_json"] else passing_line() as progress:
             record = run_serve(target, case, progress)
     if not options["as_json"]:
         for line in report(record):
@@ -241,21 +240,3 @@ def _flags_of(options: dict[str, Any], names: set[str]) -> list[str]:
         if isinstance(param, click.Option) and param.name in names:
             flags += [param.opts[0]] if param.is_flag else [param.opts[0], str(options[param.name])]
     return flags
-
-
-@contextlib.contextmanager
-def _shown_progress(as_json: bool) -> Iterator[Callable[[str], None] | None]:
-    """A line on stderr that is written over and over, on a terminal alone."""
-    if as_json or not sys.stderr.isatty():
-        yield None
-        return
-
-    def show(line: str) -> None:
-        sys.stderr.write(f"\r\033[K{line}")
-        sys.stderr.flush()
-
-    try:
-        yield show
-    finally:
-        sys.stderr.write("\r\033[K")
-        sys.stderr.flush()

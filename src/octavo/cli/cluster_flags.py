@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from octavo.cli.options import POSITIVE, Finite, add_options, bad_flag
+from octavo.cli.options import POSITIVE, Finite, add_options, bad_flag, refuse_given
 from octavo.config import ConfigError
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def cluster_options(function: Callable) -> Callable:
 def cluster_plan(options: dict[str, Any]) -> ClusterPlan | None:
     """What the flags ask for; None: the engine runs in this process. Raises BadParameter that names the flag."""
     if options["workers"] is None and (options["ray"] or options["workers_listen"] is None):
-        _refuse(_CLUSTER_FLAGS, "it does nothing without --workers")
+        refuse_given(_CLUSTER_FLAGS, "it does nothing without --workers")
         return None
     from octavo.distributed.channel import Address
     from octavo.distributed.cluster_options import ClusterOptions, HandoverOptions, parse_most, parse_workers
@@ -92,7 +92,7 @@ def cluster_plan(options: dict[str, Any]) -> ClusterPlan | None:
     except ValueError as error:
         raise click.BadParameter(str(error).partition(": ")[2], param_hint="'--workers-listen'") from None
     if workers.keys() == {"both"} and listen is None:  # workers that come from elsewhere may have roles
-        _refuse(_HANDOFF_FLAGS, "it does nothing where all workers do both; it goes with --workers prefill=N,decode=N")
+        refuse_given(_HANDOFF_FLAGS, "it does nothing where all workers do both; it goes with --workers prefill=N,decode=N")
     try:
         scale = {} if options["max_workers"] is None else parse_most(options["max_workers"], workers)
     except ConfigError as error:
@@ -133,12 +133,3 @@ def _on_ray(model: str, plan: ClusterPlan) -> ClusterFile:
     secret_file = None if plan.secret_file is None else Path(plan.secret_file)
     host, port = (None, 0) if plan.listen is None else (plan.listen.host, plan.listen.port)
     return ClusterFile(model, groups, secret_file, host, port, ray=Ray())
-
-
-def _refuse(names: Iterable[str], why: str) -> None:
-    """A flag that does nothing is a mistake. Raises BadParameter for the first of those that were given."""
-    context = click.get_current_context(silent=True)
-    for name in names:
-        source = None if context is None else context.get_parameter_source(name)
-        if source is click.core.ParameterSource.COMMANDLINE:
-            raise click.BadParameter(why, context, param_hint=f"'--{name.replace('_', '-')}'")

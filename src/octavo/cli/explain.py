@@ -9,6 +9,7 @@ from urllib.parse import quote
 import click
 
 from octavo.cli.api_client import get_json, server_options
+from octavo.cli.options import refuse_given
 from octavo.core.recorded_window import OBJECTIVES
 from octavo.core.words import counted
 from octavo.engine.explain import in_words
@@ -64,10 +65,8 @@ def _check_together(options: dict[str, Any]) -> None:
     if len(given) != 1:
         told = f"{' and '.join(given)} go not together; " if given else ""
         raise click.UsageError(f"{told}one of REQUEST_ID, --last, --slowest and --advise is needed")
-    context = click.get_current_context()
-    for name in ("window", "objective"):
-        if not options["advise"] and context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
-            raise click.BadParameter("it has no meaning without --advise", param_hint=f"'--{name}'")
+    if not options["advise"]:
+        refuse_given(("window", "objective"), "it has no meaning without --advise")
 
 
 def _ids(url: str, api_key: str | None, slowest: int | None) -> list[str]:

@@ -133,55 +133,84 @@ def pool_size_options(otherwise: str) -> list[Callable]:
 
 def engine_options(function: Callable) -> Callable:
     """Options of cache, scheduler and backend."""
-    backend_help = "cpu: packed weights, native kernels. reference: NumPy, slow and obvious."
-    compute_help = "f32: all weights and KV in float32, slower; for checking the fast mode."
-    grain_help = "token: a cached block that begins as the prompt goes on is used too, by copying it. block: only whole blocks are."
-    dtype_help = "Type of keys and values. auto: bf16, or f32 with --compute f32."
-    cache, scheduler, backend = _DEFAULTS.cache, _DEFAULTS.scheduler, _DEFAULTS.backend
-    spec_help = "Draft tokens that a step verifies: auto (as many as pay), off, or a number. No text changes."
-    rule_help = "How drafts are verified. coupling: no text changes. resample: the accept/resample rule, which keeps the law of a text."
+    return _add([*_scheduler_options(), *_pool_options(), *_policy_options(), *_draft_options(), *_backend_options()], function)
+
+
+def _scheduler_options() -> list[Callable]:
+    """How steps are filled, and what makes room."""
+    cache, scheduler = _DEFAULTS.cache, _DEFAULTS.scheduler
     itl_help = "Bound on the gaps between a running answer's tokens, in milliseconds: prompts are computed in pieces that keep it."
-    policy_help = "fcfs: by arrival. priority, fair (by user), srf (fewest tokens left). static, prefill_first: for comparison."
     preemption_help = "What becomes of KV that must make room: recompute, swap (to --swap-space), or auto: what is cheaper."
     swap_help = "Host memory for the KV of preempted sequences, such as 2GiB; 0: none, they are computed again."
     lookahead_help = "Tokens of each running sequence that admission leaves room for."
-    reservation_help = "paged: blocks as they are needed. Others reserve a contiguous chunk for a sequence's whole life; for comparison."
+    return [
+        _shown("--max-num-seqs", scheduler.max_num_seqs, int, "Most sequences that run at once."),
+        _shown("--max-num-batched-tokens", scheduler.max_num_batched_tokens, int, "Most tokens computed in one step."),
+        click.option("--max-itl-ms", type=float, help=itl_help),
+        _shown("--preemption", scheduler.preemption, click.Choice(PREEMPTIONS), preemption_help),
+        _shown("--admission-lookahead", scheduler.admission_lookahead, int, lookahead_help),
+        click.option("--record", metavar="FILE", help="Write all that the scheduler is told, prompts included, to replay it."),
+        _shown("--swap-space", cache.swap_space, ByteSize(), swap_help),
+    ]
+
+
+def _pool_options() -> list[Callable]:
+    """Where keys and values are kept."""
+    cache = _DEFAULTS.cache
+    dtype_help = "Type of keys and values. auto: bf16, or f32 with --compute f32."
     host_dtype_help = "Blocks in host memory and on disk. auto: as in the pool. int8: half the memory, but what comes back is rounded."
     flush_help = "How often an idle server writes cached blocks to --kv-disk-path, in seconds; 0: at the end alone (default: 30)."
-    return _add(
-        [
-            _shown("--max-num-seqs", scheduler.max_num_seqs, int, "Most sequences that run at once."),
-            _shown("--max-num-batched-tokens", scheduler.max_num_batched_tokens, int, "Most tokens computed in one step."),
-            click.option("--max-itl-ms", type=float, help=itl_help),
-            _shown("--preemption", scheduler.preemption, click.Choice(PREEMPTIONS), preemption_help),
-            _shown("--admission-lookahead", scheduler.admission_lookahead, int, lookahead_help),
-            click.option("--record", metavar="FILE", help="Write all that the scheduler is told, prompts included, to replay it."),
-            _shown("--swap-space", cache.swap_space, ByteSize(), swap_help),
-            _shown("--block-size", cache.block_size, int, "Tokens of a KV block."),
-            *pool_size_options("a quarter of the free memory, at most 4GiB"),
-            _shown("--kv-cache-dtype", cache.kv_cache_dtype, click.Choice(["auto", *KV_DTYPES]), dtype_help),
-            click.option("--kv-host-memory", type=ByteSize(), help="Memory for cached blocks that the KV pool evicts (default: none)."),
-            click.option("--kv-disk-path", help="Folder for blocks that no longer fit in memory; they survive a restart."),
-            click.option("--kv-disk-size", type=ByteSize(), help="Most bytes in --kv-disk-path (default: 10GiB)."),
-            click.option("--kv-disk-flush-seconds", type=float, help=flush_help),
-            _shown("--kv-host-dtype", cache.kv_host_dtype, click.Choice(KV_HOST_DTYPES), host_dtype_help),
-            click.option("--no-enable-prefix-caching", is_flag=True, help="Compute every prompt from its first token."),
-            click.option("--no-enable-kv-groups", is_flag=True, help="Keep the KV of window layers for all positions."),
-            _shown("--prefix-granularity", cache.prefix_granularity, click.Choice(PREFIX_GRANULARITIES), grain_help),
-            click.option("--no-enable-chunked-prefill", is_flag=True, help="Compute each prompt in one step, never in pieces."),
-            _shown("--scheduling-policy", scheduler.scheduling_policy, click.Choice(SCHEDULING_POLICIES), policy_help),
-            _shown("--kv-reservation", cache.kv_reservation, click.Choice(KV_RESERVATIONS), reservation_help),
-            click.option("--spec", type=SpecLength(), default="off", show_default=True, help=spec_help),
-            _shown("--spec-method", _DEFAULTS.speculative.spec_method, click.Choice(SPEC_METHODS), "Where drafts come from."),
-            click.option("--draft-model", help="A smaller model of the same tokenizer, to draft; named as --model."),
-            click.option("--self-draft-layers", type=int, help="First layers of the model itself that draft."),
-            _shown("--spec-rule", _DEFAULTS.speculative.spec_rule, click.Choice(SPEC_RULES), rule_help),
-            _shown("--backend", backend.backend, click.Choice(["cpu", "reference"]), backend_help),
-            _shown("--compute", backend.compute, click.Choice(["fast", "f32"]), compute_help),
-            click.option("--threads", type=int, help="Compute threads (default: one per core this process may use)."),
-        ],
-        function,
-    )
+    return [
+        _shown("--block-size", cache.block_size, int, "Tokens of a KV block."),
+        *pool_size_options("a quarter of the free memory, at most 4GiB"),
+        _shown("--kv-cache-dtype", cache.kv_cache_dtype, click.Choice(["auto", *KV_DTYPES]), dtype_help),
+        click.option("--kv-host-memory", type=ByteSize(), help="Memory for cached blocks that the KV pool evicts (default: none)."),
+        click.option("--kv-disk-path", help="Folder for blocks that no longer fit in memory; they survive a restart."),
+        click.option("--kv-disk-size", type=ByteSize(), help="Most bytes in --kv-disk-path (default: 10GiB)."),
+        click.option("--kv-disk-flush-seconds", type=float, help=flush_help),
+        _shown("--kv-host-dtype", cache.kv_host_dtype, click.Choice(KV_HOST_DTYPES), host_dtype_help),
+    ]
+
+
+def _policy_options() -> list[Callable]:
+    """What is computed when, and kept how."""
+    cache, scheduler = _DEFAULTS.cache, _DEFAULTS.scheduler
+    grain_help = "token: a cached block that begins as the prompt goes on is used too, by copying it. block: only whole blocks are."
+    policy_help = "fcfs: by arrival. priority, fair (by user), srf (fewest tokens left). static, prefill_first: for comparison."
+    reservation_help = "paged: blocks as they are needed. Others reserve a contiguous chunk for a sequence's whole life; for comparison."
+    return [
+        click.option("--no-enable-prefix-caching", is_flag=True, help="Compute every prompt from its first token."),
+        click.option("--no-enable-kv-groups", is_flag=True, help="Keep the KV of window layers for all positions."),
+        _shown("--prefix-granularity", cache.prefix_granularity, click.Choice(PREFIX_GRANULARITIES), grain_help),
+        click.option("--no-enable-chunked-prefill", is_flag=True, help="Compute each prompt in one step, never in pieces."),
+        _shown("--scheduling-policy", scheduler.scheduling_policy, click.Choice(SCHEDULING_POLICIES), policy_help),
+        _shown("--kv-reservation", cache.kv_reservation, click.Choice(KV_RESERVATIONS), reservation_help),
+    ]
+
+
+def _draft_options() -> list[Callable]:
+    """Speculative decoding."""
+    spec_help = "Draft tokens that a step verifies: auto (as many as pay), off, or a number. No text changes."
+    rule_help = "How drafts are verified. coupling: no text changes. resample: the accept/resample rule, which keeps the law of a text."
+    return [
+        click.option("--spec", type=SpecLength(), default="off", show_default=True, help=spec_help),
+        _shown("--spec-method", _DEFAULTS.speculative.spec_method, click.Choice(SPEC_METHODS), "Where drafts come from."),
+        click.option("--draft-model", help="A smaller model of the same tokenizer, to draft; named as --model."),
+        click.option("--self-draft-layers", type=int, help="First layers of the model itself that draft."),
+        _shown("--spec-rule", _DEFAULTS.speculative.spec_rule, click.Choice(SPEC_RULES), rule_help),
+    ]
+
+
+def _backend_options() -> list[Callable]:
+    """What computes."""
+    backend = _DEFAULTS.backend
+    backend_help = "cpu: packed weights, native kernels. reference: NumPy, slow and obvious."
+    compute_help = "f32: all weights and KV in float32, slower; for checking the fast mode."
+    return [
+        _shown("--backend", backend.backend, click.Choice(["cpu", "reference"]), backend_help),
+        _shown("--compute", backend.compute, click.Choice(["fast", "f32"]), compute_help),
+        click.option("--threads", type=int, help="Compute threads (default: one per core this process may use)."),
+    ]
 
 
 def engine_config(options: dict[str, Any]) -> EngineConfig:
@@ -247,17 +276,22 @@ def refuse(flag: str, why: str) -> NoReturn:
 
 
 def given() -> set[str]:
-    """Parameters of the command that have a value from the command line or the environment."""
-    context = click.get_current_context()
-    return {name for name in context.params if context.get_parameter_source(name) not in _NOT_GIVEN}
+    """Parameters of the command that have a value from the command line or the environment; none outside of a command."""
+    context = click.get_current_context(silent=True)
+    return set() if context is None else {name for name in context.params if context.get_parameter_source(name) not in _NOT_GIVEN}
 
 
 def refuse_given(names: Iterable[str], why: str) -> None:
     """A flag that would do nothing is a mistake: raises BadParameter for the first of these parameters of the command that is given."""
-    flags, found = {param.name: param.opts[0] for param in click.get_current_context().command.params}, given()
+    found = given()
     for name in names:
         if name in found:
-            refuse(flags[name].removeprefix("--"), why)
+            refuse(_flag_of(name), why)
+
+
+def _flag_of(name: str) -> str:
+    """Of a parameter of the command, without dashes."""
+    return next(param.opts[0] for param in click.get_current_context().command.params if param.name == name).removeprefix("--")
 
 
 def checked(flag: str, make: Callable[[], Value]) -> Value:

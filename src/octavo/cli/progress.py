@@ -72,3 +72,20 @@ def progress_line(what: str) -> Iterator[Callable[[str], None]]:
         if terminal and shown_s > -math.inf:  # the next line is its own
             sys.stderr.write("\n")
             sys.stderr.flush()
+
+
+@contextlib.contextmanager
+def passing_line() -> Iterator[Callable[[str], None] | None]:
+    """What shows a text on one line, which is written over each time and gone in the end; None where stderr is no terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+
+    def show(text: str) -> None:
+        sys.stderr.write(f"\r{text}\x1b[K")
+        sys.stderr.flush()
+
+    try:
+        yield show
+    finally:
+        show("")

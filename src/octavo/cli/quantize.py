@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -49,7 +48,7 @@ def quantize(
     are, and so does what would not get smaller. `octavo bench spec --model SOURCE --draft-model TARGET` shows what the draft is worth.
     """
     from octavo.bench.tables import table
-    from octavo.cli.progress import fetch
+    from octavo.cli.progress import fetch, passing_line
     from octavo.quantization import requantize
 
     recipe = requantize.Recipe(layers, None if output == _AS_IT_IS else output, few_levels)
@@ -59,15 +58,10 @@ def quantize(
     text = _package_text() if text_file is None else text_file.read()
     calibration = requantize.Calibration(text, text_tokens) if text_tokens else None
 
-    def progress(what: str) -> None:
-        if sys.stderr.isatty():
-            click.echo(f"\r{what} ...\x1b[K", nl=False, err=True)
-
-    try:
-        packed = requantize.quantize(Path(fetch(source)), target, recipe, calibration, force, progress)
-    finally:
-        if sys.stderr.isatty():
-            click.echo("\r\x1b[K", nl=False, err=True)
+    path = Path(fetch(source))
+    with passing_line() as show:
+        progress = (lambda what: show(f"{what} ...")) if show is not None else (lambda what: None)
+        packed = requantize.quantize(path, target, recipe, calibration, force, progress)
     groups = _grouped(packed)
     if as_json:
         click.echo(json.dumps({"target": str(target), "bytes": target.stat().st_size, "matrices": groups}))

@@ -4,7 +4,8 @@
      ▲                        │     ▲                        │
      └───load, in a plan──────┘     └──read, beside the steps┘
 
-A block that the pool evicts is *saved* to a host block by the same plan that reuses its place. A host block that is needed again is
+A block that the pool evicts is *saved* to a host block by the same plan that reuses its place; where it is reused outside a plan, as for KV
+that comes from elsewhere, by itself and before (``take_late_saves``). A host block that is needed again is
 *spilled* to disk before the plan that overwrites it runs. On the way back, host blocks are *loaded* into newly allocated pool blocks by a
 plan and offered when it has run; blocks on disk are *read* into host blocks while other sequences go on, and their sequence waits, for no
 longer than computing them would take (so that a slow disk at most doubles the time). A copy stays behind on the way up: evicting it again
@@ -302,6 +303,21 @@ class KVTiers:
         self._saves.clear()
         return saves
 
+    def take_late_saves(self) -> list[BlockMove]:
+        """Saves of what was evicted outside a plan. They are to be made now, before anything is written to these blocks; ``lost`` when that
+        fails."""
+        saves = [move for move, _ in self._saves.values()]
+        self._saves.clear()
+        self._busy.difference_update(move.host_block for move in saves)
+        return saves
+
+    def lost(self, saves: Sequence[BlockMove]) -> None:
+        """Nobody knows what late saves have left in host memory."""
+        host_blocks = {move.host_block for move in saves}
+        for entry in self.entries():
+            if entry.host_block in host_blocks:
+                self._free.append(self._entries.pop(entry.ref.key).host_block)
+
     def num_moves(self, plan: StepPlan) -> int:
         """Saves and loads of ``plan`` that are of the tiers."""
         return sum(move.host_block >= self.first_host_block for move in (*plan.block_saves, *plan.block_loads))
@@ -334,6 +350,10 @@ class KVTiers:
         for entry in entries:
             del self._entries[entry.ref.key]
         return free + [entry.host_block for entry in entries], entries
+
+    def sources(self) -> set[int]:
+        """Blocks of the pool that the next plan saves: nothing may be written there before it runs."""
+        return {move.pool_block for move, _ in self._saves.values()}
 
     def check_invariants(self, waiting: set[int]) -> None:
         """AssertionError unless the books balance. ``waiting``: ids of sequences that may wait for the disk."""

@@ -324,3 +324,4 @@ class Scheduler(SchedulerGauges):
         restorer = self._state.kv.restorer
         restored = [] if restorer is None else restorer.sequences
         self._state.check_invariants([*self.in_flight_sequences, *restored], self.transfers.sequences)
+        self.transfers.check_invariants()

@@ -19,15 +19,24 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
+from typing import NamedTuple
 
 from octavo.core import admission
 from octavo.core.limits import StopRule, check_outputs
 from octavo.core.prefix_match import PrefixMatch
 from octavo.core.request import ParameterError, Request, Sequence, SequenceStatus
 from octavo.core.state import Draft, RequestState, SchedulerState
-from octavo.core.step import StepPlan
+from octavo.core.step import BlockMove, StepPlan
 
 UNKNOWN_TOKEN = -1  # in a reserved sequence, where a token will be
+
+
+class Reservation(NamedTuple):
+    """``blocks``: in order of position. ``saves`` are to be made before anything is written there: what the prefix cache had in them goes
+    to host memory, and no plan will do it in time (``KVTiers.lost`` when it fails)."""
+
+    blocks: list[int]
+    saves: list[BlockMove]
 
 
 class Transfers:
@@ -90,8 +99,8 @@ class Transfers:
 
     # --- receiver -----------------------------------------------------------------------------------------------------------------------
 
-    def reserve(self, request: Request, num_tokens: int) -> list[int] | None:
-        """Blocks for the KV of the first ``num_tokens`` tokens, which are to be all but the last when it begins, in order of position.
+    def reserve(self, request: Request, num_tokens: int) -> Reservation | None:
+        """Blocks for the KV of the first ``num_tokens`` tokens, which are to be all but the last when it begins.
 
         These are the prompt's, or more. None when there is no room or place now. Raises ParameterError when there can never be: too long,
         an id in use, n above 1 or beams, which are not handed over.
@@ -114,7 +123,7 @@ class Transfers:
         seq.num_scheduled = num_tokens  # computed elsewhere, and on its way
         self._reserved[request.request_id] = owner
         state.num_reserved += 1
-        return list(seq.block_table)
+        return Reservation(list(seq.block_table), [] if state.kv.restorer is None else state.kv.restorer.tiers.take_late_saves())
 
     def _owner(self, request: Request, num_tokens: int) -> RequestState:
         """Of tokens that are not known yet, those behind the prompt, there are as many as there will be."""
@@ -177,6 +186,12 @@ class Transfers:
             self._give_back_reserved(request_id)
 
     # --- reading ------------------------------------------------------------------------------------------------------------------------
+
+    def check_invariants(self) -> None:
+        """AssertionError if a block may be written to from elsewhere whose contents the next plan would save."""
+        if self._state.kv.restorer is not None:
+            written = {block for owner in self._reserved.values() for block in owner.sequences[0].block_table}
+            assert not written & self._state.kv.restorer.tiers.sources(), "a reserved block holds what is yet to be saved"
 
     def sender_sequence(self, request_id: str) -> Sequence | None:
         """The one sequence of a request that waits, runs or is offered here; None when there is none, or several."""

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, Unpack
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Unpack
 
 from octavo.config import ConfigError, EngineConfig
 from octavo.core.clock import WallClock
@@ -27,13 +27,14 @@ from octavo.distributed.dispatcher import Dispatcher, QueueFull
 from octavo.distributed.flights import Flights
 from octavo.distributed.handovers import Handovers
 from octavo.distributed.journeys import Journeys
+from octavo.distributed.launcher import GrowingLauncher, Launcher
 from octavo.distributed.messages import Events, FromWorker, Keys, WorkerLimits
 from octavo.distributed.operations import Operations
 from octavo.distributed.outlook import Outlook
 from octavo.distributed.role_router import RoleRouter
 from octavo.distributed.roles import RolePools
 from octavo.distributed.router import create_router
-from octavo.distributed.scaling import GrowingLauncher, Scaling
+from octavo.distributed.scaling import Scaling
 from octavo.distributed.worker_sizes import WorkerSizes
 from octavo.engine.engine import resolve_max_model_len
 from octavo.engine.event_stream import EngineUnavailable, EventStream
@@ -45,63 +46,6 @@ if TYPE_CHECKING:
     from octavo.models.loaded import LoadedModel
 
 WATCH_S = 0.25  # between two looks for requests that wait in vain
-
-
-class Launcher(Protocol):
-    """Who has the workers' processes started, and replaced when they end. All calls on one event loop."""
-
-    @property
-    def names(self) -> Sequence[str]:
-        """Of the workers that it keeps running."""
-        ...
-
-    async def start(self, address: Address) -> None:
-        """Begin to start them, to connect to ``address``; waits for none of them."""
-        ...
-
-    def ready(self, name: str) -> None:
-        """A worker works: should it end, another is started soon. Names that it did not start do nothing."""
-        ...
-
-    def release(self, name: str) -> None:
-        """A worker that ends from now on is not replaced."""
-        ...
-
-    def keep(self, name: str) -> bool:
-        """Undo ``release``. True: it had ended, and is started again; False: its process has not ended, and another follows it."""
-        ...
-
-    @property
-    def released(self) -> Collection[str]:
-        """Names of those that were released."""
-        ...
-
-    def role_of(self, name: str) -> str:
-        """Of a worker that it has started."""
-        ...
-
-    async def replace(self, name: str) -> None:
-        """See to it that the process of a worker, which was told to end, has ended, and start another; also of one that could not run."""
-        ...
-
-    async def stop(self) -> None:
-        """End all of them, whatever they do. Idempotent."""
-        ...
-
-    @property
-    def trouble(self) -> str | None:
-        """Why a worker can never run, once that is known for certain of any."""
-        ...
-
-    @property
-    def is_at_end(self) -> bool:
-        """None of the workers that it keeps running will ever run, until one is replaced or added; also when it keeps none. Any thread
-        may ask."""
-        ...
-
-    def trouble_of(self, name: str) -> str | None:
-        """Why this one can never run, until it is replaced."""
-        ...
 
 
 class ClusterEngine:

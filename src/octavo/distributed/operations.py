@@ -25,7 +25,7 @@ from octavo.engine.serving import UnknownWorker
 
 if TYPE_CHECKING:
     from octavo.distributed.autoscale import ScaleLimits
-    from octavo.distributed.cluster_engine import Launcher
+    from octavo.distributed.launcher import Launcher
 
 logger = logging.getLogger("octavo.cluster")
 

@@ -19,7 +19,7 @@ from octavo.distributed.fleet import WorkerState
 from octavo.distributed.flights import Flights
 
 if TYPE_CHECKING:
-    from octavo.distributed.cluster_engine import Launcher
+    from octavo.distributed.launcher import Launcher
 
 ALL_DRAINED = "all workers have been drained; `octavo cluster undrain` brings one back"
 
@@ -68,15 +68,19 @@ class Outlook:
         now = self._now()
         if (why := self.hopeless()) is not None:
             self._flights.fail_waiting(why, math.inf)
-        elif any(link.takes_requests or self.has_successor(link) for link in self._control):
+        elif self._worth_waiting_for():
             self._none_since_s = now
         elif now - self._none_since_s > self.wait_s:
             self._flights.fail_waiting(f"no worker has been there for {self.wait_s:g} s", now - self.wait_s)
 
     def end_unheld(self) -> None:
         """End requests that no worker that is there, or is to be there again, could ever hold."""
-        there = [link.view.lengths for link in self._control if link.takes_requests or self.has_successor(link)]
+        there = [link.view.lengths for link in self._worth_waiting_for()]
         self._flights.fail_unheld([lengths for lengths in there if lengths is not None], self.wait_s)
+
+    def _worth_waiting_for(self) -> list[Link]:
+        """Workers that take requests, or that others follow which do."""
+        return [link for link in self._control if link.takes_requests or self.has_successor(link)]
 
     def has_successor(self, link: Link) -> bool:
         """It is done with what it has before another takes its place: however long that takes, what waits does not wait in vain."""

@@ -154,8 +154,10 @@ class PoolScaling:
         num_both = sum(one.role == "both" and one.is_on for one in workers)
         num_able = num_prefill + num_both
         prompts = num_prefill / num_able if num_able else float("both" not in self.scalers)
-        has_decode = "decode" in self.scalers or any(one.role == "decode" for one in workers)
-        return prompts, prompts if has_decode else 0.0
+        return prompts, prompts if self._has_decode(workers) else 0.0
+
+    def _has_decode(self, workers: Seq[PoolWorker]) -> bool:
+        return "decode" in self.scalers or any(one.role == "decode" for one in workers)
 
     def _is_short(self, load: ClusterLoad) -> bool:
         """Answers have waited too long for a decode worker with room."""
@@ -164,7 +166,8 @@ class PoolScaling:
     def _room(self, workers: Seq[PoolWorker], load: ClusterLoad) -> float:
         """What answers hold, in decode workers."""
         is_short = self._is_short(load)
-        held = sum(1.0 if (is_short or one.num_unroomed) and one.state == "ready" else one.room for one in workers if one.role == "decode")
+        decode = [one for one in workers if one.role == "decode" and one.state != "starting"]
+        held = sum(1.0 if (is_short or one.num_unroomed) and one.state == "ready" else one.room for one in decode)
         return held + sum(one.lent_room for one in workers if one.role == "prefill")
 
     def _num_held(self, workers: Seq[PoolWorker], load: ClusterLoad, answers: float) -> float:
@@ -181,6 +184,8 @@ class PoolScaling:
         prompt_s, output_s = _prices(workers, "both")
         share, answer_s = 1.0 - self._split(workers)[0], _answer_tokens(load) * output_s
         held_back_s = share * (load.num_waiting_tokens * prompt_s + load.num_waiting * answer_s)
+        if self._is_short(load) and not self._has_decode(workers):  # answers go on at those that do both
+            held_back_s += load.num_without_room * answer_s
         return _Wait([_scaled(one, one.pending_s + one.num_waiting * answer_s) for one in own], held_back_s)
 
     def _prompts_wait(self, own: Seq[PoolWorker], workers: Seq[PoolWorker], load: ClusterLoad) -> _Wait:

@@ -18,41 +18,35 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from octavo.distributed.channel import Address
 from octavo.distributed.cluster_options import next_name
 from octavo.distributed.handshake import SECRET_VARIABLE
+from octavo.distributed.launcher import FIRST_PAUSE_S, LONGEST_PAUSE_S, MAX_FAILED, KeptWorker, KeptWorkers
 
 logger = logging.getLogger("octavo.cluster")
 
 HOPELESS = 3  # exit status of a worker that another try would not help
-FIRST_PAUSE_S = 0.2
-LONGEST_PAUSE_S = 30.0
-MAX_FAILED = 5  # starts in a row, after which whoever waits for the worker is told
 END_S = 30.0  # that a worker gets to end by itself, and to write its cache to disk if it is to
 GIVE_UP_S = 5.0  # that a child looks for its front end
 
 
 @dataclass(slots=True, eq=False)
-class _Child:
-    name: str
-    role: str
+class _Child(KeptWorker):
     process: asyncio.subprocess.Process | None = None
-    keeper: asyncio.Task[None] | None = None
-    released: bool = False
-    trouble: str | None = None  # why it can never run, as far as is known
-    is_hopeless: bool = False  # it has said so itself, and is not tried again
-    num_failed: int = 0  # starts in a row after which it was not ready
-    was_ready: bool = False  # its last process
     is_awaited: bool = False  # whoever has begun waits for it to be ready, and says why it is not
     wanted: asyncio.Event = field(default_factory=asyncio.Event)  # another is to be started at once
     pause_s: float = FIRST_PAUSE_S
 
+    def begin_anew(self) -> None:
+        KeptWorker.begin_anew(self)  # super() does not find a class whose slots were made for it
+        self.pause_s = FIRST_PAUSE_S
 
-class LocalProcesses:
-    """A ``Launcher``. ``roles`` by name; ``threads`` of each; ``command``: what a worker's arguments are put behind; ``placed``: the
+
+class LocalProcesses(KeptWorkers[_Child]):
+    """A ``GrowingLauncher``. ``roles`` by name; ``threads`` of each; ``command``: what a worker's arguments are put behind; ``placed``: the
     command that runs another where a worker, named first, is to be; the process that results is the worker itself."""
 
     def __init__(
@@ -63,83 +57,39 @@ class LocalProcesses:
         command: Sequence[str] = (sys.executable, "-m", "octavo.cli.main", "worker"),
         placed: Callable[[str, list[str]], list[str]] = lambda name, argv: argv,
     ) -> None:
-        self._children = {name: _Child(name, role) for name, role in roles.items()}
+        super().__init__({name: _Child(name, role) for name, role in roles.items()})
         self._secret, self._threads, self._command, self._placed = secret, threads, list(command), placed
         self._address: Address | None = None
         self._stopping = False
 
     @property
-    def names(self) -> Sequence[str]:
-        """Of the workers that are kept running."""
-        return [child.name for child in self._children.values() if not child.released]
-
-    @property
     def pids(self) -> dict[str, int]:
         """Of the processes that run, by name."""
-        running = ((child.name, child.process) for child in self._children.values())
+        running = ((child.name, child.process) for child in self._workers.values())
         return {name: process.pid for name, process in running if process is not None and process.returncode is None}
-
-    @property
-    def trouble(self) -> str | None:
-        """See Launcher."""
-        return next((child.trouble for child in self._children.values() if child.trouble is not None and not child.released), None)
-
-    def trouble_of(self, name: str) -> str | None:
-        """See Launcher."""
-        return self._children[name].trouble
-
-    @property
-    def is_at_end(self) -> bool:
-        """See Launcher."""
-        return all(child.is_hopeless for child in list(self._children.values()) if not child.released)
 
     async def start(self, address: Address) -> None:
         self._address = address
-        for child in self._children.values():
-            child.is_awaited, child.keeper = True, asyncio.create_task(self._keep(child))
+        for child in self._workers.values():
+            child.is_awaited = True
+            self._begin(child)
 
     def add(self, role: str) -> str:
         """Start one more worker; returns its name, which no other has had."""
-        name = next_name(role, self._children)
-        child = self._children[name] = _Child(name, role)
-        child.keeper = asyncio.create_task(self._keep(child))
+        name = next_name(role, self._workers)
+        child = self._workers[name] = _Child(name, role)
+        self._begin(child)
         return name
 
     def ready(self, name: str) -> None:
-        if (child := self._children.get(name)) is not None:
+        if (child := self._workers.get(name)) is not None:
             child.pause_s, child.is_awaited = FIRST_PAUSE_S, False
             child.was_ready, child.num_failed, child.trouble, child.is_hopeless = True, 0, None, False
-
-    def release(self, name: str) -> None:
-        self._children[name].released = True
-
-    def keep(self, name: str) -> bool:
-        """See Launcher. One that could not run is tried again."""
-        child = self._children[name]
-        child.released = False
-        return self._begin_anew(child)
-
-    @property
-    def released(self) -> Collection[str]:
-        """See Launcher."""
-        return [child.name for child in self._children.values() if child.released]
-
-    def role_of(self, name: str) -> str:
-        """See Launcher."""
-        return self._children[name].role
-
-    def _begin_anew(self, child: _Child) -> bool:
-        """Start its processes again, if nobody does any more; as if none had failed before."""
-        if child.keeper is not None and not child.keeper.done():
-            return False
-        child.trouble, child.num_failed, child.is_hopeless, child.pause_s = None, 0, False, FIRST_PAUSE_S
-        child.keeper = asyncio.create_task(self._keep(child))
-        return True
 
     async def replace(self, name: str) -> None:
         """Wait for the end of a worker that was told to end, or end it, and have another started; at once, if it had ended by itself.
         One that could not run is tried again: what kept it may have been mended."""
-        child = self._children[name]
+        child = self._workers[name]
         child.wanted.set()
         await self._end(child)
         if not child.released:
@@ -148,8 +98,8 @@ class LocalProcesses:
 
     async def stop(self) -> None:
         self._stopping = True
-        await asyncio.gather(*(self._end(child) for child in self._children.values()))
-        for child in self._children.values():
+        await asyncio.gather(*(self._end(child) for child in self._workers.values()))
+        for child in self._workers.values():
             if child.keeper is not None:
                 child.keeper.cancel()
                 with contextlib.suppress(asyncio.CancelledError):

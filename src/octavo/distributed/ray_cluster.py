@@ -3,9 +3,9 @@
     start ──▶ placed ──run──▶ running ── ended, died, node lost ──▶ pause ──▶ placed ...
                                  └────── released ──▶ (kept again) ──▶ placed ...
 
-A ``Launcher`` of ``cluster_engine``, and one of the two files that import Ray. Ray places and ends processes; it carries no request, no
-token and no KV. Pauses double with each worker that ends soon after its start, so that a model which cannot be loaded is not tried many
-times a second. A worker that says that it can never work is not tried again; that, and one that fails again and again, is ``trouble``.
+A ``GrowingLauncher``, and one of the two files that import Ray. Ray places and ends processes; it carries no request, no token and no KV.
+Pauses double with each worker that ends soon after its start, so that a model which cannot be loaded is not tried many times a second. A
+worker that says that it can never work is not tried again; that, and one that fails again and again, is ``trouble``.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 # Ray reads these when it starts: by default it would tell of its use, and give its workers what others leave of the processors.
@@ -33,6 +33,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noq
 from octavo.distributed.channel import Address  # noqa: E402
 from octavo.distributed.cluster_file import WorkerGroup  # noqa: E402
 from octavo.distributed.cluster_options import next_name  # noqa: E402
+from octavo.distributed.launcher import FIRST_PAUSE_S, LONGEST_PAUSE_S, MAX_FAILED, KeptWorker, KeptWorkers  # noqa: E402
 from octavo.distributed.placing import Node, alive, check_fits, demand, equal_share, find_node, named, shown  # noqa: E402
 from octavo.distributed.ray_worker import WorkerActor, WorkerEnd  # noqa: E402
 from octavo.distributed.worker import WorkerOptions, WorkerPost  # noqa: E402
@@ -41,9 +42,6 @@ logger = logging.getLogger("octavo.cluster")
 
 PLACE_S = 60.0  # after which a worker without a place is spoken of
 END_S = 15.0  # for a worker that was told to end
-FIRST_PAUSE_S = 0.2
-LONGEST_PAUSE_S = 30.0
-MAX_FAILED = 5  # starts in a row, after which whoever waits for the worker is told
 STEADY_S = 30.0  # a worker that has run so long ends the doubling of pauses
 OBJECT_STORE_BYTES = 80 << 20  # of a Ray of our own, which keeps nothing in it; Ray asks for 75 MiB at least
 
@@ -53,21 +51,22 @@ class RayUnavailable(RuntimeError):
 
 
 @dataclass(slots=True, eq=False)
-class _Worker:
-    """One worker that is kept running. ``released``: for good; ``wanted``: another one at once, after this. ``num_failed``: starts in a row
-    that ended by the worker's own error."""
+class _Worker(KeptWorker):
+    """One of ``group``. ``wanted``: another one at once, after this. ``num_failed``: starts in a row that ended by the worker's own
+    error."""
 
-    name: str
-    group: WorkerGroup
+    group: WorkerGroup = field(kw_only=True)
     actor: Any = None
     node: str | None = None
-    num_failed: int = 0
-    trouble: str | None = None  # why it can never run, as far as is known
-    is_hopeless: bool = False  # it has said so itself, and is not tried again
-    was_ready: bool = False  # its last process
-    released: bool = False
     wanted: bool = False
-    keeper: asyncio.Task[None] | None = None
+
+    @classmethod
+    def of(cls, name: str, group: WorkerGroup) -> _Worker:
+        return cls(name, group.role, group=group)
+
+    def begin_anew(self) -> None:
+        KeptWorker.begin_anew(self)  # super() does not find a class whose slots were made for it
+        self.wanted = False
 
 
 def connect_ray(address: str | None) -> bool:
@@ -101,7 +100,7 @@ def own_address() -> str:
     return str(ray.util.get_node_ip_address())
 
 
-class RayLauncher:
+class RayLauncher(KeptWorkers[_Worker]):
     """The ``GrowingLauncher`` of workers on Ray, which is connected. ``groups``: as many workers as they say, named as ``placing.named``
     does; those that are added are as the first of their role. ``threads``: of each (None: as many as it has cores). ``most``: so many there
     may be, and an equal share of the cores is for so many."""
@@ -109,31 +108,12 @@ class RayLauncher:
     def __init__(
         self, groups: Sequence[WorkerGroup], secret: bytes, threads: int | None = None, place_s: float = PLACE_S, most: int = 0
     ) -> None:
+        super().__init__({name: _Worker.of(name, group) for name, group in named(groups).items()})
         self._groups, self._most = groups, most
-        self._workers = {name: _Worker(name, group) for name, group in named(groups).items()}
         self._secret, self._threads = secret, threads
         self._place_s = place_s
         self._address = Address()
         self._share = 0  # cores of workers whose group does not say
-
-    @property
-    def names(self) -> Sequence[str]:
-        """See Launcher."""
-        return [worker.name for worker in self._workers.values() if not worker.released]
-
-    @property
-    def trouble(self) -> str | None:
-        """See Launcher."""
-        return next((worker.trouble for worker in self._workers.values() if worker.trouble is not None and not worker.released), None)
-
-    def trouble_of(self, name: str) -> str | None:
-        """See Launcher."""
-        return self._workers[name].trouble
-
-    @property
-    def is_at_end(self) -> bool:
-        """See Launcher."""
-        return all(worker.is_hopeless for worker in list(self._workers.values()) if not worker.released)
 
     @property
     def nodes(self) -> Mapping[str, str | None]:
@@ -148,14 +128,14 @@ class RayLauncher:
         for worker in self._workers.values():
             check_fits(worker.group, self._share, nodes)
         for worker in self._workers.values():
-            worker.keeper = asyncio.create_task(self._keep(worker), name=worker.name)
+            self._begin(worker)
 
     def add(self, role: str) -> str:
         """See GrowingLauncher. It waits for a place, as all do."""
         group = next(group for group in self._groups if group.role == role)
         name = next_name(role, self._workers)
-        worker = self._workers[name] = _Worker(name, group)
-        worker.keeper = asyncio.create_task(self._keep(worker), name=name)
+        self._workers[name] = _Worker.of(name, group)
+        self._begin(self._workers[name])
         return name
 
     def ready(self, name: str) -> None:
@@ -163,32 +143,6 @@ class RayLauncher:
         if name in self._workers:
             worker = self._workers[name]
             worker.was_ready, worker.trouble, worker.is_hopeless = True, None, False
-
-    def release(self, name: str) -> None:
-        """See Launcher."""
-        self._workers[name].released = True
-
-    def keep(self, name: str) -> bool:
-        """See Launcher. One that could not run is tried again."""
-        worker = self._workers[name]
-        worker.released = False
-        if worker.keeper is not None and not worker.keeper.done():
-            return False
-        self._begin_anew(worker)
-        return True
-
-    @property
-    def released(self) -> Collection[str]:
-        """See Launcher."""
-        return [worker.name for worker in self._workers.values() if worker.released]
-
-    def role_of(self, name: str) -> str:
-        """See Launcher."""
-        return self._workers[name].group.role
-
-    def _begin_anew(self, worker: _Worker) -> None:
-        worker.wanted, worker.trouble, worker.is_hopeless, worker.num_failed = False, None, False, 0
-        worker.keeper = asyncio.create_task(self._keep(worker), name=worker.name)
 
     async def replace(self, name: str) -> None:
         """See Launcher. A process that does not end by itself is ended after ``END_S``."""

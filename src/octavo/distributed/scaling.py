@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 from octavo.distributed.autoscale import ScaleAction, ScaleLimits
 from octavo.distributed.control import Control, Link
@@ -26,38 +26,13 @@ from octavo.distributed.views import waiting_s
 
 if TYPE_CHECKING:
     from octavo.distributed.handovers import Handovers
+    from octavo.distributed.launcher import GrowingLauncher
 
 logger = logging.getLogger("octavo.cluster")
 
 ASK_S = 1.0
 FIRST_REST_S = 10.0  # after a worker that cannot run: another would hardly fare better
 LONGEST_REST_S = 300.0
-
-
-@runtime_checkable
-class GrowingLauncher(Protocol):
-    """A launcher that can start more workers."""
-
-    @property
-    def names(self) -> Sequence[str]:
-        """Of the workers that it keeps running."""
-        ...
-
-    def role_of(self, name: str) -> str:
-        """Of a worker that it has started."""
-        ...
-
-    def add(self, role: str) -> str:
-        """Start one more; returns its name."""
-        ...
-
-    def trouble_of(self, name: str) -> str | None:
-        """Why it can never run, as far as is known."""
-        ...
-
-    def release(self, name: str) -> None:
-        """It is not kept running any more."""
-        ...
 
 
 @dataclass(slots=True)

@@ -224,7 +224,7 @@ class WorkerHandover:
         request = wire.request(engine_id(key), self._engine.clock.now())
         try:
             wire.check(self._engine.backend.vocab_size)
-            blocks = transfers.reserve(request, message.num_tokens)
+            blocks = self._engine.reserve(request, message.num_tokens)
         except ParameterError as error:
             self._say(NoRoom(key, str(error)))
             return

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from octavo.engine.kv_tiering import KVTiering
     from octavo.engine.step_log import StepLog
     from octavo.models.loaded import LoadedModel
+    from octavo.speculative.self_draft import SelfDraft
 
 logger = logging.getLogger("octavo.engine")
 
@@ -70,21 +71,11 @@ class Engine:
         fingerprint = f"{model.fingerprint}/{backend.fingerprint()}"
         self._drafting = DraftModels(config, model)
         try:
-            lodges, draft_bytes = self._drafting.find_lodging(backend), self._drafting.kv_bytes_per_block
-            self.num_kv_blocks = resolve_num_kv_blocks(config, backend, self.max_model_len, draft_bytes, lodges)
-            backend.allocate_kv(self.num_kv_blocks)
-            num_host_blocks = resolve_num_host_blocks(config, backend)
-            block_bytes = backend.kv_capacity(0).bytes_per_block
-            self.preemption_model = PreemptionModel(block_bytes, self.step_cost) if num_host_blocks else None
-            self_draft = self._drafting.start(backend, self.num_kv_blocks)
-            if config.speculative.spec_rule == "resample":
-                from octavo.backends.resampling import ResamplingBackend
-
-                self.backend = backend = ResamplingBackend(backend)
-            self.tiering = self._open_tiers(fingerprint, num_host_blocks)  # last: it starts threads
+            num_host_blocks, self_draft = self._allocate(fingerprint)
         except BaseException:
             self._drafting.close()
             raise
+        backend = self.backend
         self.scheduler = self._recorded(model.name)(
             config.scheduler, config.cache, self.num_kv_blocks, self.max_model_len, fingerprint,
             gap_cost=self.gap_model, num_host_blocks=num_host_blocks,
@@ -101,6 +92,24 @@ class Engine:
         max_n = config.scheduler.max_num_seqs
         self._preparer = RequestPreparer(backend.vocab_size, self.scheduler.limits, max_n, model.eos_token_ids, model.tokenizer)
         self._request_numbers = itertools.count()
+
+    def _allocate(self, fingerprint: str) -> tuple[int, SelfDraft | None]:
+        """The KV pool, and all else that needs memory or threads: blocks of the host's memory, and what drafts with the model's own layers,
+        if it does."""
+        config, backend = self.config, self.backend
+        lodges, draft_bytes = self._drafting.find_lodging(backend), self._drafting.kv_bytes_per_block
+        self.num_kv_blocks = resolve_num_kv_blocks(config, backend, self.max_model_len, draft_bytes, lodges)
+        backend.allocate_kv(self.num_kv_blocks)
+        num_host_blocks = resolve_num_host_blocks(config, backend)
+        block_bytes = backend.kv_capacity(0).bytes_per_block
+        self.preemption_model = PreemptionModel(block_bytes, self.step_cost) if num_host_blocks else None
+        self_draft = self._drafting.start(backend, self.num_kv_blocks)
+        if config.speculative.spec_rule == "resample":
+            from octavo.backends.resampling import ResamplingBackend
+
+            self.backend = ResamplingBackend(backend)
+        self.tiering = self._open_tiers(fingerprint, num_host_blocks)  # last: it starts threads
+        return num_host_blocks, self_draft
 
     def _decode_prices(self, max_rows: int) -> list[tuple[int, float]]:
         """Seconds of steps that only decode or verify, by their rows, up to ``max_rows``, as calibrated."""
@@ -191,6 +200,16 @@ class Engine:
         """Queue it. ``output_token_ids``: see ``EngineLoop.add``."""
         self.loop.add(prepared.request, output_token_ids)
         self.metrics.request_added(prepared.request)
+
+    def reserve(self, request: Request, num_tokens: int) -> list[int] | None:
+        """Blocks for KV that comes from elsewhere, free to be written to at once: see ``Transfers.reserve``."""
+        reservation = self.scheduler.transfers.reserve(request, num_tokens)
+        if reservation is None:
+            return None
+        if reservation.saves:
+            assert self.tiering is not None
+            self.tiering.save(reservation.saves)
+        return reservation.blocks
 
     def begin(self, request: Request, output_token_ids: list[int], exact: bool = True) -> None:
         """Go on with a request that another engine began: see ``EngineLoop.begin``."""

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from octavo.backends.base import Backend
 from octavo.config import CacheConfig, ConfigError
 from octavo.core.kv_tiers import BlockRef, KVTiers
 from octavo.core.scheduler import Scheduler
-from octavo.core.step import StepPlan
+from octavo.core.step import BlockMove, StepPlan
 from octavo.costs.restore import RestoreModel
 from octavo.engine.kv_disk import DiskStore, StoreAbout
 from octavo.engine.kv_disk_io import DiskTier
@@ -85,6 +85,16 @@ class KVTiering:
             for refs in self.tiers.take_reads():
                 self.disk.read(refs)
 
+    def save(self, saves: Sequence[BlockMove]) -> None:
+        """Copy blocks of the pool to host memory now: they are about to be written to, and not by a plan."""
+        self.before_execute()
+        try:
+            if saves:
+                self._backend.execute(StepPlan(0, block_saves=list(saves)))
+        except Exception:  # whatever a backend raises: what is not saved is computed again
+            logger.exception("evicted KV blocks could not be put into host memory")
+            self.tiers.lost(saves)
+
     def _spill(self) -> None:
         for ref, host_block in self.tiers.take_spills():
             if self.disk is None:
@@ -125,7 +135,7 @@ class KVTiering:
         self._closed = True
         began_s = time.monotonic()
         try:
-            self.before_execute()
+            self.save(self.tiers.take_late_saves())  # of plans that came to nothing
             self._flush_all(scheduler, began_s + FLUSH_S)
         except Exception:  # whatever a backend raises: the cache is lost, the end goes on
             logger.exception("KV blocks could not be written to disk")

@@ -18,7 +18,7 @@ from octavo.core.result_checks import TextStops
 from octavo.core.scheduler import Scheduler
 from octavo.core.state import NO_GUESSES, Guesses, SchedulerState
 from octavo.core.step import StepPlan, StepResult, TokenEvent
-from octavo.core.transfers import Transfers
+from octavo.core.transfers import Reservation, Transfers
 from octavo.costs.gap import GapModel
 from octavo.costs.preemption import PreemptionModel
 
@@ -118,10 +118,10 @@ class RecordedTransfers(Transfers):
         super().resume(request_id)
         self._write("resume", request_id)
 
-    def reserve(self, request: Request, num_tokens: int) -> list[int] | None:
-        blocks = super().reserve(request, num_tokens)
-        self._write("reserve", recording.request_fields(request), num_tokens, blocks is not None)
-        return blocks
+    def reserve(self, request: Request, num_tokens: int) -> Reservation | None:
+        reservation = super().reserve(request, num_tokens)
+        self._write("reserve", recording.request_fields(request), num_tokens, reservation is not None)
+        return reservation
 
     def begin(self, request_id: str, output_token_ids: Seq[int], exact: bool = True) -> None:
         super().begin(request_id, output_token_ids, exact)

@@ -26,16 +26,13 @@ ASK_S = 1.0  # as in a cluster
 
 @dataclass(slots=True)
 class Changes:
-    """What is to be done: engines of these roles are added, which are not there yet; these take requests from now on, or again; these take
-    no more; these are empty and go."""
+    """What is to be done. ``added``: roles of engines that begin to start; ``opened``: engines that take requests from now on, or again;
+    ``closed``: that take no more; ``gone``: that are empty and end."""
 
     added: list[str] = field(default_factory=list)
     opened: list[int] = field(default_factory=list)
     closed: list[int] = field(default_factory=list)
     gone: list[int] = field(default_factory=list)
-
-    def __bool__(self) -> bool:
-        return bool(self.added or self.opened or self.closed or self.gone)
 
 
 class SimScaling:
@@ -57,11 +54,6 @@ class SimScaling:
     def next_s(self) -> float:
         """When there is something to do next."""
         return min(self._ask_s, *self._starts.values(), float("inf"))
-
-    @property
-    def is_starting(self) -> bool:
-        """An engine is, that will be there."""
-        return bool(self._starts)
 
     def is_gone(self, index: int) -> bool:
         """It was stopped for good."""
