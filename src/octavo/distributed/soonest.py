@@ -13,13 +13,14 @@ from a cost model where there is one (``Costs``), else they are learned from wha
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
+from collections.abc import Set as AbstractSet
 
 from octavo.distributed.learned_costs import LearnedCosts
 from octavo.distributed.published_keys import PublishedKeys
 from octavo.distributed.reuse import Reuse
-from octavo.distributed.views import Costs, EngineView, Router, RouteRequest
+from octavo.distributed.views import Costs, EngineView, Router, RouteRequest, Wait
 
 
 class SoonestDone(Router):
@@ -60,7 +61,23 @@ class SoonestDone(Router):
         self._num_gone = Counter[int]()  # by engine index
 
     def choose(self, request: RouteRequest, engines: Seq[EngineView]) -> int:
+        if self._learned is not None:
+            for engine in engines:
+                self._learned.saw(engine)
+        place = self._best(request, engines, self.keys.matched(request.prefix_keys))
+        self._sent(request, engines[place].index)
+        return place
+
+    def waits_for(self, request: RouteRequest, engines: Seq[EngineView], open_places: AbstractSet[int]) -> Wait | None:
+        """Seconds as the request has them: work that others are spared counts for where it goes, not for how long it waits for that."""
         matched = self.keys.matched(request.prefix_keys)
+        place = self._best(request, engines, matched)
+        if place in open_places:
+            return None
+        elsewhere_s = min(self._done_s(request, engines[i], matched) for i in open_places)
+        return Wait(place, elsewhere_s) if self._done_s(request, engines[place], matched) < elsewhere_s else None
+
+    def _best(self, request: RouteRequest, engines: Seq[EngineView], matched: Mapping[int, int]) -> int:
         scores = [self._score(request, engine, matched.get(engine.index, 0)) for engine in engines]
         place = min(range(len(engines)), key=lambda i: (*scores[i], engines[i].num_sequences, i))
         home = None if request.session is None else self._homes.get(request.session)
@@ -68,13 +85,19 @@ class SoonestDone(Router):
             is_home = home == self._home(engine.index)
             if is_home and scores[i][0] <= scores[place][0] and scores[i][1] <= (1.0 + self._stickiness) * scores[place][1]:
                 place = i
-        self._sent(request, engines[place].index)
         return place
+
+    def _done_s(self, request: RouteRequest, engine: EngineView, matched: Mapping[int, int]) -> float:
+        """Seconds until it would be done there."""
+        num_cached = min(matched.get(engine.index, 0) * self._block_size, request.num_prompt - 1)
+        prompt_s = self._costs.prompt_s(engine, num_cached, request.num_prompt - num_cached)
+        return engine.pending_s + prompt_s + self._answer_s(request, engine)
+
+    def _answer_s(self, request: RouteRequest, engine: EngineView) -> float:
+        return request.output_or(self._guess_output) * self._costs.token_s(engine, engine.num_sequences + 1, request.num_prompt)
 
     def _score(self, request: RouteRequest, engine: EngineView, num_blocks: int) -> tuple[bool, float]:
         """(whether the prompt has no room there now, seconds until it would be done, computing weighted)."""
-        if self._learned is not None:
-            self._learned.saw(engine)
         num_cached = min(num_blocks * self._block_size, request.num_prompt - 1)
         num_new = request.num_prompt - num_cached
         num_output = request.output_or(self._guess_output)
@@ -82,8 +105,7 @@ class SoonestDone(Router):
         uses_lost = self._reuse.uses_lost(engine.index)
         if uses_lost:
             work_s += uses_lost * self._costs.prompt_s(engine, 0, max(1, round(num_new + num_output)))
-        answer_s = num_output * self._costs.token_s(engine, engine.num_sequences + 1, request.num_prompt)
-        seconds = engine.pending_s + self._work_weight * work_s + answer_s
+        seconds = engine.pending_s + self._work_weight * work_s + self._answer_s(request, engine)
         return num_new > engine.num_available_blocks * self._block_size, seconds
 
     def _sent(self, request: RouteRequest, index: int) -> None:

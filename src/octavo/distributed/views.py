@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 
 class EngineView(Protocol):
@@ -72,6 +73,13 @@ class RouteRequest:
         return guess if self.most_output is None else min(guess, self.most_output)
 
 
+class Wait(NamedTuple):
+    """``place`` is worth waiting for; ``elsewhere_s``: seconds that the request is predicted to take at the best of those that need none."""
+
+    place: int
+    elsewhere_s: float
+
+
 class Router(Protocol):
     """Whoever subclasses it needs ``choose`` alone; the others are for routers that learn."""
 
@@ -80,6 +88,11 @@ class Router(Protocol):
     def choose(self, request: RouteRequest, engines: Seq[EngineView]) -> int:
         """The place in ``engines``, of which there is at least one, of the engine that is to take ``request``."""
         ...
+
+    def waits_for(self, request: RouteRequest, engines: Seq[EngineView], open_places: AbstractSet[int]) -> Wait | None:
+        """An engine that takes no more now, where ``request`` is predicted to be done sooner all the same than at any of ``open_places``, of
+        which there is at least one, and where it would be sent if all took more. None: it had better go now. Changes nothing."""
+        return None
 
     def told(self, index: int, published: Iterable[bytes], forgotten: Iterable[bytes]) -> None:
         """Engine ``index`` offers the blocks of these keys from now on, and of those no longer. Keys may be cut short, alike everywhere."""

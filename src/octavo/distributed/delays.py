@@ -1,0 +1,67 @@
+"""Requests that wait for an engine that takes no more now, though others do, because they are predicted to be done sooner there. Pure.
+
+An engine with a prompt's beginning in its cache may be worth waiting for (delay scheduling: Zaharia et al., EuroSys 2010). There tasks skip
+a number of turns; here the router predicts both ends: what waits at that engine and what is left to compute there, against computing it all
+where there is room. Others pass meanwhile, so waiting costs nobody else anything, and no engine is left idle for it but where that would not
+bring the request's end nearer.
+
+It ends when the engine takes more, when the prediction has turned, and at the latest when the request would have been done elsewhere, by
+what was predicted first: so whatever comes of predictions, a request takes at most twice as long for waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+from octavo.distributed.views import EngineView, Router, RouteRequest
+
+RECHECK_S = 0.05  # between two predictions for a request while engines only work on
+
+
+@dataclass(slots=True)
+class _Delayed:
+    """``until_s``: it waits no longer; ``seen``: engines when this was predicted last, at ``checked_s``."""
+
+    until_s: float
+    seen: Seq[tuple[int, bool, bool]] = ()
+    checked_s: float = 0.0
+
+
+class Delays:
+    """``most``: requests that wait so at a time. Who comes when so many do goes at once: each is asked about again and again."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._delayed: dict[str, _Delayed] = {}
+
+    def __len__(self) -> int:
+        return len(self._delayed)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._delayed
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._delayed)
+
+    def waits(self, request: RouteRequest, engines: Seq[EngineView], open_places: AbstractSet[int], router: Router, now: float) -> bool:
+        """Whether it is to wait, of ``engines``, which could hold it, for one that is in none of ``open_places``."""
+        delayed = self._delayed.get(request.request_id)
+        if len(open_places) == len(engines) or (len(self) >= self._most if delayed is None else now >= delayed.until_s):
+            return False
+        seen = [(engine.index, place in open_places, engine.num_sequences == 0) for place, engine in enumerate(engines)]
+        if delayed is not None and delayed.seen == seen and now - delayed.checked_s < RECHECK_S:
+            return True
+        found = router.waits_for(request, engines, open_places)
+        if found is None:
+            return False
+        if delayed is None:
+            delayed = self._delayed[request.request_id] = _Delayed(now + found.elsewhere_s)
+        delayed.seen, delayed.checked_s = seen, now
+        return True
+
+    def forget(self, request_id: str) -> None:
+        """It goes, or does not want to wait any more."""
+        self._delayed.pop(request_id, None)
