@@ -101,6 +101,18 @@ def test_room_that_waits_counts_up_to_what_holds_all_at_once() -> None:
     assert Autoscaler(LIMITS).decide(workers, 0.0, 0.0, held_room_s=30.0, room_of_all=2.0) == []
 
 
+def test_who_waits_for_room_for_long_shows_that_there_is_none() -> None:
+    """The average of an idle minute says that three seconds of room will be had before a start is through. Then they wait still."""
+    workers, start = [ScaledWorker(0, "ready", 0.0, 10)], ScaleStep(ScaleAction.START)
+    scaler = Autoscaler(LIMITS)
+    assert [scaler.decide(workers, 0.0, float(now), 3.0, 9.0) for now in range(5)] == [[]] * 5
+    assert scaler.decide(workers, 0.0, 5.0, 3.0, 9.0) == [start] * 2
+    coming = [*workers, ScaledWorker(1, "starting"), ScaledWorker(2, "starting")]
+    assert scaler.decide(coming, 0.0, 6.0, 3.0, 9.0) == []
+    assert scaler.decide(workers, 0.0, 7.0, 0.0, 1.0) == [], "nobody waits"
+    assert [scaler.decide(workers, 0.0, 8.0 + now, 3.0, 9.0) for now in range(5)] == [[]] * 5
+
+
 def test_a_pool_that_is_held_is_as_busy_as_one_that_computes() -> None:
     """Three workers of which two thirds are held: two would be held whole."""
     workers = [ScaledWorker(index, "ready", 0.0, 1) for index in range(3)]

@@ -12,7 +12,7 @@ from octavo.distributed import cluster_engine, control
 from octavo.distributed.channel import Address, Channel, connect
 from octavo.distributed.cluster_engine import ClusterEngine
 from octavo.distributed.cluster_options import ClusterOptions
-from octavo.distributed.control import Link
+from octavo.distributed.link import Link
 from octavo.distributed.messages import PROTOCOL, Hello, ToWorker, to_worker
 from tests.distributed.clusters import PATIENT
 from tests.distributed.test_stub_worker import SECRET, TOKENIZER, expected, front_end, open_stream, read, stub, until

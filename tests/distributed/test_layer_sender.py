@@ -271,3 +271,18 @@ def test_whatever_happens_to_a_sequence_what_is_sent_is_right(seed: int) -> None
                 sent.memory.written[layer].set()
             time.sleep(0.001)
     sent.done(8)
+
+
+def test_a_thread_that_cannot_be_had_is_a_transfer_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And is no error of whoever begins it: that is the worker's connection to its front end."""
+
+    def no_more(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    def connect() -> Out:
+        raise AssertionError("nobody runs")
+
+    sender, track, failure = LayerSender(Memory(), KVShape.of(None, LAYERS, SIZE)), Track(4), list[str]()  # type: ignore[arg-type]
+    monkeypatch.setattr(threading.Thread, "start", no_more)
+    sender.start(track, sender.head(7, track), connect, True, failure.append)
+    assert failure == ["can't start new thread"]

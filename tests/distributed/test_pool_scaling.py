@@ -177,6 +177,15 @@ def test_answers_that_were_dropped_for_room_wait_for_it() -> None:
     assert asked_for(60, ClusterLoad(num_open=4), prefill, borrowed) == []
 
 
+def test_prompts_behind_answers_that_their_worker_keeps_wait_for_decode_workers() -> None:
+    """The decode worker has room now, and had none when these came: they are in the queue of the prefill worker, which is full of answers.
+    Its prompts are 20 s of work; once it keeps no answers they are what it lacks others for."""
+    prefill = PoolWorker(0, "prefill", "ready", 16, 20.0, 20.0, num_waiting=12, room=0.9, lent_room=0.8, **PRICES)
+    decode = PoolWorker(1, "decode", "ready", 1, room=0.4, **PRICES)
+    assert set(asked_for(60, ClusterLoad(num_open=17), prefill, decode)) == {("decode", ScaleAction.START)}
+    assert set(asked_for(60, ClusterLoad(num_open=17), replace(prefill, lent_room=0.0), decode)) == {("prefill", ScaleAction.START)}
+
+
 def test_while_answers_wait_what_comes_is_counted_where_it_begins() -> None:
     """A full worker ends an answer every two seconds; three begin meanwhile, which it cannot hold, and the seconds show it."""
     scaler = PoolScaling({"decode": LIMITS})

@@ -79,6 +79,20 @@ def test_an_engine_is_never_taken_to_have_more_than_it_said() -> None:
     assert known.matched(keys("abc")) == {0: 2} and known.matched(keys("x")) == {0: 1}
 
 
+def test_many_that_expect_the_same_are_as_one() -> None:
+    known = PublishedKeys()
+    for i in range(100):
+        known.expect(str(i), i % 2, keys("abcd"))
+    assert known.matched(keys("abcd")) == {0: 4, 1: 4}
+    assert all(len(engines) == 2 for engines in known._expected.values())  # what is looked at for each key
+    for i in range(99):
+        known.ended(str(i))
+        known.check_invariants()
+    assert known.matched(keys("abcd")) == {1: 4}
+    known.ended("99")
+    assert known.matched(keys("abcd")) == {} and known.num_expected == 0
+
+
 def test_what_is_expected_is_bounded_and_the_oldest_goes_first() -> None:
     known = PublishedKeys(most_expected=2)
     for engine, name in enumerate(("aa", "bb", "cc")):

@@ -51,6 +51,21 @@ def test_answers_of_unknown_length_are_as_long_as_they_may_be_and_were() -> None
     small.check_invariants()
 
 
+def test_a_prefill_worker_without_room_keeps_no_answer() -> None:
+    """Its prompts would wait behind answers, and decode workers in vain for their turn. The decode worker has 10 blocks, the other 25."""
+    made, engines = pools("prefill", "decode")
+    engines[1].num_available_blocks, engines[0].num_available_blocks = 10, 25
+    assert made.place(route("a", num_output=60), engines, 0.0) == Placement(0, 1)  # 10 blocks
+    assert [made.place(route(name, num_output=60), engines, 10.0) for name in "bc"] == [Placement(0, 0)] * 2
+    assert made.place(route("d", num_output=60), engines, 10.0) == Placement(0, 1), "it waits for room there"
+    made.arrived("b")
+    engines[0].num_available_blocks = 15
+    assert made.place(route("e", num_output=60), engines, 10.0) == Placement(0, 1)
+    made.ended("c")
+    assert made.place(route("f", num_output=60), engines, 10.0) == Placement(0, 0)
+    made.check_invariants()
+
+
 def test_one_role_alone_stays_where_it_is() -> None:
     made, engines = pools("both", "both")
     engines[0].pending_s = 5.0

@@ -13,6 +13,7 @@ class View:
     pending_tokens: int = 0
     num_sequences: int = 0
     num_available_blocks: int = 0
+    num_blocks: int = 0
     pending_s: float = 0.0
 
 

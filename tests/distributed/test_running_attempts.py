@@ -10,9 +10,9 @@ import pytest
 
 from octavo.core.request import Request, SamplingParams
 from octavo.distributed.attempts import Attempts, Loss, RetryLimits
-from octavo.distributed.control import Link
 from octavo.distributed.fleet import Worker
 from octavo.distributed.flight import Flight
+from octavo.distributed.link import Link
 from octavo.distributed.running_attempts import RunningAttempts
 from octavo.engine.event_stream import EventStream
 from tests.distributed.views import route

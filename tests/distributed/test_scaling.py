@@ -24,7 +24,7 @@ from tests.distributed.test_front_end import engine_of
 from tests.distributed.test_worker import answer, front_end, until, worker
 from tests.engine.scripted import bigram_config
 
-PARAMS = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True, seed=0)
+PARAMS = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, seed=0)
 
 
 def test_a_second_worker_comes_with_the_load_and_goes_when_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,7 +44,7 @@ def test_a_second_worker_comes_with_the_load_and_goes_when_it_is_over(monkeypatc
                 nonlocal num_done
                 while True:
                     output = await grown.run([50, 51, 52, num_done % 200 + 3], PARAMS)
-                    assert output.error is None and len(output.outputs[0].token_ids) == 60
+                    assert output.error is None and len(output.outputs[0].token_ids) == 20
                     num_done += 1
 
             running = {asyncio.create_task(keep_busy()) for _ in range(24)}

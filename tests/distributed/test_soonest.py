@@ -146,6 +146,23 @@ def test_what_would_be_displaced_counts_as_often_as_it_is_asked_for_again() -> N
     assert one.choose(route("newest", 80, num_output=0, prefix_keys=keys("qrst")), engines) == 0
 
 
+@pytest.mark.parametrize(("num_blocks", "place"), [(60, 1), (6000, 0)])
+def test_what_begins_goes_elsewhere_before_a_cache_is_full(num_blocks: int, place: int) -> None:
+    """Conversations behind a common block take turns at an engine that evicts nothing yet. A small one will, and then it is too late."""
+    one, engines = router(), [View(i, num_blocks=num_blocks, num_available_blocks=num_blocks) for i in (0, 1)]
+    for engine in engines:
+        one.told(engine.index, (), ())
+    for turn in (3, 5, 7):
+        for name in "bcdefg":
+            prompt = keys("a" + turn * name)
+            one.choose(route(name, 16 * len(prompt) + 1, num_output=0, prefix_keys=prompt), engines[:1])
+            one.ended(name, 0)
+            one.told(0, prompt, ())
+    assert one.keys.num_keys(0) == 1 + 6 * 7 < 60
+    assert one.choose(route("new", 129, num_output=0, prefix_keys=keys("ahhhhhhh")), engines) == place
+    assert one.choose(route("b", 145, num_output=0, prefix_keys=keys("abbbbbbb")), engines) == 0  # what has begun there stays
+
+
 def test_equal_prompts_are_spread_over_full_caches_as_over_empty_ones() -> None:
     one, engines = router(), [View(i) for i in range(4)]
     for i in range(4):

@@ -367,8 +367,10 @@ def test_a_worker_that_is_replaced_is_waited_for_however_long_it_drains() -> Non
     asyncio.run(run())
 
 
-def test_the_last_worker_that_holds_what_waits_is_not_drained(expected: list[int]) -> None:
+def test_the_last_worker_that_holds_what_waits_is_not_drained() -> None:
     """The other one takes requests, but not those: they would wait for nobody, and fail."""
+    prompt, params = [5 + i % 60 for i in range(SMALL * BLOCK)], replace(PARAMS, max_tokens=8)
+    expected = run_alone(alone(), prompt, params).outputs[0].token_ids
 
     async def run() -> None:
         async with front_end() as engine:
@@ -378,7 +380,7 @@ def test_the_last_worker_that_holds_what_waits_is_not_drained(expected: list[int
             streams = []
             while engine.flights.num_waiting == 0:  # the loop runs nothing else meanwhile, so that none of them ends
                 assert len(streams) < 500
-                streams.append(engine.submit([engine.prepare_checked(PROMPT, engine.check_params(PARAMS), f"large-{len(streams)}")]))
+                streams.append(engine.submit([engine.prepare_checked(prompt, engine.check_params(params), f"large-{len(streams)}")]))
             with pytest.raises(ValueError, match="big is needed for 1 waiting request that no other worker can hold"):
                 await engine.cluster.drain("big")
             for stream in streams:

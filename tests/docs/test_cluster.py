@@ -7,8 +7,8 @@ import re
 
 from octavo.distributed.channel import Address
 from octavo.distributed.cluster_engine import ClusterEngine
-from octavo.distributed.control import Link
 from octavo.distributed.journeys import Journeys
+from octavo.distributed.link import Link
 from octavo.distributed.messages import Load, Ready, WorkerLimits
 from tests.docs.pages import page, section
 from tests.engine.scripted import bigram_config, bigram_model, byte_tokenizer

@@ -26,7 +26,7 @@ from tests.models.tiny import write_tiny_gguf
 from tests.sampling.chi_square import p_value
 
 LIMIT = 0.001
-SEED = 8  # p-values of 0.1 and more, on every kernel path: one whose rounding differs draws a few of the texts otherwise, and moves them little
+SEED = 8  # p-values of 0.1 and more on every kernel path: one that rounds otherwise draws a few texts otherwise, which moves them little
 CHOICES = 30  # of one request: all of them can draft at once
 Law = Callable[[tuple[int, ...]], np.ndarray]  # tokens behind the prompt -> float64 [vocab] of the next one
 PROMPT = [5 + (i * i + 7 * i) % 60 for i in range(8)] * 2  # of whole blocks: choices copy none of them; and it repeats itself

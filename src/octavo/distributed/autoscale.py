@@ -10,7 +10,8 @@ break, and the two marks lie apart, so that a steady load ends in a steady numbe
 Work is told in two ways, and the scarcer one decides: seconds of computing, and seconds of *room*, in which a request holds a worker's KV
 blocks: a share s of them for t seconds is s t. A worker has one second of each a second. By Little's law the room that comes in a second is
 what is held, in workers, so whoever measures the one knows the other. But what has room does not wait, however long it stays: no more
-workers are wanted for room than would hold all at once.
+workers are wanted for room than would hold all at once. And where somebody has waited for room all through the time that a start takes,
+the workers that are there have none to spare, whatever the average says.
 """
 
 from __future__ import annotations
@@ -85,6 +86,7 @@ class Autoscaler:
     _work_s: float = 0.0
     _room_s: float = 0.0
     _low_since_s: float | None = None
+    _crowded_since_s: float | None = None  # somebody waits for room
 
     def arrived(self, work_s: float, room_s: float = 0.0) -> None:
         """A request has come that will take a worker ``work_s`` seconds of its own (its share of steps that it shares with others), and
@@ -108,7 +110,8 @@ class Autoscaler:
         draining = sorted((worker for worker in workers if worker.state == "draining"), key=lambda worker: -worker.num_sequences)
         num_on = len(ready) + sum(worker.state == "starting" for worker in workers)
         waiting_s = held_back_s + sum(worker.pending_s for worker in ready)
-        wanted = self._wanted(max(1, num_on), waiting_s, held_room_s, room_of_all)
+        room = (max(self.room_rate, len(ready)) if self._is_crowded(held_room_s, now) else self.room_rate, held_room_s)
+        wanted = self._wanted(max(1, num_on), waiting_s, room, room_of_all)
         if num_on < wanted:
             self._low_since_s = None
             kept = draining[: wanted - num_on]
@@ -117,13 +120,22 @@ class Autoscaler:
             return steps + _stops(draining[len(kept) :])
         return self._less(ready, num_on, max(waiting_s, held_room_s), now) + _stops(draining)
 
-    def _wanted(self, num_on: int, waiting_s: float, room_s: float, room_of_all: float) -> int:
-        """At least as many as now, and enough that the predicted wait is short when the last of them is ready."""
+    def _is_crowded(self, held_room_s: float, now: float) -> bool:
+        """Somebody has waited for room for as long as a start takes, without a break."""
+        if held_room_s <= 0.0:
+            self._crowded_since_s = None
+        elif self._crowded_since_s is None:
+            self._crowded_since_s = now
+        return self._crowded_since_s is not None and now - self._crowded_since_s >= self.limits.start_s
+
+    def _wanted(self, num_on: int, waiting_s: float, room: tuple[float, float], room_of_all: float) -> int:
+        """At least as many as now, and enough that the predicted wait is short when the last of them is ready. ``room``: its rate, and what
+        waits for it."""
         limits, num = self.limits, num_on
         while num < limits.most:
             wait_s = self._wait_with(num, num_on, self.rate, waiting_s)
             if num < room_of_all:
-                wait_s = max(wait_s, self._wait_with(num, num_on, self.room_rate, room_s))
+                wait_s = max(wait_s, self._wait_with(num, num_on, *room))
             if wait_s <= limits.up_wait_s:
                 break
             num += 1

@@ -1,39 +1,57 @@
-"""Processes whose workers said what cannot be, and how long each has to stay away. Pure: times are told.
+"""Who has failed, and how long each is left alone. Pure: times are told.
 
-    lied ─▶ barred for ``first_s`` ─▶ may come ──lied again──▶ barred for twice as long ... at most ``most_s``
-                                         └─ well-behaved for ``most_s`` ─▶ forgotten
+    failed ─▶ barred for ``first_s`` ─▶ may come ──failed again──▶ barred for twice as long ... at most ``most_s``
+                                           └─ all was well for ``most_s``, or it is forgiven ─▶ forgotten
 
-Such a worker loses its channel, and everything that it has loses its worker: one that came back at once to say the same again would cut the
-streams of others without end. Owns the moments; refuses nobody itself.
+So are processes whose workers said what cannot be: such a worker loses its channel, and everything that it has loses its worker; one that
+came back at once to say the same again would cut the streams of others without end. And so are ways by which KV does not get over. Owns the
+moments; refuses nobody itself.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Hashable
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
-MAX_KEPT = 256  # processes; whoever lied longest ago is forgotten
+MAX_KEPT = 256  # whoever failed longest ago is forgotten
 ID_CHARS = 64  # of a process's id: they are the worker's own to choose
+
+Who = TypeVar("Who", bound=Hashable)
+
+
+def short_id(boot_id: str) -> str:
+    """What is kept of a process's id."""
+    return boot_id[:ID_CHARS]
 
 
 @dataclass(slots=True)
-class Barred:
-    """``first_s`` and ``most_s``: seconds for which a process is barred the first time, and at most."""
+class Barred(Generic[Who]):
+    """``first_s`` and ``most_s``: seconds for which somebody is barred the first time, and at most. ``max_kept``: so many are known."""
 
     first_s: float = 1.0
     most_s: float = 60.0
-    _kept: OrderedDict[str, tuple[float, float]] = field(default_factory=OrderedDict)  # by boot id: (until when, for how long), seconds
+    max_kept: int = MAX_KEPT
+    _kept: OrderedDict[Who, tuple[float, float]] = field(default_factory=OrderedDict)  # (until when, for how long), seconds
 
-    def lied(self, boot_id: str, now: float) -> None:
-        """A worker of this process has said what cannot be."""
-        until_s, last_s = self._kept.pop(boot_id[:ID_CHARS], (now, 0.0))
+    def __contains__(self, who: Who) -> bool:
+        """It has failed, and is not known to be well again."""
+        return who in self._kept
+
+    def failed(self, who: Who, now: float) -> None:
+        until_s, last_s = self._kept.pop(who, (now, 0.0))
         is_again = last_s > 0.0 and now - until_s <= self.most_s
         wait_s = min(self.most_s, 2 * last_s) if is_again else self.first_s
-        self._kept[boot_id[:ID_CHARS]] = now + wait_s, wait_s
-        if len(self._kept) > MAX_KEPT:
+        self._kept[who] = now + wait_s, wait_s
+        if len(self._kept) > self.max_kept:
             self._kept.popitem(last=False)
 
-    def wait_s(self, boot_id: str, now: float) -> float:
+    def forgive(self, who: Who) -> None:
+        """It is well again: another failure is its first."""
+        self._kept.pop(who, None)
+
+    def wait_s(self, who: Who, now: float) -> float:
         """Seconds until it may come; 0: now."""
-        until_s, _ = self._kept.get(boot_id[:ID_CHARS], (now, 0.0))
+        until_s, _ = self._kept.get(who, (now, 0.0))
         return max(0.0, until_s - now)

@@ -22,12 +22,13 @@ from octavo.distributed.attempts import Loss
 from octavo.distributed.channel import Address
 from octavo.distributed.cluster_options import ClusterOptions
 from octavo.distributed.cluster_reports import ClusterReports
-from octavo.distributed.control import AskError, Control, Link
+from octavo.distributed.control import Control
 from octavo.distributed.dispatcher import Dispatcher, QueueFull
 from octavo.distributed.flights import Flights
 from octavo.distributed.handovers import Handovers
 from octavo.distributed.journeys import Journeys
 from octavo.distributed.launcher import GrowingLauncher, Launcher
+from octavo.distributed.link import AskError, Link
 from octavo.distributed.messages import Events, FromWorker, Keys, WorkerLimits
 from octavo.distributed.operations import Operations
 from octavo.distributed.outlook import Outlook
@@ -157,6 +158,7 @@ class ClusterEngine:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)  # nothing is opened or started any more
             self.control.close()
+            self.handovers.close()
             if self.launcher is not None:
                 await self.launcher.stop()
             if self._clean_up is not None:

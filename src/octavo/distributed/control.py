@@ -3,8 +3,8 @@
     listen ─▶ Hello ─▶ Welcome ─▶ Ready ─▶ (Load, Keys, Events ...) ─▶ closed
                 └─ Refuse: another protocol, another model, a name that is taken
 
-Owns the links, the fleet that says which of them to trust, heartbeats, and questions that wait for an answer. Knows no request: what a
-worker says of attempts, and that it is lost, goes to the ``ControlHandler``. All of it happens on the event loop's thread.
+Owns the links, the fleet that says which of them to trust, and heartbeats. Knows no request: what a worker says of attempts, and that it
+is lost, goes to the ``ControlHandler``. All of it happens on the event loop's thread.
 """
 
 from __future__ import annotations
@@ -15,22 +15,21 @@ import logging
 import math
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 
 from octavo.config import EngineConfig
 from octavo.distributed.attempts import Loss
-from octavo.distributed.barred import Barred
+from octavo.distributed.barred import Barred, short_id
 from octavo.distributed.channel import HANDSHAKE_S, Address, Channel, Listener
 from octavo.distributed.control_handler import ControlHandler
 from octavo.distributed.fingerprints import misfit
-from octavo.distributed.fleet import Change, Fleet, LivenessLimits, Worker, WorkerState
+from octavo.distributed.fleet import Change, Fleet, LivenessLimits, WorkerState
 from octavo.distributed.flood_log import FloodLog
+from octavo.distributed.link import Link
 from octavo.distributed.messages import (
     MAX_NAME_CHARS,
     PROTOCOL,
     ROLES,
     Answer,
-    Ask,
     Beat,
     Events,
     FromWorker,
@@ -60,43 +59,7 @@ LOOK_S = 0.1  # between two looks at the fleet
 BEAT_S = 1.0
 WORKER_GONE_S = 10.0  # a front end silent for so long is gone, for its workers
 ASK_S = 2.0
-MAX_QUESTIONS = 64  # of one worker, without an answer
 MAX_LAST_WORDS = 256  # workers from elsewhere have a new name with each process
-
-
-class AskError(RuntimeError):
-    """A worker did not answer, or could not; the message says why."""
-
-
-@dataclass(slots=True, eq=False)
-class Link:
-    """One worker that is connected. ``view``: as routers see it. ``keys``: attempts that it has. ``is_leaving``: it was told to end, so
-    that its end is nobody's fault. ``wants_to_leave``: it said Goodbye. ``is_refused``: it may not join. ``has_begun_keys``: it has told
-    its whole prefix cache anew."""
-
-    channel: Channel[FromWorker]
-    worker: Worker
-    ready: Ready | None = None
-    view: ToldLoad = field(default_factory=lambda: ToldLoad(-1))
-    load: Load = field(default_factory=Load)
-    keys: set[int] = field(default_factory=set)
-    is_leaving: bool = False
-    wants_to_leave: bool = False
-    is_refused: bool = False
-    has_begun_keys: bool = False
-    questions: dict[int, asyncio.Future[bytes]] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        return self.worker.name
-
-    @property
-    def index(self) -> int:
-        return self.worker.index
-
-    @property
-    def takes_requests(self) -> bool:
-        return self.worker.takes_requests and not self.is_leaving
 
 
 class Control:
@@ -122,7 +85,7 @@ class Control:
         self._listener = Listener(secret, from_worker, self._open)
         self._links: dict[str, Link] = {}  # by name
         self._strangers: set[Channel[FromWorker]] = set()  # proven, and without Hello yet
-        self._barred = Barred()
+        self._barred = Barred[str]()  # by boot id
         self._refusals = FloodLog(logger, "refused worker")  # it may come again and again
         self._returns = FloodLog(logger, "worker", logging.INFO)  # of those that came to nothing before
         self._numbers = itertools.count(1)
@@ -211,7 +174,7 @@ class Control:
         elif known is not None and is_taken:
             fault = f"name: {message.name!r} is not allowed; a worker of that name is here, from {known.channel.peer}"
         is_final = not is_taken
-        if fault is None and (wait_s := self._barred.wait_s(message.boot_id, self._now())) > 0.0:
+        if fault is None and (wait_s := self._barred.wait_s(short_id(message.boot_id), self._now())) > 0.0:
             fault, is_final = f"it said what cannot be, and may come again in {wait_s:.1f} s", False
         if fault is not None:
             self._refuse(channel, message.name, fault, is_final)
@@ -281,7 +244,7 @@ class Control:
             case Load():
                 self._load(link, message)
             case Answer():
-                self._answered(link, message)
+                link.answered(message)
             case Keys() if link.ready is not None:
                 if message.anew and link.has_begun_keys:  # each time what all workers have would be looked through
                     raise MessageError("a worker's Keys cannot be: anew is said once")
@@ -328,15 +291,13 @@ class Control:
         was_trusted = link.worker.state is WorkerState.READY
         self.fleet.closed(link.worker, reason, self._now())
         link.channel.close(reason)
-        for question in link.questions.values():
-            if not question.done():
-                question.set_exception(AskError(f"worker {link.name} is gone"))
+        link.leave_unanswered()
         level = logging.DEBUG if link.is_refused else logging.INFO if link.is_leaving else logging.WARNING
         logger.log(level, "worker %s is gone: %s", link.name, reason)
         loss = Loss.LEFT if link.is_leaving else Loss.DIED
         if link.channel.is_peers_doing:
             loss = Loss.LIED
-            self._barred.lied(link.worker.boot_id, self._now())
+            self._barred.failed(short_id(link.worker.boot_id), self._now())
         if was_trusted:
             self._handler.worker_lost(link, loss)
         if link.ready is not None:
@@ -372,24 +333,5 @@ class Control:
     # --- questions ----------------------------------------------------------------------------------------------------------------------
 
     async def ask(self, link: Link, what: str, args: bytes, timeout_s: float = ASK_S) -> bytes:
-        """The answer, as JSON. ``args``: JSON. Raises AskError."""
-        if len(link.questions) >= MAX_QUESTIONS:
-            raise AskError(f"worker {link.name} has {MAX_QUESTIONS} questions to answer already")
-        number = next(self._numbers)
-        answer = link.questions[number] = asyncio.get_running_loop().create_future()
-        try:
-            link.channel.send(Ask(number, what, args))
-            return await asyncio.wait_for(answer, timeout_s)
-        except TimeoutError:
-            raise AskError(f"worker {link.name} has not answered within {timeout_s:g} s") from None
-        finally:
-            del link.questions[number]
-
-    def _answered(self, link: Link, message: Answer) -> None:
-        answer = link.questions.get(message.number)
-        if answer is None or answer.done():
-            return
-        if message.error is None:
-            answer.set_result(message.body)
-        else:
-            answer.set_exception(AskError(f"worker {link.name}: {message.error}"))
+        """See ``Link.ask``."""
+        return await link.ask(next(self._numbers), what, args, timeout_s)

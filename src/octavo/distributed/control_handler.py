@@ -8,7 +8,7 @@ from octavo.distributed.attempts import Loss
 from octavo.distributed.messages import FromWorker, Keys
 
 if TYPE_CHECKING:
-    from octavo.distributed.control import Link
+    from octavo.distributed.link import Link
 
 
 class ControlHandler(Protocol):

@@ -1,9 +1,8 @@
-"""Requests that wait for an engine that takes no more now, though others do, because they are predicted to be done sooner there. Pure.
+"""Requests that wait for an engine that takes no more now, though others do, because that is where their router wants them. Pure.
 
 An engine with a prompt's beginning in its cache may be worth waiting for (delay scheduling: Zaharia et al., EuroSys 2010). There tasks skip
-a number of turns; here the router predicts both ends: what waits at that engine and what is left to compute there, against computing it all
-where there is room. Others pass meanwhile, so waiting costs nobody else anything, and no engine is left idle for it but where that would not
-bring the request's end nearer.
+a number of turns; here the router predicts both ends (``Router.waits_for``): what waits at that engine and what is left to compute there,
+against computing it all where there is room. Others pass meanwhile, and no engine is idle that would have it done sooner.
 
 It ends when the engine takes more, when the prediction has turned, and at the latest when the request would have been done elsewhere, by
 what was predicted first: so whatever comes of predictions, a request takes at most twice as long for waiting.

@@ -46,7 +46,7 @@ class Backpressure:
     token that each sequence is at does not wait: where a step takes longer than ``most_pending_s``, requests still share steps.
 
     ``most_waiting``: requests held back at a time; ``most_waiting_tokens``: prompt tokens of these (None: any number). ``most_delayed``: of
-    them, those that wait for an engine that takes no more though others do, since they are done sooner there (``delays``). 0: nobody.
+    them, those that wait for an engine that takes no more though others do, since they are better off there (``delays``). 0: nobody.
     """
 
     most_pending_s: float = 0.5

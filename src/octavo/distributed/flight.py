@@ -17,7 +17,7 @@ from octavo.distributed.worker_sizes import lack
 from octavo.engine.event_stream import EventStream
 
 if TYPE_CHECKING:
-    from octavo.distributed.control import Link
+    from octavo.distributed.link import Link
 
 
 @dataclass(slots=True, eq=False)

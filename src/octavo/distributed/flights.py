@@ -23,10 +23,10 @@ from octavo.core.limits import LengthLimits
 from octavo.core.request import FinishReason, Request
 from octavo.distributed.attempts import Attempts, Divergence, Loss, Pacer
 from octavo.distributed.cluster_options import ClusterOptions
-from octavo.distributed.control import Link
 from octavo.distributed.dispatcher import Dispatcher, Unroutable
 from octavo.distributed.faults import Faults
 from octavo.distributed.flight import Flight, Watcher, route_of
+from octavo.distributed.link import Link
 from octavo.distributed.lost_flights import LostFlights
 from octavo.distributed.messages import Abort, Event, MessageError, Submit, WireRequest
 from octavo.distributed.running_attempts import RunningAttempts
@@ -243,7 +243,7 @@ class Flights:
         except MessageError as error:
             self.fail(flight, str(error), REFUSED)
             return
-        link.view.sent(len(request.prompt_token_ids) + len(made))
+        link.view.sent(len(request.prompt_token_ids) + len(made), self.dispatcher.router.num_cached(request.request_id))
         self.watcher.placed(request.request_id, link.name, engine_id(key), now)
 
     # --- from workers -------------------------------------------------------------------------------------------------------------------

@@ -10,13 +10,15 @@ owners'.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from octavo.distributed.cluster_options import HandoverOptions
+from octavo.distributed.flood_log import FloodLog
 from octavo.distributed.handover import HandoverDesk, Moving, Order, OrderKind
+from octavo.distributed.kv_trials import KVTrials, Pair
 from octavo.distributed.messages import (
     Begin,
     Cancel,
@@ -42,9 +44,9 @@ from octavo.distributed.shm_transport import is_near
 from octavo.distributed.worker_handover import addresses_of
 
 if TYPE_CHECKING:
-    from octavo.distributed.control import Link
     from octavo.distributed.flight import Flight
     from octavo.distributed.flights import Flights
+    from octavo.distributed.link import Link
 
 logger = logging.getLogger("octavo.cluster")
 
@@ -76,6 +78,8 @@ class Handovers:
         self._ticketed: dict[int, _Ticketed] = {}  # by key, until it begins elsewhere or stays
         self._begun: dict[int, Link] = {}  # by key: the receiver that goes on with it
         self._room: dict[int, tuple[int, int]] = {}  # by worker: what it last said of its room
+        self._failures = FloodLog(logger, "hand-off")
+        self._trials = KVTrials(lambda key: self.desk.find(key) is not None)
 
     @property
     def pools(self) -> RolePools:
@@ -94,7 +98,7 @@ class Handovers:
             return None
         params, num_tokens = request.params, len(request.prompt_token_ids) + num_made
         goes = params.n == 1 and params.beam is None and params.max_tokens is not None and params.max_tokens - num_made > 1
-        if not goes or link.ready is None or not link.ready.kv_address:
+        if not goes or link.ready is None or not link.ready.kv_address or not any(self._takers(link, wanted)):
             self._router.pools.stayed(request.request_id)
             return None
         self._ticketed[key] = _Ticketed(flight, num_tokens, wanted)
@@ -109,6 +113,10 @@ class Handovers:
         self._begun.pop(key, None)
         if self._ticketed.pop(key, None) is not None:
             self._follow(self.desk.withdraw(key, self._now()))
+
+    def close(self) -> None:
+        """Tell what the log has only counted yet."""
+        self._failures.flush()
 
     # --- workers ------------------------------------------------------------------------------------------------------------------------
 
@@ -141,7 +149,7 @@ class Handovers:
 
     def _give_up(self) -> None:
         """Where nobody is left to take a hand-off, waiting for room would be in vain."""
-        self._follow(self.desk.give_up(lambda moving: bool(self._receivers(moving)), self._now()))
+        self._follow(self.desk.give_up(lambda moving: any(self._receivers(moving)), self._now()))
 
     def about(self, link: Link, message: FromWorker) -> Flight | None:
         """The flight that a message is about, if it goes on. MessageError for tokens that its worker has not sent: the receiver would go on
@@ -168,6 +176,7 @@ class Handovers:
             case Reserved():
                 self._follow(desk.reserved(message.key, link.index, now))
             case NoRoom():
+                self._end_trial(link, message.key)
                 self._follow(desk.no_room(message.key, link.index, now, never=message.reason is not None))
             case Copied():
                 moving = desk.find(message.key)
@@ -191,8 +200,22 @@ class Handovers:
             return
         moving = self.desk.find(message.key)
         if moving is not None and link.index in (moving.sender, moving.handoff.receiver):  # else it is over, or was withdrawn
-            logger.warning("hand-off %d: worker %s: %s", message.key, link.name, reason)
+            self._failures.say(reason, f"{message.key} by worker {link.name}")
+            self._did_not_arrive(moving)
             self._follow(self.desk.failed(message.key, reason, self._now()))
+
+    # --- pairs that KV did not get over between ------------------------------------------------------------------------------------------
+
+    def _did_not_arrive(self, moving: Moving[_Ticketed]) -> None:
+        sender, receiver = self._link(moving.sender), self._link(moving.handoff.receiver)
+        if sender is not None and receiver is not None:
+            self._trials.failed(_pair(sender, receiver), self._now())
+
+    def _end_trial(self, receiver: Link, key: int) -> None:
+        moving = self.desk.find(key)
+        sender = None if moving is None else self._link(moving.sender)
+        if sender is not None:
+            self._trials.did_not(_pair(sender, receiver), key)
 
     # --- orders -------------------------------------------------------------------------------------------------------------------------
 
@@ -210,14 +233,19 @@ class Handovers:
         best = max(able, key=lambda link: (link.worker.role == "decode", link.view.num_available_blocks), default=None)
         return None if best is None else best.index
 
-    def _receivers(self, moving: Moving[_Ticketed]) -> list[Link]:
-        """Who may take it, given room: whom it was meant for, and all others that decode."""
+    def _receivers(self, moving: Moving[_Ticketed]) -> Iterator[Link]:
+        """Who may take it, given room."""
         sender = self._link(moving.sender)
-        links = [link for link in self._links() if link.worker.role != "prefill" or link.index == moving.load.wanted]
-        return [link for link in links if self._may_receive(link, sender) and link.index not in moving.unfit]
+        takers = () if sender is None else self._takers(sender, moving.load.wanted, moving.key)
+        return (link for link in takers if link.index not in moving.unfit)
 
-    def _may_receive(self, link: Link, sender: Link | None) -> bool:
-        return sender is not None and link is not sender and self._way(sender, link) is not None
+    def _takers(self, sender: Link, wanted: int, key: int | None = None) -> Iterator[Link]:
+        """Whom ``sender`` may hand over to: who is meant, and all others that decode, as far as KV gets there."""
+        now = self._now()
+        for link in self._links():
+            may_decode = link is not sender and (link.worker.role != "prefill" or link.index == wanted)
+            if may_decode and self._way(sender, link) is not None and self._trials.may_try(_pair(sender, link), key, now):
+                yield link
 
     def _way(self, sender: Link, receiver: Link) -> tuple[str, str] | None:
         """(transport, the receiver's address); None: there is no common one."""
@@ -244,6 +272,9 @@ class Handovers:
         moving, flight, key = order.moving, order.moving.load.flight, order.moving.key
         match order.kind:
             case OrderKind.RESERVE:
+                sender = self._link(moving.sender)
+                if sender is not None:
+                    self._trials.tries(_pair(sender, link), key)
                 request = WireRequest.of(flight.request, flight.age_s(self._now()))
                 link.channel.send(Reserve(key, request, moving.num_tokens))
             case OrderKind.SEND:
@@ -256,6 +287,8 @@ class Handovers:
             case OrderKind.BEGIN:
                 del self._ticketed[key]
                 self._begun[key] = link
+                if flight.link is not None:
+                    self._trials.arrived(_pair(flight.link, link))
                 self._flights.moved(key, link)
                 self._router.pools.arrived(flight.request.request_id)
                 link.channel.send(Begin(key, moving.output_token_ids))
@@ -266,6 +299,8 @@ class Handovers:
             case OrderKind.RESUME:
                 self._ticketed.pop(key, None)
                 self._router.pools.stayed(flight.request.request_id)
+                if moving.handoff.drawn:  # its copy took too long, or failed, which is known; else the prompt did
+                    self._did_not_arrive(moving)
                 link.channel.send(Resume(key))
 
     def check_invariants(self) -> None:
@@ -275,3 +310,7 @@ class Handovers:
         for key, ticketed in self._ticketed.items():
             assert ticketed.flight.attempts.key == key and ticketed.flight.link is not None, f"{key} has a ticket and no worker"
         assert not self._ticketed.keys() & self._begun.keys()
+
+
+def _pair(sender: Link, receiver: Link) -> Pair:
+    return sender.worker.boot_id, receiver.worker.boot_id

@@ -82,7 +82,7 @@ class LayerSender:
     def start(
         self, track: Track, head: TransferHead, connect: Callable[[], Outgoing], layerwise: bool, on_failed: Callable[[str], None]
     ) -> threading.Thread:
-        """As ``send``, on a thread of its own. That all has come is the receiver's to say."""
+        """As ``send``, on a thread of its own. That all has come is the receiver's to say; that there is no thread, ``on_failed``'s."""
 
         def run() -> None:
             try:
@@ -94,7 +94,10 @@ class LayerSender:
                 on_failed(f"{type(error).__name__}: {error}")
 
         thread = threading.Thread(target=run, name=f"octavo-kv-out-{head.key}", daemon=True)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:  # no more of them, or no memory for one
+            on_failed(str(error))
         return thread
 
     def send(self, track: Track, head: TransferHead, connect: Callable[[], Outgoing], layerwise: bool) -> None:

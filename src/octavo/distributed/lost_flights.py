@@ -17,8 +17,8 @@ from octavo.distributed.attempts import Pacer
 from octavo.distributed.dispatcher import able_first
 
 if TYPE_CHECKING:
-    from octavo.distributed.control import Link
     from octavo.distributed.flight import Flight
+    from octavo.distributed.link import Link
 
 
 class LostFlights:

@@ -19,8 +19,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from octavo.distributed.control import Control, Link
+from octavo.distributed.control import Control
 from octavo.distributed.flights import Flights
+from octavo.distributed.link import Link
 from octavo.engine.serving import UnknownWorker
 
 if TYPE_CHECKING:

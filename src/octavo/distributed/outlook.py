@@ -14,9 +14,10 @@ import math
 from collections.abc import Callable, Container
 from typing import TYPE_CHECKING
 
-from octavo.distributed.control import Control, Link
+from octavo.distributed.control import Control
 from octavo.distributed.fleet import WorkerState
 from octavo.distributed.flights import Flights
+from octavo.distributed.link import Link
 
 if TYPE_CHECKING:
     from octavo.distributed.launcher import Launcher

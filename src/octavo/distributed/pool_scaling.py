@@ -9,9 +9,9 @@ too few. Prices of tokens are a pool's own workers', in steps that are full. Wor
 as they are, among all that compute prompts, and answer what they began.
 
 An answer that a decode worker has no blocks for any more waits in its queue: what that has free is of no use, and counts as taken. One
-without room at any waits on the worker of its prompt, and prompts wait behind it. When that takes too long, the decode pool is *short*: all
-of it counts as taken, and all that waits, waits for it; more prefill workers would only wait along. While answers wait for room, what comes
-is counted where it begins, since what is held cannot grow.
+without room at any is made on the worker of its prompt, or waits there, and prompts wait behind it: they wait for room as well, all decode
+workers count as taken, and more prefill workers would only wait along. So it is with what waits at the front end once an answer has waited
+too long: the decode pool is *short*. While somebody waits for room, what comes is counted where it begins, since what is held cannot grow.
 
 Owns the scalers and what they have learned. A cluster and a simulation ask the same object, and do what it says.
 """
@@ -60,8 +60,10 @@ class PoolWorker:
 
     @property
     def num_unroomed(self) -> int:
-        """Answers that it had to drop the KV of, and has no blocks for now. The queue of a borrowed one is of prompts."""
-        return 0 if self.is_mixed else self.num_waiting
+        """Who waits in its queue for decode workers with room. At a decode worker: answers that it had to drop the KV of; the queue of a
+        borrowed one is of prompts. At a prefill worker: all, while it keeps answers that should have been elsewhere."""
+        waits = self.lent_room > 0.0 if self.role == "prefill" else self.role == "decode" and not self.is_mixed
+        return self.num_waiting if waits else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,18 +166,18 @@ class PoolScaling:
         return load.num_without_room > 0 and load.without_room_s > self._patience_s
 
     def _room(self, workers: Seq[PoolWorker], load: ClusterLoad) -> float:
-        """What answers hold, in decode workers."""
-        is_short = self._is_short(load)
+        """What answers hold, in decode workers. What is free is taken where it is of no use to those that wait."""
+        is_of_no_use = self._is_short(load) or any(one.num_unroomed for one in workers if one.role == "prefill")
         decode = [one for one in workers if one.role == "decode" and one.state != "starting"]
-        held = sum(1.0 if (is_short or one.num_unroomed) and one.state == "ready" else one.room for one in decode)
+        held = sum(1.0 if (is_of_no_use or one.num_unroomed) and one.state == "ready" else one.room for one in decode)
         return held + sum(one.lent_room for one in workers if one.role == "prefill")
 
     def _num_held(self, workers: Seq[PoolWorker], load: ClusterLoad, answers: float) -> float:
         """Answers that wait for room, ``answers`` of those that wait for their prompt among them where these wait for it as well."""
-        num_held: float = load.num_without_room if self._is_short(load) else 0
-        num_held += sum(one.num_unroomed for one in workers if one.role == "decode")
+        num_held: float = sum(one.num_unroomed for one in workers)
         if self._is_short(load):
-            num_held += answers * load.num_waiting + sum(one.num_waiting for one in workers if one.role == "prefill")
+            num_held += load.num_without_room + answers * load.num_waiting
+            num_held += sum(one.num_waiting - one.num_unroomed for one in workers if one.role == "prefill")
         return num_held
 
     # --- what waits -----------------------------------------------------------------------------------------------------------------------
@@ -193,7 +195,7 @@ class PoolScaling:
             return _Wait([_scaled(one, 0.0) for one in own])
         held_back_s = self._split(workers)[0] * load.num_waiting_tokens * _prices(workers, "prefill")[0]
         held_back_s += sum(one.prompts_s for one in workers if one.role == "decode" and one.is_mixed)
-        return _Wait([_scaled(one, one.prompts_s) for one in own], held_back_s)
+        return _Wait([_scaled(one, 0.0 if one.num_unroomed else one.prompts_s) for one in own], held_back_s)
 
     def _answers_wait(self, own: Seq[PoolWorker], workers: Seq[PoolWorker], load: ClusterLoad) -> _Wait:
         """What a decode worker has dropped the KV of is computed again there; the prompts of a borrowed one are others' work."""
@@ -215,8 +217,9 @@ class _Wait:
 
 
 def _num_running(workers: Seq[PoolWorker]) -> int:
-    """Answers that decode workers make."""
-    return sum(max(0, one.num_sequences - one.num_waiting) for one in workers if one.role == "decode")
+    """Answers that are made, at decode workers and where they are kept for want of room there."""
+    makes = (one for one in workers if one.role == "decode" or one.lent_room > 0.0)
+    return sum(max(0, one.num_sequences - one.num_waiting) for one in makes)
 
 
 def _scaled(worker: PoolWorker, pending_s: float) -> ScaledWorker:

@@ -13,16 +13,17 @@ kept of its keys is swept away little by little, with what is told and expected 
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
 SHORT_KEY_BYTES = 8
+_NOBODY: dict[int, int] = {}
 SWEEP = 64  # keys that each call looks at, beside as many as it adds
 
 
-def short_key(key: bytes) -> bytes:
-    return key[:SHORT_KEY_BYTES]
+def short_keys(keys: Iterable[bytes]) -> list[bytes]:
+    return [key[:SHORT_KEY_BYTES] for key in keys]
 
 
 class PublishedKeys:
@@ -43,8 +44,8 @@ class PublishedKeys:
         self._gone = 0  # bits that may be left in both tables, of engines that are gone
         self._sweeping = 0  # those of them that are swept away now: they are in ``_unswept`` alone
         self._counts: dict[int, int] = {}  # engine -> number of its keys
-        self._expected: dict[bytes, dict[str, int]] = {}  # key -> engine, by the request that will publish it
-        self._requests: OrderedDict[str, tuple[bytes, ...]] = OrderedDict()  # expected keys of each
+        self._expected: dict[bytes, dict[int, int]] = {}  # key -> engine -> how many times requests there will publish it
+        self._requests: OrderedDict[str, tuple[int, list[bytes]]] = OrderedDict()  # engine and expected keys of each
         self.num_left_out = 0
 
     def num_keys(self, engine: int) -> int:
@@ -60,7 +61,7 @@ class PublishedKeys:
 
     def told(self, engine: int, published: Iterable[bytes], forgotten: Iterable[bytes]) -> None:
         """First what is forgotten goes, so that what is new has room. A key that was not known, or is known already, changes nothing."""
-        bit, old, new = self._bit(engine), list(map(short_key, forgotten)), list(map(short_key, published))
+        bit, old, new = self._bit(engine), short_keys(forgotten), short_keys(published)
         self._sweep(len(old) + len(new) + SWEEP)
         for key in old:
             holders = self._settled(key)
@@ -85,7 +86,7 @@ class PublishedKeys:
             self._alive &= ~bit
             if self._counts.pop(engine, 0):
                 self._gone |= bit
-        for request_id in [one for one, keys in self._requests.items() if keys and self._expected[keys[0]][one] == engine]:
+        for request_id in [one for one, (there, _) in self._requests.items() if there == engine]:
             self.ended(request_id)
 
     # --- bits ---------------------------------------------------------------------------------------------------------------------------
@@ -135,23 +136,31 @@ class PublishedKeys:
     def expect(self, request_id: str, engine: int, keys: Iterable[bytes]) -> None:
         """A request with these keys was sent to ``engine``."""
         self.ended(request_id)
-        mine = tuple(dict.fromkeys(map(short_key, keys)))
+        mine = short_keys(keys)
         if not mine:
             return
-        self._requests[request_id] = mine
+        self._requests[request_id] = engine, mine
         self._bit(engine)
         self._sweep(SWEEP)
         for key in mine:
-            self._expected.setdefault(key, {})[request_id] = engine
+            engines = self._expected.get(key)
+            if engines is None:
+                self._expected[key] = {engine: 1}
+            else:
+                engines[engine] = engines.get(engine, 0) + 1
         while len(self._requests) > self._most_expected:
             self.ended(next(iter(self._requests)))
 
     def ended(self, request_id: str) -> None:
         """Nothing more is expected of a request: what it published has been told."""
-        for key in self._requests.pop(request_id, ()):
-            requests = self._expected[key]
-            del requests[request_id]
-            if not requests:
+        engine, keys = self._requests.pop(request_id, (-1, []))
+        for key in keys:
+            engines = self._expected[key]
+            if engines[engine] > 1:
+                engines[engine] -= 1
+                continue
+            del engines[engine]
+            if not engines:
                 del self._expected[key]
 
     # --- questions ----------------------------------------------------------------------------------------------------------------------
@@ -159,25 +168,23 @@ class PublishedKeys:
     def matched(self, keys: Seq[bytes]) -> dict[int, int]:
         """Leading blocks of a prompt with these ``keys`` that engines have or will have; engines with none are not in it.
 
-        Takes time for the longest run of all, however many engines there are.
+        Takes time for the longest run of all, however many engines and requests there are.
         """
         found = dict[int, int]()
         alive = -1  # engines that had every key so far
-        for num_blocks, key in enumerate(map(short_key, keys)):
-            now = alive & self._having(key)
-            self._note(found, alive & ~now if num_blocks else 0, num_blocks)
-            alive = now
+        has, had, expected = self._holders.get, self._unswept.get, self._expected.get
+        for num_blocks, key in enumerate(short_keys(keys)):
+            having = (has(key, 0) | had(key, 0)) & self._alive
+            for engine in expected(key, _NOBODY):
+                having |= self._bits[engine]
+            if num_blocks and alive & ~having:
+                self._note(found, alive & ~having, num_blocks)
+            alive &= having
             if not alive:
                 break
         else:
             self._note(found, alive if keys else 0, len(keys))
         return found
-
-    def _having(self, key: bytes) -> int:
-        holders = (self._holders.get(key, 0) | self._unswept.get(key, 0)) & self._alive
-        for engine in self._expected.get(key, {}).values():
-            holders |= self._bits[engine]
-        return holders
 
     def _note(self, found: dict[int, int], bits: int, num_blocks: int) -> None:
         while bits:
@@ -201,6 +208,6 @@ class PublishedKeys:
         assert counts == {engine: count for engine, count in self._counts.items() if count}
         assert all(count <= self._most_keys for count in self._counts.values())
         assert len(self._requests) <= self._most_expected
-        pairs = {(key, request_id) for key, requests in self._expected.items() for request_id in requests}
-        assert pairs == {(key, request_id) for request_id, keys in self._requests.items() for key in keys}
+        times = Counter((key, engine) for engine, keys in self._requests.values() for key in keys)
+        assert times == {(key, engine): count for key, engines in self._expected.items() for engine, count in engines.items()}
         assert all(self._expected.values()), "a key that nobody is expected to publish is kept"

@@ -47,6 +47,9 @@ class RoleRouter(Router):
         found = self._prompts.waits_for(request, [engines[place] for place in own], is_open) if is_open else None
         return None if found is None else found._replace(place=own[found.place])
 
+    def num_cached(self, request_id: str) -> int:
+        return self._prompts.num_cached(request_id)
+
     def receiver_of(self, request_id: str) -> int | None:
         """Who goes on with it after its prompt; None: whoever computes that."""
         placed = self.pools.placement(request_id)

@@ -189,7 +189,8 @@ class RolePools:
 
     def _decode(self, prefill: PooledWorker, need: int, engines: Seq[EngineView], now: float) -> PooledWorker:
         """The worker that has the prompt, if decoding is its role; else the decode worker with most room; when none has enough the prompt's
-        own worker goes on, borrowed, so that nothing is moved; and where it may not, who has most room all the same."""
+        own worker goes on, borrowed, so that nothing is moved; and where it may not, or has no room either (prompts would wait behind
+        answers), who has most room all the same."""
         views = {view.index: view for view in engines}
         if prefill.role == "both" or (prefill.role == "decode" and self._has_room(views[prefill.index], need)):
             return prefill
@@ -199,7 +200,8 @@ class RolePools:
         best = max(pool, key=lambda view: (self._free(view), -view.index), default=None)
         if best is not None and self._has_room(best, need):
             return self._workers[best.index]
-        if self.may_borrow and prefill.role == "prefill" and (prefill.is_mixed or self._may_move(prefill, now)):
+        may_keep = self.may_borrow and prefill.role == "prefill" and (best is None or self._has_room(views[prefill.index], need))
+        if may_keep and (prefill.is_mixed or self._may_move(prefill, now)):
             if not prefill.is_mixed:
                 self._move(prefill, True, now)
             return prefill

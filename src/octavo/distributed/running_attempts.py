@@ -12,8 +12,8 @@ import secrets
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from octavo.distributed.control import Link
     from octavo.distributed.flight import Flight
+    from octavo.distributed.link import Link
 
 
 class RunningAttempts:

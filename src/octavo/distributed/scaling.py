@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from octavo.distributed.autoscale import ScaleAction, ScaleLimits
-from octavo.distributed.control import Control, Link
+from octavo.distributed.control import Control
 from octavo.distributed.flights import Flights
+from octavo.distributed.link import Link
 from octavo.distributed.operations import Operations
 from octavo.distributed.pool_scaling import ClusterLoad, PoolScaling, PoolWorker
 from octavo.distributed.views import waiting_s

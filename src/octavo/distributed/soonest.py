@@ -59,23 +59,32 @@ class SoonestDone(Router):
         self._guess_output = guess_output
         self._homes: OrderedDict[str, tuple[int, int]] = OrderedDict()  # session -> (engine index, how many had that and are gone)
         self._num_gone = Counter[int]()  # by engine index
+        self._cached: dict[str, int] = {}  # by request: tokens of its prompt that were found where it was sent
 
     def choose(self, request: RouteRequest, engines: Seq[EngineView]) -> int:
         if self._learned is not None:
             for engine in engines:
                 self._learned.saw(engine)
-        place = self._best(request, engines, self.keys.matched(request.prefix_keys))
+        matched = self.keys.matched(request.prefix_keys)
+        place = self._best(request, engines, matched)
+        self._cached[request.request_id] = self._num_cached(request, matched.get(engines[place].index, 0))
         self._sent(request, engines[place].index)
         return place
 
     def waits_for(self, request: RouteRequest, engines: Seq[EngineView], open_places: AbstractSet[int]) -> Wait | None:
-        """Seconds as the request has them: work that others are spared counts for where it goes, not for how long it waits for that."""
+        """Beside engines that work, by the same reckoning as without limits: what they are spared counts. An idle one is spared nothing, and
+        beside it seconds count as the request has them."""
         matched = self.keys.matched(request.prefix_keys)
         place = self._best(request, engines, matched)
         if place in open_places:
             return None
-        elsewhere_s = min(self._done_s(request, engines[i], matched) for i in open_places)
-        return Wait(place, elsewhere_s) if self._done_s(request, engines[place], matched) < elsewhere_s else None
+        done_s = {i: self._done_s(request, engines[i], matched) for i in {place, *open_places}}
+        if any(done_s[i] <= done_s[place] and not engines[i].num_sequences for i in open_places):
+            return None
+        return Wait(place, min(done_s[i] for i in open_places))
+
+    def num_cached(self, request_id: str) -> int:
+        return self._cached.get(request_id, 0)
 
     def _best(self, request: RouteRequest, engines: Seq[EngineView], matched: Mapping[int, int]) -> int:
         scores = [self._score(request, engine, matched.get(engine.index, 0)) for engine in engines]
@@ -89,20 +98,23 @@ class SoonestDone(Router):
 
     def _done_s(self, request: RouteRequest, engine: EngineView, matched: Mapping[int, int]) -> float:
         """Seconds until it would be done there."""
-        num_cached = min(matched.get(engine.index, 0) * self._block_size, request.num_prompt - 1)
+        num_cached = self._num_cached(request, matched.get(engine.index, 0))
         prompt_s = self._costs.prompt_s(engine, num_cached, request.num_prompt - num_cached)
         return engine.pending_s + prompt_s + self._answer_s(request, engine)
+
+    def _num_cached(self, request: RouteRequest, num_blocks: int) -> int:
+        return min(num_blocks * self._block_size, request.num_prompt - 1)
 
     def _answer_s(self, request: RouteRequest, engine: EngineView) -> float:
         return request.output_or(self._guess_output) * self._costs.token_s(engine, engine.num_sequences + 1, request.num_prompt)
 
     def _score(self, request: RouteRequest, engine: EngineView, num_blocks: int) -> tuple[bool, float]:
         """(whether the prompt has no room there now, seconds until it would be done, computing weighted)."""
-        num_cached = min(num_blocks * self._block_size, request.num_prompt - 1)
+        num_cached = self._num_cached(request, num_blocks)
         num_new = request.num_prompt - num_cached
         num_output = request.output_or(self._guess_output)
         work_s = self._costs.prompt_s(engine, num_cached, num_new)
-        uses_lost = self._reuse.uses_lost(engine.index)
+        uses_lost = self._reuse.uses_lost(engine.index, engine.num_blocks)
         if uses_lost:
             work_s += uses_lost * self._costs.prompt_s(engine, 0, max(1, round(num_new + num_output)))
         seconds = engine.pending_s + self._work_weight * work_s + self._answer_s(request, engine)
@@ -135,7 +147,9 @@ class SoonestDone(Router):
 
     def lost(self, request_id: str) -> None:
         self.keys.ended(request_id)
+        self._cached.pop(request_id, None)
 
     def ended(self, request_id: str, num_output: int) -> None:
         self.keys.ended(request_id)
+        self._cached.pop(request_id, None)
         self._guess_output += 0.02 * (num_output - self._guess_output)

@@ -10,7 +10,8 @@
            ◀─────────────────────────── taken | refused, why
 
 One connection is one transfer, one thread at each end. Whatever a peer says is checked against what the sink expects before a byte of a
-piece is read. A socket that neither moves nor answers for ``idle_s`` ends the transfer.
+piece is read. A socket that neither moves nor answers for ``idle_s`` ends the transfer. Who has not proven the secret yet takes nothing
+from those who have: strangers are counted apart, and of too many the oldest goes, since whoever knows the secret is through at once.
 
 Owns sockets and threads; the bytes of pieces are its subclasses', blocks the sink's.
 """
@@ -39,7 +40,8 @@ logger = logging.getLogger("octavo.distributed")
 PURPOSE = b"kv"  # as the handshake names it
 IDLE_S = 10.0
 CONNECT_S = 5.0
-MAX_CONNECTIONS = 256
+MAX_UNPROVEN = 64  # connections of a listener whose handshake is not through
+MAX_CONNECTIONS = 1024  # that are through: transfers, of which there are as many as sequences may come at a time
 MAX_TEXT_BYTES = 4096
 
 PIECE, END, NOTHING = 1, 2, 3
@@ -75,6 +77,13 @@ def recv_within(sock: socket.socket, num_bytes: int, seconds: float) -> bytes:
             raise ConnectionError("the peer closed the connection")
         data += part
     return data
+
+
+def send_all(sock: socket.socket, data: memoryview) -> None:
+    """As ``sendall``, whose time limit is for all of it: here it is for each time that something is taken, so that a slow link is none that
+    has broken."""
+    while len(data):
+        data = data[sock.send(data) :]
 
 
 def send_text(sock: socket.socket, text: bytes, before: bytes = b"") -> None:
@@ -151,7 +160,8 @@ class StreamListener:
         self.address = address
         self._listening, self._secret, self._sink, self._idle_s, self._reader = sock, secret, sink, idle_s, reader
         self._lock = threading.Lock()
-        self._connections: set[socket.socket] = set()
+        self._unproven: dict[socket.socket, None] = {}  # the oldest first
+        self._connections: set[socket.socket] = set()  # that have proven the secret
         self._closed = False
         self._turned_away = FloodLog(logger, "a transfer of KV was turned away")
         self._thread = threading.Thread(target=self._accept, name="octavo-kv-listen", daemon=True)
@@ -160,13 +170,12 @@ class StreamListener:
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            connections = list(self._connections)
+            connections = [*self._unproven, *self._connections]
         with contextlib.suppress(OSError):
             self._listening.shutdown(socket.SHUT_RDWR)  # wakes accept
         self._listening.close()
         for connection in connections:
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
+            _shut_down(connection)
         self._thread.join(self._idle_s)
         self._turned_away.flush()
 
@@ -174,30 +183,42 @@ class StreamListener:
         while True:
             try:
                 connection, _ = self._listening.accept()
-            except OSError:
+            except OSError as error:
                 if self._closed:
                     return
-                logger.warning("a connection of another worker could not be accepted", exc_info=True)
+                self._turned_away.say(f"it could not be accepted: {error}")
                 time.sleep(0.1)  # of what is short there may be more then
                 continue
-            with self._lock:
-                full = self._closed or len(self._connections) >= MAX_CONNECTIONS
-                if not full:
-                    self._connections.add(connection)
-            if full:
+            self._admit(connection)
+
+    def _admit(self, connection: socket.socket) -> None:
+        """Have a thread of its own serve it, if there is one to be had."""
+        oldest = None
+        with self._lock:
+            if self._closed:
                 connection.close()
-                if not self._closed:
-                    self._turned_away.say(f"{MAX_CONNECTIONS} connections are there already")
-                continue
+                return
+            if len(self._unproven) >= MAX_UNPROVEN:
+                oldest = next(iter(self._unproven))
+                del self._unproven[oldest]
+            self._unproven[connection] = None
+        if oldest is not None:
+            _shut_down(oldest)  # its thread closes it
+        try:
             threading.Thread(target=self._serve, args=(connection,), name="octavo-kv-in", daemon=True).start()
+        except RuntimeError as error:  # no more threads, or no memory for one: there may be some for the next
+            self._let_go(connection)
+            self._turned_away.say(str(error))
 
     def _serve(self, connection: socket.socket) -> None:
         try:
             connection.settimeout(CONNECT_S)
             prove_connector(connection, self._secret)
+            has_room = self._proven(connection)
             connection.settimeout(self._idle_s)
-            head = self._open(connection)
+            head = self._open(connection, has_room)
             try:
+                connection.sendall(TAKEN)
                 self._reader(connection, head, self._sink).run()
             except Exception as error:  # of the network, of a peer that says nonsense, of an engine that is being closed
                 self._sink.failed(head.key, str(error) or type(error).__name__)
@@ -205,19 +226,33 @@ class StreamListener:
         except (OSError, msgspec.MsgspecError, ValueError) as error:
             self._turned_away.say(str(error) or type(error).__name__)
         finally:
-            with self._lock:
-                self._connections.discard(connection)
-            close_socket(connection)
+            self._let_go(connection)
 
-    def _open(self, connection: socket.socket) -> TransferHead:
+    def _proven(self, connection: socket.socket) -> bool:
+        """It knows the secret: whether there is room for its transfer. TransferError when it was too slow."""
+        with self._lock:
+            if connection not in self._unproven:
+                raise TransferError("too many connections are still in their handshake")
+            del self._unproven[connection]
+            self._connections.add(connection)
+            return len(self._connections) <= MAX_CONNECTIONS
+
+    def _let_go(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._unproven.pop(connection, None)
+            self._connections.discard(connection)
+        close_socket(connection)
+
+    def _open(self, connection: socket.socket, has_room: bool) -> TransferHead:
         head = msgspec.msgpack.decode(recv_text(connection), type=TransferHead)
         checksum_of(head.checksum)
         try:
+            if not has_room:
+                raise TransferError(f"{MAX_CONNECTIONS} connections are there already")
             self._sink.open(head)
         except TransferError as error:
             send_text(connection, str(error).encode()[:MAX_TEXT_BYTES], REFUSED)
             raise
-        connection.sendall(TAKEN)
         return head
 
     def _refuse(self, connection: socket.socket, error: Exception) -> None:
@@ -307,9 +342,14 @@ def _bare_frame(kind: int) -> bytes:
 
 
 def close_socket(sock: socket.socket) -> None:
+    _shut_down(sock)
+    sock.close()
+
+
+def _shut_down(sock: socket.socket) -> None:
+    """Wakes whoever waits for it."""
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
-    sock.close()
 
 
 @contextlib.contextmanager

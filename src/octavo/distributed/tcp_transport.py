@@ -8,7 +8,7 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-from octavo.distributed.stream_transport import IDLE_S, StreamListener, StreamOutgoing, StreamReader, open_transfer, recv_exactly
+from octavo.distributed.stream_transport import IDLE_S, StreamListener, StreamOutgoing, StreamReader, open_transfer, recv_exactly, send_all
 from octavo.distributed.throttle import Throttle
 from octavo.distributed.transport import MAX_PIECE_BYTES, Outgoing, Sink, TransferError, TransferHead, TransportListener
 
@@ -80,7 +80,7 @@ class _Outgoing(StreamOutgoing):
         return 0
 
     def _sent(self, data: memoryview) -> None:
-        self._sock.sendall(data)
+        send_all(self._sock, data)
 
     def _drain(self) -> None:
         return None  # pieces are not answered one by one

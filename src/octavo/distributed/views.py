@@ -33,6 +33,11 @@ class EngineView(Protocol):
         ...
 
     @property
+    def num_blocks(self) -> int:
+        """KV blocks in all."""
+        ...
+
+    @property
     def num_available_blocks(self) -> int:
         """KV blocks that can still be handed out."""
         ...
@@ -90,9 +95,13 @@ class Router(Protocol):
         ...
 
     def waits_for(self, request: RouteRequest, engines: Seq[EngineView], open_places: AbstractSet[int]) -> Wait | None:
-        """An engine that takes no more now, where ``request`` is predicted to be done sooner all the same than at any of ``open_places``, of
-        which there is at least one, and where it would be sent if all took more. None: it had better go now. Changes nothing."""
+        """An engine that takes no more now, and where ``request`` would be sent if all did, in place of ``open_places``, of which there is at
+        least one. None: it had better go now, as where an idle one is predicted to have it done sooner. Changes nothing."""
         return None
+
+    def num_cached(self, request_id: str) -> int:
+        """Prompt tokens of a request that were taken to be cached where it was sent last."""
+        return 0
 
     def told(self, index: int, published: Iterable[bytes], forgotten: Iterable[bytes]) -> None:
         """Engine ``index`` offers the blocks of these keys from now on, and of those no longer. Keys may be cut short, alike everywhere."""

@@ -165,6 +165,7 @@ class WorkerServer:
         self._leaves = False  # it has asked for its end
         self._refusal: str | None = None  # why the last connection came to nothing, as the front end said
         self._told_refusal = ""
+        self._told_absence = ""  # why no front end was there, as it was last logged
         self._tasks: set[asyncio.Task[None]] = set()
         self._gone_s = 10.0
         self._host = LOCAL_HOST
@@ -172,38 +173,41 @@ class WorkerServer:
     async def run(self) -> None:
         """Serve until told to end. Raises WorkerRefused, FrontEndLost, WorkerFailed, and what keeps the engine from being made."""
         loop = asyncio.get_running_loop()
-        wait_s, served_s, told = RETRY_S[0], loop.time(), ""
+        wait_s, served_s = RETRY_S[0], loop.time()
         try:
             while not self._ended.is_set():
                 if self.options.parent not in (None, os.getppid()):  # another front end at its address has workers of its own
                     raise FrontEndLost("the front end that started it has ended")
-                try:
-                    channel = await connect(self._address, self._secret, to_worker)
-                except OSError as error:
-                    hint = "; it may have another secret" if isinstance(error, ChannelClosed) else ""
-                    if told != str(error):
-                        told = str(error)
-                        logger.info("no front end at %s yet: %s%s", self._address, error, hint)
-                    if self.options.give_up_s is not None and loop.time() - served_s > self.options.give_up_s:
-                        raise FrontEndLost(f"no front end at {self._address} for {self.options.give_up_s:g} s: {error}{hint}") from error
-                    with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(self._ended.wait(), wait_s)
-                    wait_s = next_wait_s(wait_s, False)
-                    continue
-                told = ""
-                has_served = await self._serve(channel)
+                channel = await self._reach(served_s)
+                has_served = channel is not None and await self._serve(channel)
                 if self._leaves:  # who was asked is gone, and with it all that was to be done
                     self._end()
                 if has_served:
                     wait_s, served_s, self._told_refusal = RETRY_S[0], loop.time(), ""
-                else:  # it came to nothing
+                else:  # nobody was there, or it came to nothing
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._ended.wait(), wait_s)
-                    wait_s = next_wait_s(wait_s, self._refusal is not None)
+                    wait_s = next_wait_s(wait_s, channel is not None and self._refusal is not None)
             if self._failure is not None:
                 raise self._failure
         finally:
             await self._close_engine()
+
+    async def _reach(self, served_s: float) -> Channel[ToWorker] | None:
+        """None: no front end is there now. ``served_s``: when there was one last; raises FrontEndLost where that is too long ago."""
+        give_up_s = self.options.give_up_s
+        try:
+            channel = await connect(self._address, self._secret, to_worker)
+        except OSError as error:
+            hint = "; it may have another secret" if isinstance(error, ChannelClosed) else ""
+            if self._told_absence != str(error):
+                self._told_absence = str(error)
+                logger.info("no front end at %s yet: %s%s", self._address, error, hint)
+            if give_up_s is not None and asyncio.get_running_loop().time() - served_s > give_up_s:
+                raise FrontEndLost(f"no front end at {self._address} for {give_up_s:g} s: {error}{hint}") from error
+            return None
+        self._told_absence = ""
+        return channel
 
     def leave(self, reason: str) -> None:
         """Ask the front end for nothing more, and for the end when what there is is done; without one end at once."""

@@ -53,9 +53,7 @@ class Engine:
 
     def __init__(self, model: LoadedModel, config: EngineConfig, backend: Backend, clock: Clock | None = None) -> None:
         """Allocates the KV pool. Raises ConfigError for sizes the model cannot have, BackendError when memory is not to be had."""
-        self.model = model
-        self.config = config
-        self.backend = backend
+        self.model, self.config, self.backend = model, config, backend
         self.clock = clock or WallClock()
         max_itl_ms = config.scheduler.max_itl_ms
         max_itl_s = math.inf if max_itl_ms is None else max_itl_ms / 1000

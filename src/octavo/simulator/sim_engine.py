@@ -146,6 +146,10 @@ class SimEngine:
         return self._known_load
 
     @property
+    def num_blocks(self) -> int:
+        return self.spec.num_blocks
+
+    @property
     def num_available_blocks(self) -> int:
         self.interrupt()
         return self.scheduler.num_free_blocks + self.scheduler.num_cached_blocks
