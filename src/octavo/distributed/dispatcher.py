@@ -45,8 +45,8 @@ class Backpressure:
     waiting and running there (None: any number). An engine with nothing to do always takes one: nothing waits beside idle engines. The
     token that each sequence is at does not wait: where a step takes longer than ``most_pending_s``, requests still share steps.
 
-    ``most_waiting``: requests held back at a time; ``most_waiting_tokens``: prompt tokens of these (None: any number). ``most_delayed``: of
-    them, those that wait for an engine that takes no more though others do, since they are better off there (``delays``). 0: nobody.
+    ``most_waiting``: requests held back at a time; ``most_waiting_tokens``: prompt tokens of these (None: any number). ``most_delayed``:
+    beside them, those that wait for an engine that takes no more though others do, since they are better off there (``delays``). 0: nobody.
     """
 
     most_pending_s: float = 0.5
@@ -137,11 +137,11 @@ class Dispatcher:
         """A request comes. Raises QueueFull when it would have to wait beyond a limit; ValueError when its id is in use."""
         if request.request_id in self._waiting or request.request_id in self._sent:
             raise ValueError(f"request_id: {request.request_id!r} is not allowed; it is not over yet")
-        limits = self.limits
-        if self._waiting or not any(map(limits.takes_more, engines)):  # whoever can go at once needs no room in the queue
+        limits, num_held = self.limits, len(self._waiting) - len(self._delays)
+        if num_held or not any(map(limits.takes_more, engines)):  # whoever can go at once needs no room in the queue
             tokens = limits.most_waiting_tokens
-            if len(self._waiting) >= limits.most_waiting:
-                self._refuse("waiting requests", len(self._waiting) + 1, limits.most_waiting, engines)
+            if num_held >= limits.most_waiting:
+                self._refuse("waiting requests", num_held + 1, limits.most_waiting, engines)
             if tokens is not None and self._num_waiting_tokens + request.num_prompt > tokens:
                 self._refuse("waiting prompt tokens", self._num_waiting_tokens + request.num_prompt, tokens, engines)
         self._enqueue(request, now)

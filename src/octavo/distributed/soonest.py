@@ -72,7 +72,7 @@ class SoonestDone(Router):
         return place
 
     def waits_for(self, request: RouteRequest, engines: Seq[EngineView], open_places: AbstractSet[int]) -> Wait | None:
-        """Beside engines that work, by the same reckoning as without limits: what they are spared counts. An idle one is spared nothing, and
+        """Beside engines that work, by the same reckoning as without limits: what they are spared counts. An idle one is spared nothing;
         beside it seconds count as the request has them."""
         matched = self.keys.matched(request.prefix_keys)
         place = self._best(request, engines, matched)

@@ -79,7 +79,7 @@ class RouteRequest:
 
 
 class Wait(NamedTuple):
-    """``place`` is worth waiting for; ``elsewhere_s``: seconds that the request is predicted to take at the best of those that need none."""
+    """``place`` is worth waiting for; ``elsewhere_s``: predicted seconds of the request at the best of those that need no waiting."""
 
     place: int
     elsewhere_s: float
@@ -95,8 +95,8 @@ class Router(Protocol):
         ...
 
     def waits_for(self, request: RouteRequest, engines: Seq[EngineView], open_places: AbstractSet[int]) -> Wait | None:
-        """An engine that takes no more now, and where ``request`` would be sent if all did, in place of ``open_places``, of which there is at
-        least one. None: it had better go now, as where an idle one is predicted to have it done sooner. Changes nothing."""
+        """An engine that takes no more now, and where ``request`` would be sent if all did, in place of ``open_places``, of which there is
+        at least one. None: it had better go now, as where an idle one is predicted to have it done sooner. Changes nothing."""
         return None
 
     def num_cached(self, request_id: str) -> int:
