@@ -266,8 +266,8 @@ class Dispatcher:
             found.append(self._leave(request_id))
         return found
 
-    def ended(self, request_id: str, num_output: int) -> None:
-        """A request that was sent is over; one that was not, or was already, changes nothing."""
+    def ended(self, request_id: str, num_output: int | None) -> None:
+        """A request that was sent is over (see ``Router.ended``); one that was not, or was already, changes nothing."""
         if self._sent.pop(request_id, None) is not None:
             self.router.ended(request_id, num_output)
 

@@ -171,7 +171,8 @@ class Flights:
         if not self._flights:
             self._idle.set()
         with self.faults.guarded(flight):
-            self.dispatcher.ended(request_id, flight.attempts.num_sent_tokens)
+            is_whole = reason not in (FinishReason.ABORT, FinishReason.ERROR)
+            self.dispatcher.ended(request_id, flight.attempts.usual_tokens if is_whole else None)
         with self.faults.guarded(flight):
             self.watcher.ended(request_id, reason, self._now())
 

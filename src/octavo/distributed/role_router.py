@@ -65,6 +65,6 @@ class RoleRouter(Router):
         self.pools.ended(request_id)
         self._prompts.lost(request_id)
 
-    def ended(self, request_id: str, num_output: int) -> None:
+    def ended(self, request_id: str, num_output: int | None) -> None:
         self.pools.ended(request_id, num_output)
         self._prompts.ended(request_id, num_output)

@@ -149,7 +149,8 @@ class SoonestDone(Router):
         self.keys.ended(request_id)
         self._cached.pop(request_id, None)
 
-    def ended(self, request_id: str, num_output: int) -> None:
+    def ended(self, request_id: str, num_output: int | None) -> None:
         self.keys.ended(request_id)
         self._cached.pop(request_id, None)
-        self._guess_output += 0.02 * (num_output - self._guess_output)
+        if num_output is not None:  # what clients leave or what fails says nothing of how long answers are
+            self._guess_output += 0.02 * (num_output - self._guess_output)

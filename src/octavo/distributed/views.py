@@ -115,8 +115,8 @@ class Router(Protocol):
         """The engine that a request was routed to has it no longer; the request is not over."""
         return None
 
-    def ended(self, request_id: str, num_output: int) -> None:
-        """A request that was routed is over, with so many output tokens."""
+    def ended(self, request_id: str, num_output: int | None) -> None:
+        """A request that was routed is over. ``num_output``: tokens of its answer, of several the mean; None: it had none to its end."""
         return None
 
 

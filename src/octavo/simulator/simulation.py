@@ -286,7 +286,7 @@ class Simulation:
         try:
             engine.add(request)
         except ParameterError as error:
-            self._over(request.request_id, 0)
+            self._over(request.request_id, None)
             self.log.refused(request.request_id, str(error))
             return False
         self._dirty.add(engine.index)
@@ -317,8 +317,8 @@ class Simulation:
             self._requests[request.request_id] = request, placed.decode
         return self.engines[placed.prefill]
 
-    def _over(self, request_id: str, num_output: int) -> None:
-        """A request has ended, or was refused: whoever remembers it may forget it."""
+    def _over(self, request_id: str, num_output: int | None) -> None:
+        """A request has ended, or was refused: whoever remembers it may forget it. ``num_output``: tokens of its answer, if it had one."""
         self._requests.pop(request_id, None)
         self._sessions.pop(request_id, None)
         if self._reader is not None:
@@ -357,7 +357,7 @@ class Simulation:
                 request, receiver = self._requests.pop(event.request_id)
                 self.handoffs.offer(engine, request, now, engine.last_step_s, receiver)
             return 0
-        self._over(event.request_id, self.log.live[event.request_id].num_output)
+        self._over(event.request_id, None if event.error is not None else self.log.live[event.request_id].num_output)
         if engine.spec.role == "decode" or self._pools is not None:
             self.handoffs.room_may_be_there()
         if event.error is not None:
