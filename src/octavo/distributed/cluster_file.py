@@ -181,7 +181,8 @@ def _check_own_machine(control: Mapping[str, Any], groups: tuple[WorkerGroup, ..
         raise _bad("control.port", control["port"], "it goes with control.host: without it, and without [ray], workers connect by no port")
     cpus = groups[0].cpus
     if cpus is not None and "threads" in engine:
-        raise _bad("workers[0].cpus", cpus, f"without Ray it says the threads of each worker, as engine.threads ({engine['threads']!r}) does")
+        limit = f"without Ray it says the threads of each worker, as engine.threads ({engine['threads']!r}) does"
+        raise _bad("workers[0].cpus", cpus, limit)
 
 
 def _resources(name: str, value: Any) -> Mapping[str, float]:
