@@ -28,7 +28,8 @@ MAY_IMPORT = {
     "simulator": {
         "core", "models.program", "costs", "backends.base", "backends.sim", "speculative", "engine.loop", "engine.timeline",
         "engine.outputs", "distributed.router", "distributed.views", "distributed.handoff", "distributed.handover", "distributed.pools",
-        "distributed.roles", "distributed.autoscale", "distributed.pool_scaling", "workload",
+        "distributed.roles", "distributed.role_router", "distributed.dispatcher", "distributed.told_load", "distributed.autoscale",
+        "distributed.pool_scaling", "workload",
     },  # never torch, ray or the native module
     "planning": {"core", "models", "costs", "simulator", "workload", "distributed.router", "distributed.handoff"},
     "reproduce": {

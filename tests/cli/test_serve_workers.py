@@ -99,6 +99,28 @@ def stream(client: openai.OpenAI, i: int) -> Iterator[str]:
         yield chunk.choices[0].text
 
 
+def advised(served: Served) -> list[str]:
+    """What `octavo explain --advise` says, line by line."""
+    command = [sys.executable, "-m", "octavo.cli.main", "explain", "--advise", "--url", f"http://127.0.0.1:{served.port}"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=TIMEOUT_S, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_the_window_of_both_workers_is_replayed(served: Served, client: openai.OpenAI) -> None:
+    """In a process of its own, by the steps that the workers have told of."""
+    for i in range(10):
+        client.completions.create(model="tiny", prompt=[5 + i] * 40, max_tokens=12, extra_body={"ignore_eos": True})
+    lines = advised(served)
+    assert re.fullmatch(r"\d+ requests of the last 600 s replayed, \d+ of them compared", lines[0])
+    assert re.search(r"measured .*, replayed .*: the replay is [\d.]+ % off", lines[1])
+    for change in ("one worker more (--workers 3)", "one worker less (--workers 1)", "--router ", "--max-num-batched-tokens "):
+        assert any(change in line for line in lines[2:]), lines
+    replay = served.get("/v1/explain/summary?seconds=600")["replay"]
+    assert replay["num_compared"] >= 10 and replay["skipped"] == [] and 0.0 < replay["replayed_s"] < 60.0
+
+
 def test_answers_are_those_of_one_engine(client: openai.OpenAI, expected: list[str]) -> None:
     for i in range(len(PROMPTS)):
         assert "".join(stream(client, i)) == expected[i]

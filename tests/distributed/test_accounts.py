@@ -193,7 +193,7 @@ def test_lists_and_the_summary_are_of_all_workers() -> None:
     for held in (*summary["ttft"].values(), *summary["itl"].values()):
         assert sum(held["shares"].values()) == pytest.approx(1.0, abs=0.01)
     assert "network" in summary["ttft"]["p50"]["shares"]
-    with pytest.raises(ReplayUnavailable, match="several workers"):
+    with pytest.raises(ReplayUnavailable, match="without a simulator"):
         asyncio.run(cluster.reports.replay(60.0))
 
 

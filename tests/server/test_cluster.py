@@ -70,7 +70,7 @@ def test_lists_the_summary_and_metrics_are_of_all_workers(server: RunningCluster
     assert {worker["name"] for worker in summary["workers"]} == {"w0", "w1"}
     assert summary["engine"]["kv_blocks"] == 2 * 512 and summary["engine"]["max_num_seqs"] == 8
     status, _, data = server.request("GET", "/v1/explain/summary?advice=replay", headers=KEY)
-    assert status == 501 and "several workers" in strict_json(data)["error"]["message"]
+    assert status == 501 and "without a simulator" in strict_json(data)["error"]["message"]
     _, _, data = server.request("GET", "/metrics", headers=KEY)
     samples = dict(line.rsplit(" ", 1) for line in data.decode().splitlines() if not line.startswith("#"))
     taken = [float(samples[f'octavo_requests_total{{role="both",worker="{name}"}}']) for name in ("w0", "w1")]

@@ -149,7 +149,8 @@ def test_a_second_signal_ends_at_once() -> None:
 
 
 def config_of(path: Path, backend: str) -> EngineConfig:
-    return EngineConfig(ModelConfig(str(path), "m"), CacheConfig(num_kv_blocks=64), backend=BackendConfig(backend, threads=1))
+    threads = 1 if backend == "cpu" else None  # the other has none of its own
+    return EngineConfig(ModelConfig(str(path), "m"), CacheConfig(num_kv_blocks=64), backend=BackendConfig(backend, threads=threads))
 
 
 @pytest.fixture

@@ -20,21 +20,23 @@ def prompt(first: int, num_tokens: int) -> list[int]:
 
 
 def test_a_router_hears_what_an_engine_has_and_what_it_lost() -> None:
-    """The second request goes where the first was; when that engine's cache has gone over to others, to the idle one."""
+    """The second request goes where the first was; when that engine's cache has gone over to others, to the idle one. They go elsewhere
+    before that where they can."""
     shared, other = prompt(1000, 40), prompt(5000, 60)
     load = [
         WorkloadRequest(0.0, [*shared, 1], 2),
         WorkloadRequest(20.0, [*shared, 2], 2),
-        WorkloadRequest(40.0, [*other, 1], 30),  # to the first engine, whose 24 blocks it needs nearly all of
+        WorkloadRequest(40.0, [*other, 1], 30),  # it needs nearly all of 24 blocks
         WorkloadRequest(80.0, [*shared, 3], 2),
     ]
-    report = run([engine(num_blocks=24), engine(num_blocks=24)], load, router=create_router("soonest", 4, SimCosts()))
+    report = run([engine(num_blocks=24), engine(num_blocks=12)], load, router=create_router("soonest", 4, SimCosts()))
     by_id = {record.request_id: record for record in report.records}
     assert by_id["0"].engine == by_id["1"].engine == by_id["2"].engine == 0
     assert by_id["1"].num_cached == 40 and by_id["0"].num_cached == 0
     assert by_id["3"].num_cached < 40
-    kept = run([engine(num_blocks=64), engine(num_blocks=24)], load, router=create_router("soonest", 4, SimCosts()))
-    assert {record.request_id: record.num_cached for record in kept.records}["3"] == 40
+    for sizes in ((64, 12), (24, 24)):
+        kept = run([engine(num_blocks=size) for size in sizes], load, router=create_router("soonest", 4, SimCosts()))
+        assert {record.request_id: record.num_cached for record in kept.records}["3"] == 40
 
 
 def test_keys_of_the_router_are_those_of_the_caches() -> None:

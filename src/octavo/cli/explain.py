@@ -94,9 +94,10 @@ def replay_lines(replay: dict[str, Any]) -> list[str]:
         f"{NAMES[replay['objective']]}: measured {in_words(replay['measured_s'])}, replayed {in_words(replay['replayed_s'])}: "
         f"the replay is {100 * replay['error']:.1f} % off",
     ]
+    width = max((len(one["change"]) for one in replay["advice"]), default=0)
     for one in replay["advice"]:
         gain = f"{in_words(one['gain_s'])} less" if one["gain_s"] > 0 else "nothing" if one["told"] else "not told"
-        lines.append(f"  {one['change']:<48} {gain:>16}   {one['why']}")
+        lines.append(f"  {one['change']:<{width}} {gain:>16}   {one['why']}")
     lines += [f"  not tried, for want of time: {change}" for change in replay["skipped"]]
     return lines + [f"  ({note})" for note in replay["notes"]]
 
@@ -118,8 +119,7 @@ def account_lines(account: dict[str, Any]) -> list[str]:
         lines.append(f"  {part['cause']:<16} {part['seconds']:>10.4f} s {100 * share:>5.1f} %  {bar:<{BAR}}  {part['detail']}".rstrip())
     if small_s:
         lines.append(f"  and {counted(len(small_s), 'cause')} below 0.1 %, {in_words(sum(small_s))} together; --json has all")
-    can_replay = "workers" not in account  # of several workers nothing is replayed
-    untold = UNTOLD.get(account["bottleneck"]) if can_replay and not account["advice"] else None
+    untold = UNTOLD.get(account["bottleneck"]) if not account["advice"] else None
     return [*lines, *advice_lines(account["advice"]), *([f"  {untold}; octavo explain --advise replays it"] if untold else [])]
 
 

@@ -13,8 +13,9 @@ from octavo.cli.progress import fetched
 
 if TYPE_CHECKING:
     from octavo.config import EngineConfig
-    from octavo.core.recorded_window import RecordedWindow, WindowReplay
+    from octavo.core.recorded_window import WindowReplay
     from octavo.distributed.cluster_file import ClusterFile
+    from octavo.engine.replay_advice import Window
     from octavo.engine.serving import ServingEngine
 
 
@@ -59,7 +60,7 @@ def serve_with(options: dict[str, Any], described: ClusterFile | None = None) ->
     run_server(local, options["host"], options["port"], server_options, _replay, load_in_process if opener is None else load)
 
 
-def _replay(window: RecordedWindow) -> WindowReplay:
+def _replay(window: Window) -> WindowReplay:
     """Nothing of it is loaded before somebody asks."""
     from octavo.cli.what_if import replay_window
 

@@ -159,8 +159,6 @@ def _advice(summary: dict[str, Any]) -> list[str]:
     lines = ["  would help, by the time stamps of the window (mean wall time of a request):" if summary["advice"] else _NOTHING]
     lines += [_gain(one) for one in summary["advice"][:4]]
     replay = summary.get("replay")
-    if replay is None and summary.get("workers"):
-        return lines
     if replay is None:
         held = {percentiles[name]["bottleneck"] for percentiles in (summary["ttft"], summary["itl"]) for name in percentiles}
         untold = [] if summary["advice"] else [f"  {UNTOLD[one]}" for one in UNTOLD if one in held]

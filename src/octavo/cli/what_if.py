@@ -13,14 +13,14 @@ import threading
 from dataclasses import replace
 from typing import Any
 
-from octavo.core.recorded_window import RecordedWindow, SwitchOutcome, WindowReplay
-from octavo.engine.replay_advice import ReplayError
+from octavo.core.recorded_window import SwitchOutcome, WindowReplay
+from octavo.engine.replay_advice import ReplayError, Window
 
 LIMIT_S = 120.0  # a machine that is busy serving gives a process of low priority little
 _ARGV = [sys.executable, "-m", "octavo.simulator.what_if"]
 
 
-def replay_window(window: RecordedWindow, limit_s: float = LIMIT_S) -> WindowReplay:
+def replay_window(window: Window, limit_s: float = LIMIT_S) -> WindowReplay:
     """A Replayer. Switches that have not been simulated after ``limit_s`` are left out, and named. Raises ReplayError."""
     with subprocess.Popen(_ARGV, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
         timer = threading.Timer(limit_s, child.kill)

@@ -7,6 +7,7 @@ and to all before them; so two requests whose first k keys are equal have the fi
 from __future__ import annotations
 
 import math
+import struct
 from array import array
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
@@ -22,7 +23,7 @@ mean time between tokens; seconds per output token of the whole window."""
 
 
 def salt_key(salt: str | None) -> int:
-    """64 bits that name a cache salt; 0: none."""
+    """64 bits that name a cache salt, a user or a session; 0: none."""
     return int.from_bytes(blake2b(salt.encode(), digest_size=_KEY_BYTES, person=b"octavo-salt").digest(), "little") if salt else 0
 
 
@@ -36,11 +37,24 @@ def block_keys(token_ids: Seq[int], block_size: int) -> array[int]:
     return array("Q", bytes(keys))
 
 
+def packed(keys: Seq[int]) -> bytes:
+    """Eight bytes a key, the lowest first."""
+    return struct.pack(f"<{len(keys)}Q", *keys)
+
+
+def unpacked(data: bytes) -> tuple[int, ...]:
+    """What ``packed`` made. ValueError for what it cannot have made."""
+    if len(data) % _KEY_BYTES:
+        raise ValueError(f"keys: {len(data)} bytes are not allowed; {_KEY_BYTES} for each")
+    return struct.unpack(f"<{len(data) // _KEY_BYTES}Q", data)
+
+
 @dataclass(frozen=True, slots=True)
 class WindowRequest:
     """``arrival_s``: from the window's beginning. ``num_output``: of each of ``num_choices``, so far; ``max_tokens``: what it might have.
     ``keys``: of the full blocks of its prompt and output; empty where they are not known, and then it shares nothing. ``salt``: its
-    ``salt_key``. ``num_cached``: prompt tokens that the prefix cache had.
+    ``salt_key``. ``num_cached``: prompt tokens that the prefix cache had. ``user``, ``session``: 64 bits that name them (0: none).
+    ``worker``: of a cluster, the place of the one that computed its prompt.
 
     ``wall_s``: to its last token, ``ttft_s``: to its first, ``itl_s``: its mean time between tokens; None: it has had none, or goes on.
     """
@@ -56,6 +70,19 @@ class WindowRequest:
     wall_s: float | None = None
     ttft_s: float | None = None
     itl_s: float | None = None
+    priority: int = 0
+    user: int = 0
+    session: int = 0
+    worker: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """``keys`` in hexadecimal digits: there may be hundreds of thousands, and whoever serves writes them down."""
+        plain = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return plain | {"keys": packed(self.keys).hex()}
+
+    @classmethod
+    def of_dict(cls, data: Mapping[str, Any]) -> WindowRequest:
+        return cls(**{**data, "keys": unpacked(bytes.fromhex(data["keys"]))})
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +122,13 @@ class RecordedWindow:
     starts_idle: bool
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        requests = [one.to_dict() for one in self.requests]
+        return {"engine": asdict(self.engine), "requests": requests, "steps": self.steps, "starts_idle": self.starts_idle}
 
     @classmethod
     def of_dict(cls, data: Mapping[str, Any]) -> RecordedWindow:
         """What ``to_dict`` made, possibly by way of JSON."""
-        requests = tuple(WindowRequest(**{**one, "keys": tuple(one["keys"])}) for one in data["requests"])
+        requests = tuple(map(WindowRequest.of_dict, data["requests"]))
         return cls(WindowEngine(**data["engine"]), requests, tuple(tuple(step) for step in data["steps"]), data["starts_idle"])
 
 

@@ -1,4 +1,5 @@
-"""What a worker answers to questions of its front end: accounts of attempts, sums over a window, metrics. Beside the steps, and as JSON.
+"""What a worker answers to questions of its front end: accounts of attempts, sums over a window, what a replay needs, metrics.
+Beside the steps, and as JSON.
 
 Read from the timeline, the scheduler and the counters on a thread of its own; nothing is changed. Attempts are named as the worker's engine
 knows them. What a front end may ask, and the shapes of the answers, are here alone; ``cluster_reports`` asks.
@@ -12,12 +13,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from octavo.core.recorded_window import WindowEngine, packed
 from octavo.distributed.accounts import ToldAdvice, WorkerAccount
 from octavo.distributed.messages import Answer, Ask
 from octavo.engine.advice import RuleAdvisor
+from octavo.engine.ended_records import MAX_KEYS
 from octavo.engine.metric_families import metric_families
 from octavo.engine.reports import MAX_ADVISED, engine_now, last_steps
 from octavo.engine.serving import MetricFamily
+from octavo.engine.window_snapshot import engine_of
 
 if TYPE_CHECKING:
     from octavo.engine.engine import Engine
@@ -27,6 +31,7 @@ logger = logging.getLogger("octavo.worker")
 MAX_ASKED = 4096  # attempts in one question
 MAX_WINDOW_S = 600.0
 MAX_STEPS = 512
+MAX_TOLD_STEPS = 4096
 
 
 class QuestionError(ValueError):
@@ -53,6 +58,15 @@ class AboutMetrics(msgspec.Struct):
     """``metrics``."""
 
     shows_misses: bool = False
+
+
+class AboutRecorded(msgspec.Struct):
+    """``recorded``: what a replay needs of this engine, and of these attempts; those that are not known are left out. At most
+    ``most_keys`` block keys, the last named attempts first, and ``most_steps`` steps."""
+
+    names: list[str]
+    most_keys: int
+    most_steps: int
 
 
 class Accounts(msgspec.Struct):
@@ -98,6 +112,24 @@ class Window(msgspec.Struct):
     steps: list[ToldStep] = []
 
 
+class ToldAttempt(msgspec.Struct):
+    """``keys``: of its full blocks (``recorded_window.block_keys``), eight bytes each, the lowest first; empty where there was no room for
+    them, or it runs. ``wall_s``: from its arrival here to its last token; None: it runs."""
+
+    name: str
+    num_cached: int
+    keys: bytes = b""
+    wall_s: float | None = None
+
+
+class Recorded(msgspec.Struct):
+    """``steps``: as of a ``RecordedWindow``."""
+
+    engine: WindowEngine
+    steps: list[tuple[float, ...]]
+    attempts: list[ToldAttempt]
+
+
 class Metrics(msgspec.Struct):
     families: list[MetricFamily]
 
@@ -120,17 +152,23 @@ def answer_now(engine: Engine, what: str, args: bytes) -> bytes:
             return msgspec.json.encode(_accounts(engine, msgspec.json.decode(args, type=AboutAttempts)))
         if what == "window":
             return msgspec.json.encode(_window(engine, msgspec.json.decode(args, type=AboutWindow)))
+        if what == "recorded":
+            return msgspec.json.encode(_recorded(engine, msgspec.json.decode(args, type=AboutRecorded)))
         if what == "metrics":
             return msgspec.json.encode(Metrics(metric_families(engine, msgspec.json.decode(args, type=AboutMetrics).shows_misses)))
     except msgspec.MsgspecError as error:
         raise QuestionError(f"{what}: {error}") from error
-    raise QuestionError(f"what: {what[:80]!r} is not allowed; one of accounts, window, metrics")
+    raise QuestionError(f"what: {what[:80]!r} is not allowed; one of accounts, window, recorded, metrics")
+
+
+def _check_number(names: list[str]) -> None:
+    if len(names) > MAX_ASKED:
+        raise QuestionError(f"names: {len(names)} are not allowed; at most {MAX_ASKED}")
 
 
 def _accounts(engine: Engine, about: AboutAttempts) -> Accounts:
-    if len(about.names) > MAX_ASKED:
-        raise QuestionError(f"names: {len(about.names)} are not allowed; at most {MAX_ASKED}")
-    timeline, now, advisor = engine.timeline, engine.clock.now(), RuleAdvisor(engine.config, about.shows_misses)
+    _check_number(about.names)
+    timeline, now, advisor = engine.timeline, engine.clock.now(), RuleAdvisor(engine.config, about.shows_misses, is_worker=True)
     out = []
     for record in filter(None, map(timeline.find, about.names)):
         account = WorkerAccount.of(timeline, record, now, about.shows_misses)
@@ -153,7 +191,7 @@ def _window(engine: Engine, about: AboutWindow) -> Window:
     recent = [record for record in records if record.ended_s is None or record.ended_s >= since_s]
     ended = [record for record in recent if record.ended_s is not None]
     some = ended[:: max(1, len(ended) // MAX_ADVISED)]
-    advice = RuleAdvisor(engine.config, about.shows_misses).of_window(timeline, some, about.window_s)
+    advice = RuleAdvisor(engine.config, about.shows_misses, is_worker=True).of_window(timeline, some, about.window_s)
     return Window(
         [WorkerAccount.of(timeline, record, now, about.shows_misses).without_details() for record in recent],
         [(place, list(found)) for place, found in classes.items()],
@@ -163,3 +201,20 @@ def _window(engine: Engine, about: AboutWindow) -> Window:
         ToldEngine(**engine_now(engine)),
         [ToldStep(**step) for step in last_steps(engine, about.num_steps)] if about.num_steps else [],
     )
+
+
+def _recorded(engine: Engine, about: AboutRecorded) -> Recorded:
+    _check_number(about.names)
+    for name, value, limit in (("most_keys", about.most_keys, MAX_KEYS), ("most_steps", about.most_steps, MAX_TOLD_STEPS)):
+        if not 1 <= value <= limit:
+            raise QuestionError(f"{name}: {value!r} is not allowed; from 1 to {limit}")
+    timeline, left, attempts = engine.timeline, about.most_keys, list[ToldAttempt]()
+    with timeline.lock:
+        steps = timeline.samples.all()
+    for record in filter(None, map(timeline.find, reversed(about.names))):
+        keys = record.keys if len(record.keys) <= left else record.keys[:0]
+        left -= len(keys)
+        wall_s = None if record.ended_s is None else record.ended_s - record.arrival_s
+        attempts.append(ToldAttempt(record.request_id, record.num_cached, packed(keys), wall_s))
+    some: list[tuple[float, ...]] = [*steps[:: -(-len(steps) // about.most_steps) or 1]]
+    return Recorded(engine_of(engine), some, attempts[::-1])

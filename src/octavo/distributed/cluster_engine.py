@@ -33,6 +33,7 @@ from octavo.distributed.link import AskError, Link
 from octavo.distributed.messages import Events, FromWorker, Keys, WorkerLimits
 from octavo.distributed.operations import Operations
 from octavo.distributed.outlook import Outlook
+from octavo.distributed.recorded_cluster import front_end_of
 from octavo.distributed.role_router import RoleRouter
 from octavo.distributed.roles import RolePools
 from octavo.distributed.router import create_router
@@ -287,8 +288,8 @@ class ClusterEngine:
         self.journeys.delivered(request_ids, now_s)
 
     def reports(self, shows_misses: bool, replayer: Replayer | None = None) -> Reports:
-        """See ServingEngine. Nothing is replayed."""
-        return ClusterReports(self.journeys, self, self.clock, self.model_name, shows_misses)
+        """See ServingEngine."""
+        return ClusterReports(self.journeys, self, self.clock, self.model_name, shows_misses, replayer, front_end_of(self.options))
 
     def roles(self) -> Mapping[str, str]:
         """See ``cluster_reports.Workers``: those that have an engine to ask."""

@@ -1,7 +1,7 @@
 """What a cluster tells of its requests and of itself: the front end's journeys, and what its workers answer, merged. A ``serving.Reports``.
 
 Workers are asked all at once, and those that do not answer in time are left out: an account says so where it rests on them, a summary is
-then not ``complete``. Nothing is replayed: the windows of several workers make no load that one simulator of one engine could run again.
+then not ``complete``. A window is replayed as a whole, with all workers in it, or not at all.
 """
 
 from __future__ import annotations
@@ -18,20 +18,36 @@ import msgspec
 from msgspec import to_builtins
 
 from octavo.core.clock import Clock
+from octavo.core.cluster_window import ClusterWindow, WindowFrontEnd
 from octavo.distributed.accounts import Merged, WorkerAccount, merge
-from octavo.distributed.answers import MAX_ASKED, AboutAttempts, AboutMetrics, AboutWindow, Accounts, Metrics, Window
+from octavo.distributed.answers import (
+    MAX_ASKED,
+    AboutAttempts,
+    AboutMetrics,
+    AboutRecorded,
+    AboutWindow,
+    Accounts,
+    Metrics,
+    Recorded,
+    Window,
+)
+from octavo.distributed.cluster_options import ClusterOptions
 from octavo.distributed.journeys import Journey, Journeys, Leg, LegEnd
 from octavo.distributed.merged_metrics import merged_families
+from octavo.distributed.recorded_cluster import RecordedCluster, front_end_of
 from octavo.engine.advice import Advice
 from octavo.engine.answer_list import known_of, last_of, num_prompts, picked, row
 from octavo.engine.causes import Bottleneck
 from octavo.engine.explain import summary_of
+from octavo.engine.replay_advice import Replayer, ReplayError, Replays
+from octavo.engine.reports import NO_SIMULATOR, in_daemon_thread
 from octavo.engine.serving import MetricFamily, ReplayUnavailable
 from octavo.engine.step_window import GapClasses, add_gaps
 
 logger = logging.getLogger("octavo.distributed")
 
 ANSWER_S = 2.0  # how long a worker may take
+_TAKE_S = 30.0  # how long the event loop may take to ask them
 MAX_ADVICE = 8
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 MAX_GAP_PLACE = 1000  # of a class of gaps: e^48 s
@@ -52,9 +68,22 @@ class Workers(Protocol):
 
 
 class ClusterReports:
-    def __init__(self, journeys: Journeys, workers: Workers, clock: Clock, model_name: str, shows_misses: bool) -> None:
+    """``replayer`` None: windows are not replayed. ``front_end``: how requests are spread, for replays."""
+
+    def __init__(
+        self,
+        journeys: Journeys,
+        workers: Workers,
+        clock: Clock,
+        model_name: str,
+        shows_misses: bool,
+        replayer: Replayer | None = None,
+        front_end: WindowFrontEnd | None = None,
+    ) -> None:
         self._journeys, self._workers, self._clock, self._model_name = journeys, workers, clock, model_name
         self._shows_misses = shows_misses
+        self._front_end = front_end or front_end_of(ClusterOptions())
+        self.replays = None if replayer is None else Replays(replayer, clock.now, shows_misses)
 
     # --- requests -----------------------------------------------------------------------------------------------------------------------
 
@@ -127,6 +156,9 @@ class ClusterReports:
         records = [merge(journey, told, now).record for journey in recent]
         content: dict[str, Any] = summary_of(records, gaps, window_s, now, is_whole).shown()
         content["advice"] = _mean_advice(answers.values())
+        replayed = None if self.replays is None else self.replays.shown(objective)
+        if replayed is not None:
+            content["replay"] = replayed
         content["engine"] = self._engine_now(answers)
         there = [(worker, role, to_builtins(answers[worker].engine)) for worker, role in roles.items() if worker in answers]
         content["workers"] = [{"name": worker, "role": role, "engine": engine} for worker, role, engine in there]
@@ -143,8 +175,40 @@ class ClusterReports:
 
     async def replay(self, window_s: float) -> None:
         """See Reports."""
-        reason = "what several workers have run is not replayed; octavo simulate and octavo plan try clusters"
-        raise ReplayUnavailable(reason)
+        if self.replays is None:
+            raise ReplayUnavailable(NO_SIMULATOR)
+        loop = asyncio.get_running_loop()
+
+        def take() -> ClusterWindow:
+            """On the replay's thread; the workers are asked on the loop's."""
+            asking = asyncio.run_coroutine_threadsafe(self.recorded(window_s), loop)
+            try:
+                return asking.result(_TAKE_S)
+            except TimeoutError:
+                asking.cancel()
+                raise ReplayError(f"workers: they could not be asked within {_TAKE_S:g} s") from None
+
+        await in_daemon_thread(self.replays.of, window_s, take)
+
+    async def recorded(self, window_s: float) -> ClusterWindow:
+        """The last ``window_s`` seconds, for whoever replays them. Raises ReplayError."""
+        part = RecordedCluster(self._journeys.all(), window_s, self._clock.now(), self._journeys.forgotten_s)
+        if not part.has_answers:
+            raise ReplayError("window: no request of it has ended; there is nothing to compare with")
+        roles = self._workers.roles()
+        if not roles:
+            raise ReplayError("workers: none is there, and nobody else knows what their steps take")
+        asked = part.questions(roles)
+        told = await self._ask("recorded", asked, Recorded)
+        told = {worker: one for worker, one in told.items() if _is_as_asked(one, asked[worker])}
+        silent = [worker for worker in roles if worker not in told]
+        if silent:
+            names = ", ".join(silent)
+            raise ReplayError(f"workers: {names} did not say what steps take there; a replay needs all of them, ask again later")
+        try:
+            return part.window(roles, told, self._front_end)
+        except ValueError as error:
+            raise ReplayError(str(error)) from error
 
     # --- metrics ------------------------------------------------------------------------------------------------------------------------
 
@@ -154,6 +218,11 @@ class ClusterReports:
         answers = await self._ask("metrics", dict.fromkeys(roles, AboutMetrics(self._shows_misses)), Metrics)
         told = [(worker, roles[worker], metrics.families) for worker, metrics in answers.items()]
         return merged_families(self._journeys.families(), told)
+
+
+def _is_as_asked(told: Recorded, about: AboutRecorded) -> bool:
+    num_bytes = sum(len(one.keys) for one in told.attempts)
+    return len(told.attempts) <= len(about.names) and num_bytes <= 8 * about.most_keys and len(told.steps) <= about.most_steps
 
 
 def _told(answers: Iterable[tuple[str, Iterable[WorkerAccount]]]) -> dict[tuple[str, str], WorkerAccount]:

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
+from octavo.core.recorded_window import salt_key
 from octavo.core.request import FinishReason, Request
 from octavo.engine.causes import NAMES, Bottleneck, Cause
 from octavo.engine.ended_records import CAPACITY, EndedRecords
@@ -57,6 +58,8 @@ class Journey(RequestRecord):
     """A record whose ``seconds`` have what the front end charges by itself, up to ``since_s`` while nobody has it."""
 
     legs: list[Leg] = field(default_factory=list)
+    user: int = 0  # a key that names whose it is, 0: nobody's
+    session: int = 0  # likewise
 
     @property
     def leg(self) -> Leg | None:
@@ -117,6 +120,7 @@ class Journeys:
         """A request was taken."""
         journey = self._live[request.request_id] = Journey.of(request)
         journey.since_s = journey.arrival_s
+        journey.user, journey.session = salt_key(request.user), salt_key(request.session)
 
     def placed(self, request_id: str, worker: str, name: str, now: float) -> None:
         """``worker`` is told to answer it, or what is left of it, and knows it as ``name``."""

@@ -53,11 +53,13 @@ class Advisor(Protocol):
 
 
 class RuleAdvisor:
-    """Rules, each from the causes that a switch acts on. ``shows_misses``: whether advice may tell that a prompt is cached for others."""
+    """Rules, each from the causes that a switch acts on. ``shows_misses``: whether advice may tell that a prompt is cached for others.
+    ``is_worker``: there are workers, of which the engine is one."""
 
-    def __init__(self, config: EngineConfig, shows_misses: bool = True) -> None:
+    def __init__(self, config: EngineConfig, shows_misses: bool = True, is_worker: bool = False) -> None:
         self._config = config
         self._shows_misses = shows_misses
+        self._more_workers = "one worker more (--workers)" if is_worker else "a second worker (--workers 2)"
 
     def of_request(self, timeline: Timeline, record: RequestRecord, seconds: Seq[float], wall_s: float) -> list[Advice]:
         """See Advisor."""
@@ -95,7 +97,7 @@ class RuleAdvisor:
         return [
             Advice(f"--max-num-seqs above {config.max_num_seqs}", shared * seconds[Cause.QUEUED_BATCH], "all places were taken"),
             Advice("--scheduling-policy fcfs", seconds[Cause.QUEUED_POLICY], "it waited for a whole batch to finish"),
-            Advice("a second worker (--workers 2)", seconds[Cause.QUEUED_TOKENS] / 2, "prompts before it kept the engine busy"),
+            Advice(self._more_workers, seconds[Cause.QUEUED_TOKENS] / 2, "prompts before it kept the engine busy"),
         ]
 
     def _cache(self, record: RequestRecord, seconds: Seq[float]) -> list[Advice]:

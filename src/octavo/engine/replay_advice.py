@@ -12,6 +12,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from octavo.core.cluster_window import ClusterWindow
 from octavo.core.recorded_window import OBJECTIVES, RecordedWindow, SwitchOutcome, WindowReplay
 from octavo.core.words import counted
 from octavo.engine.advice import Advice, Advisor
@@ -25,8 +26,10 @@ if TYPE_CHECKING:
 FRESH_S = 20.0  # so long a replay answers for the same window
 MAX_WAITING = 8  # askers at a time
 MIN_GAIN = 0.02  # of the objective: less is nothing, however small the error
+FEWER = "fewer"  # kinds of switches that begin so save something else
 
-Replayer = Callable[[RecordedWindow], WindowReplay]
+Window = RecordedWindow | ClusterWindow
+Replayer = Callable[[Window], WindowReplay]
 """Runs a window again. Raises ReplayError when that cannot be done."""
 
 
@@ -67,6 +70,8 @@ def _advice(gain: float, outcome: SwitchOutcome, measured: float, least: float, 
         return Advice(outcome.change, gain * measured, f"{outcome.why}: {100 * gain:.0f} % less", basis, error)
     if gain < -least:
         why = f"{outcome.why}: it gains nothing, {-100 * gain:.0f} % more"
+    elif abs(gain) <= MIN_GAIN and outcome.kind.startswith(FEWER):
+        why = f"{outcome.why}: it costs nothing ({100 * gain:+.1f} %)"
     elif abs(gain) <= MIN_GAIN:
         why = f"{outcome.why}: it gains nothing ({100 * gain:+.1f} %)"
     else:
@@ -76,46 +81,38 @@ def _advice(gain: float, outcome: SwitchOutcome, measured: float, least: float, 
     return Advice(outcome.change, 0.0, why, basis, error)
 
 
-class ReplayAdvisor:
-    """An Advisor whose advice for a window is replayed; for single requests it asks ``rules``. ``objective``: what it ranks by."""
+class Replays:
+    """Replays of windows, one at a time; the last one is kept. ``now``: the clock of whoever recorded them. May be asked on any thread."""
 
-    def __init__(self, engine: Engine, replayer: Replayer, rules: Advisor, shows_misses: bool = True) -> None:
-        self._engine, self._replayer, self._rules, self._shows_misses = engine, replayer, rules, shows_misses
-        self._lock = threading.Lock()  # one replay at a time; who comes meanwhile waits and takes its result
+    def __init__(self, replayer: Replayer, now: Callable[[], float], shows_misses: bool = True) -> None:
+        self._replayer, self._now, self._shows_misses = replayer, now, shows_misses
+        self._lock = threading.Lock()  # who comes meanwhile waits and takes its result
         self._places = threading.Semaphore(MAX_WAITING)
         self.last: ReplayedAdvice | None = None
 
-    def of_request(self, timeline: Timeline, record: RequestRecord, seconds: Seq[float], wall_s: float) -> list[Advice]:
-        """See Advisor."""
-        return self._rules.of_request(timeline, record, seconds, wall_s)
-
-    def of_window(self, timeline: Timeline, records: Seq[RequestRecord], window_s: float) -> list[Advice]:
-        """See Advisor. Takes seconds. Raises ReplayError."""
-        return self.replayed(window_s).ranked(OBJECTIVES[0], self._shows_misses)
-
-    def replayed(self, window_s: float) -> ReplayedAdvice:
-        """A replay of the last ``window_s`` seconds, not older than FRESH_S. Takes seconds. Raises ReplayError."""
+    def of(self, window_s: float, take: Callable[[], Window]) -> ReplayedAdvice:
+        """A replay of the last ``window_s`` seconds, which ``take`` takes, not older than FRESH_S. Takes seconds. Raises ReplayError, and
+        what ``take`` raises."""
         if not self._places.acquire(blocking=False):
             raise ReplayError(f"{MAX_WAITING} others are asking; ask again later")
         try:
-            return self._replayed(window_s)
+            with self._lock:
+                last, now_s = self.last, self._now()
+                if last is None or last.window_s != window_s or now_s - last.made_s > FRESH_S:
+                    self.last = last = ReplayedAdvice(self._replayer(take()), now_s, window_s)
+                return last
         finally:
             self._places.release()
 
-    def _replayed(self, window_s: float) -> ReplayedAdvice:
-        with self._lock:
-            last, now_s = self.last, self._engine.clock.now()
-            if last is None or last.window_s != window_s or now_s - last.made_s > FRESH_S:
-                window = snapshot(self._engine, window_s)
-                self.last = last = ReplayedAdvice(self._replayer(window), now_s, window_s)
-            return last
-
-    def shown(self, advice: ReplayedAdvice, objective: str) -> dict[str, Any]:
-        """As the API has it."""
+    def shown(self, objective: str) -> dict[str, Any] | None:
+        """The last one, as the API has it; None: there was none."""
+        advice = self.last
+        if advice is None:
+            return None
         replay, error = advice.replay, advice.replay.error(objective)
         return {
             "objective": objective,
-            "age_s": round(self._engine.clock.now() - advice.made_s, 3),
+            "age_s": round(self._now() - advice.made_s, 3),
             "window_s": advice.window_s,
             "num_requests": replay.num_requests,
             "num_compared": replay.num_compared,
@@ -126,3 +123,23 @@ class ReplayAdvisor:
             "skipped": list(replay.skipped),
             "notes": list(replay.notes),
         }
+
+
+class ReplayAdvisor:
+    """An Advisor whose advice for a window is replayed; for single requests it asks ``rules``."""
+
+    def __init__(self, engine: Engine, replayer: Replayer, rules: Advisor, shows_misses: bool = True) -> None:
+        self._engine, self._rules, self._shows_misses = engine, rules, shows_misses
+        self.replays = Replays(replayer, engine.clock.now, shows_misses)
+
+    def of_request(self, timeline: Timeline, record: RequestRecord, seconds: Seq[float], wall_s: float) -> list[Advice]:
+        """See Advisor."""
+        return self._rules.of_request(timeline, record, seconds, wall_s)
+
+    def of_window(self, timeline: Timeline, records: Seq[RequestRecord], window_s: float) -> list[Advice]:
+        """See Advisor. Takes seconds. Raises ReplayError."""
+        return self.replayed(window_s).ranked(OBJECTIVES[0], self._shows_misses)
+
+    def replayed(self, window_s: float) -> ReplayedAdvice:
+        """See ``Replays.of``."""
+        return self.replays.of(window_s, lambda: snapshot(self._engine, window_s))

@@ -23,6 +23,7 @@ from octavo.engine.serving import MetricFamily, ReplayUnavailable
 if TYPE_CHECKING:
     from octavo.engine.engine import Engine
 
+NO_SIMULATOR = "this server was started without a simulator"
 MAX_ADVISED = 256  # requests of a window that the rules look at, about
 
 
@@ -33,7 +34,7 @@ class EngineReports:
         self._engine = engine
         self._shows_misses = shows_misses
         self.advisor: Advisor = RuleAdvisor(engine.config, shows_misses)
-        self.replays = None if replayer is None else ReplayAdvisor(engine, replayer, self.advisor, shows_misses)
+        self.replayer = None if replayer is None else ReplayAdvisor(engine, replayer, self.advisor, shows_misses)
 
     async def account(self, request_ids: Sequence[str]) -> dict[str, Any] | None:
         """See Reports. The other requests of a call were ready before the one that ended last."""
@@ -60,8 +61,9 @@ class EngineReports:
         ended = [r for r in timeline.records() if r.ended_s is not None and r.ended_s >= now_s - window_s]
         some = ended[:: max(1, len(ended) // MAX_ADVISED)]  # enough for a mean, and no burden for a server that is watched
         content["advice"] = [advice.shown() for advice in self.advisor.of_window(timeline, some, window_s)]
-        if self.replays is not None and self.replays.last is not None:
-            content["replay"] = self.replays.shown(self.replays.last, objective)
+        replayed = None if self.replayer is None else self.replayer.replays.shown(objective)
+        if replayed is not None:
+            content["replay"] = replayed
         content["engine"] = engine_now(self._engine)
         if num_steps:
             content["steps"] = last_steps(self._engine, num_steps)
@@ -69,9 +71,9 @@ class EngineReports:
 
     async def replay(self, window_s: float) -> None:
         """See Reports."""
-        if self.replays is None:
-            raise ReplayUnavailable("this server was started without a simulator")
-        await _in_daemon_thread(self.replays.replayed, window_s)
+        if self.replayer is None:
+            raise ReplayUnavailable(NO_SIMULATOR)
+        await in_daemon_thread(self.replayer.replayed, window_s)
 
     async def metrics(self) -> list[MetricFamily]:
         """See Reports."""
@@ -108,7 +110,7 @@ def last_steps(engine: Engine, num_steps: int) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-async def _in_daemon_thread(function: Callable[..., object], *args: object) -> None:
+async def in_daemon_thread(function: Callable[..., object], *args: object) -> None:
     """Wait until ``function`` is done on a thread that a process which ends does not wait for. Raises what it raises."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()

@@ -34,25 +34,36 @@ def snapshot(engine: Engine, seconds: float, max_requests: int = MAX_REQUESTS) -
     starts_idle = all(record.ended_s is not None and record.ended_s <= begin_s for record in before)
     starts_idle = starts_idle and timeline.ended_records.forgotten_s <= begin_s
     requests = tuple(_request(record, begin_s) for record in recent if record.ended_s is None or record.num_output_tokens)
-    return RecordedWindow(_engine(engine), requests, tuple(map(tuple, steps)), starts_idle)
+    return RecordedWindow(engine_of(engine), requests, tuple(map(tuple, steps)), starts_idle)
+
+
+def num_output_of(record: RequestRecord) -> int:
+    """Tokens of each of its choices so far."""
+    return max(1, -(-record.num_output_tokens // max(1, record.num_choices)))
+
+
+def measured_of(record: RequestRecord) -> tuple[float, float, float | None] | None:
+    """(seconds to its last token, to its first, mean between tokens) of a request that was answered as a whole; None: it was not. The mean
+    only of one choice with several tokens."""
+    ended_s, first_s = record.ended_s, record.first_token_s
+    if ended_s is None or first_s is None or record.finish_reason in _INCOMPLETE:
+        return None
+    num = record.num_output_tokens
+    itl_s = (record.token_s - first_s) / (num - 1) if record.num_choices <= 1 and num > 1 else None
+    return ended_s - record.arrival_s, first_s - record.arrival_s, itl_s
 
 
 def _request(record: RequestRecord, begin_s: float) -> WindowRequest:
-    ended_s, first_s, num = record.ended_s, record.first_token_s, max(1, record.num_choices)
-    num_output = max(1, -(-record.num_output_tokens // num))
-    is_complete = ended_s is not None and first_s is not None and record.finish_reason not in _INCOMPLETE
-    wall_s = ended_s - record.arrival_s if is_complete and ended_s is not None else None
-    itl_s = None
-    if is_complete and first_s is not None and num == 1 and num_output > 1:
-        itl_s = (record.token_s - first_s) / (num_output - 1)
-    ttft_s = first_s - record.arrival_s if is_complete and first_s is not None else None
+    wall_s, ttft_s, itl_s = measured_of(record) or (None, None, None)
     return WindowRequest(
-        record.arrival_s - begin_s, record.num_prompt_tokens, num_output, record.max_tokens, num, record.num_cached, tuple(record.keys),
-        salt_key(record.cache_salt), wall_s, ttft_s, itl_s,
+        record.arrival_s - begin_s, record.num_prompt_tokens, num_output_of(record), record.max_tokens, max(1, record.num_choices),
+        record.num_cached, tuple(record.keys),
+        salt_key(record.cache_salt), wall_s, ttft_s, itl_s, record.priority,
     )  # fmt: skip
 
 
-def _engine(engine: Engine) -> WindowEngine:
+def engine_of(engine: Engine) -> WindowEngine:
+    """Its settings and sizes, and what has been seen of drafts."""
     config, capacity, base = engine.config, engine.backend.kv_capacity(0), engine.step_cost.base
     speculator = engine.speculator
     kv_dtype = config.cache.kv_cache_dtype

@@ -63,6 +63,7 @@ class Handovers:
         self._pools = pools
         self._options = options
         self._engines = engines
+        self._receiving = "decode" if any(engine.spec.role == "decode" for engine in engines) else "both"
         self._down = set[int]()  # engines that are gone, or take nothing new
         self._open: list[int] = []  # keys of hand-offs, some of them over
         self._links = Links(options.link, options.links)
@@ -147,7 +148,7 @@ class Handovers:
         if wanted is not None and wanted not in away:
             return wanted
         route = RouteRequest(request.request_id, len(request.prompt_token_ids), request.params.max_tokens)
-        candidates = [engine for engine in self._engines if engine.spec.role == "decode" and engine.index not in away]
+        candidates = [engine for engine in self._engines if engine.spec.role == self._receiving and engine.index not in away]
         return candidates[self._options.router.choose(route, candidates)].index if candidates else None
 
     def _follow(self, orders: list[Order[_Load]], now: float, touched: set[int]) -> None:

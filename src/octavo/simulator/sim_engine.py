@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import heapq
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import accumulate, islice
 
@@ -94,6 +96,7 @@ class SimEngine:
     loop: EngineLoop = field(init=False)
     _known_load: tuple[int, int] | None = None  # until something changes
     _key_changes: KeyChanges | None = None  # where a router wants to hear of them
+    on_repeats: Callable[[Seq[float]], None] | None = None  # hears when steps ended that only repeated, once they are taken
 
     def __post_init__(self) -> None:
         self._build()
@@ -164,6 +167,30 @@ class SimEngine:
         shape.add(0, pending, num_sequences)
         return self.backend.shape_seconds(shape)
 
+    def load(self) -> tuple[int, float, int, int]:
+        """(pending tokens, seconds that they are predicted to take, number of sequences, available blocks), as a worker tells them between
+        two steps; of steps that repeat, as they began."""
+        scheduler, shape, num = self.scheduler, StepShape(), 0
+        for queue in (scheduler.running_sequences, scheduler.waiting_sequences):
+            for seq in queue:
+                shape.add(seq.num_computed, len(seq.token_ids) - seq.num_computed, 1)
+                num += 1
+        pending = self.pending_tokens
+        num_available = scheduler.num_free_blocks + scheduler.num_cached_blocks
+        return pending, self.backend.shape_seconds(shape) if pending else 0.0, num, num_available
+
+    def repeats_ended(self) -> list[float]:
+        """When the steps of the run that goes on have ended which have; they are not taken yet."""
+        return [] if self._run is None else self._run.ends_s[: bisect_right(self._run.ends_s, self.clock.now())]
+
+    def next_repeat_s(self, told_s: float, at_s: float) -> float:
+        """When the first step ends, from ``at_s`` on, of a run that began after ``told_s``; infinity: none does."""
+        if self._run is None or told_s >= self._run.begin_s:
+            return math.inf
+        ends_s = self._run.ends_s
+        place = bisect_left(ends_s, at_s)
+        return ends_s[place] if place < len(ends_s) else math.inf
+
     def prompt_s(self, start: int, num_tokens: int) -> float:
         """As ``Costs`` of routers: seconds of a step that computes so many tokens of a prompt behind ``start`` of them."""
         shape = StepShape()
@@ -183,10 +210,12 @@ class SimEngine:
 
     def take_key_changes(self) -> tuple[list[bytes], list[bytes]]:
         """Block keys that the prefix cache has begun and ceased to offer since the last call."""
-        if self._key_changes is None:
-            return [], []
         self.interrupt()
-        return self._key_changes.take()
+        return self.told_key_changes()
+
+    def told_key_changes(self) -> tuple[list[bytes], list[bytes]]:
+        """Likewise, of steps that repeat as they began."""
+        return ([], []) if self._key_changes is None else self._key_changes.take()
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises ParameterError when it can never run."""
@@ -328,6 +357,8 @@ class SimEngine:
         stats.num_steps += num_steps
         stats.num_jumped_steps += num_steps
         stats.num_rows += num_steps * len(running)
+        if self.on_repeats is not None:
+            self.on_repeats(run.ends_s[:num_steps])
 
     def finish(self) -> list[OutputEvent]:
         """The step in flight has ended, or the run."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -78,9 +78,7 @@ class Simulation:
         self._host_of = {index: host for host, sharing in zip(self._hosts, self.options.hosts, strict=True) for index in sharing.engines}
         if all(spec.role == "decode" for spec in specs):
             raise ValueError("engines: all are of role decode; nobody computes prompts")
-        roles = {engine.spec.role for engine in self.engines}
-        if ("prefill" in roles) != ("decode" in roles):
-            raise ValueError("engines: prefill engines need decode engines to hand over to, and decode engines prefill engines")
+        self._check_roles({engine.spec.role for engine in self.engines})
         self._router = router or ShortestQueue()
         self._pools = self._make_pools()
         self._able = [engine for engine in self.engines if self._computes_prompts(engine)]
@@ -95,7 +93,10 @@ class Simulation:
         self._moments = deque(moments(self.options.outages, len(specs)))
         self._down: set[int] = set()  # engines that are gone
         self._held: list[Request] = []  # while no engine is there that would take them
-        self._sessions: dict[str, str] = {}  # of live requests, which may have to be routed again
+
+    def _check_roles(self, roles: Set[str]) -> None:
+        if ("prefill" in roles) != ("decode" in roles):
+            raise ValueError("engines: prefill engines need decode engines to hand over to, and decode engines prefill engines")
 
     def _make_pools(self) -> RolePools | None:
         if self.options.mixed is None:
@@ -129,8 +130,7 @@ class Simulation:
             now = min(self._events[0][0] if self._events else float("inf"), self.handoffs.next_s())
             if self._moments:
                 now = min(now, self._moments[0][0])
-            if self._scaling is not None:
-                now = min(now, max(self._scaling.next_s, self.clock.now()))
+            now = min(now, max(self._due_s(), self.clock.now()))
             if upcoming is not None:
                 now = min(now, max(upcoming.arrival_s, self.clock.now()))
             if now > until_s:
@@ -158,6 +158,10 @@ class Simulation:
             engine.interrupt()  # where the run was stopped: what has ended by then counts, jumped or not
         return report_of(self.log, self.engines, self.handoffs.stats, self.clock.now())
 
+    def _due_s(self) -> float:
+        """When something is to be looked at, whatever engines do; infinity: nothing is."""
+        return float("inf") if self._scaling is None else self._scaling.next_s
+
     def _next(self, source: Iterator[WorkloadRequest], last_s: float) -> WorkloadRequest | None:
         upcoming = next(source, None)
         if upcoming is not None and not last_s <= upcoming.arrival_s <= MAX_SECONDS:
@@ -184,7 +188,11 @@ class Simulation:
             self._dirty.add(engine.index)
             for event in engine.finish():
                 num_ended += self._take_event(engine, event, now)
+            self._stepped(engine)
         return num_ended
+
+    def _stepped(self, engine: SimEngine) -> None:
+        """A step of it has ended, or a run of steps, and the next one has not begun."""
 
     def _begin_steps(self, now: float) -> None:
         for index in sorted(self._dirty):
@@ -210,13 +218,17 @@ class Simulation:
         self._down.add(index)
         if self._pools is not None:
             self._pools.remove(index)
-        if self._wants_keys:
-            self._router.gone(index)
+        self._lost(index)
         on_their_way, touched = self.handoffs.gone(index, now)
         self._dirty |= touched
         for request, output_token_ids in (*engine.fail(), *on_their_way):
             self.log.num_moved += 1
             self._place(continued(request, output_token_ids))
+
+    def _lost(self, index: int) -> None:
+        """An engine is gone with all it had: whoever chooses is told."""
+        if self._wants_keys:
+            self._router.gone(index)
 
     def _more_may_come(self) -> bool:
         """Engines that would take what is held."""
@@ -272,8 +284,6 @@ class Simulation:
         self.log.arrived(request.request_id, arrival_s, num_prompt)
         if self._scaling is not None:
             self._scaling.num_prompt_tokens += num_prompt
-        if work.session is not None:
-            self._sessions[request.request_id] = work.session
         return self._place(request)
 
     def _place(self, request: Request) -> bool:
@@ -283,25 +293,34 @@ class Simulation:
         if engine is None:
             self._held.append(request)
             return True
+        return self._add(engine, request)
+
+    def _add(self, engine: SimEngine, request: Request) -> bool:
+        """Queue it there. False: it can never run there."""
         try:
             engine.add(request)
         except ParameterError as error:
-            self._over(request.request_id, None)
-            self.log.refused(request.request_id, str(error))
-            return False
+            return self._refuse(request, error)
         self._dirty.add(engine.index)
         return True
 
+    def _refuse(self, request: Request, error: Exception) -> bool:
+        """False."""
+        self._over(request.request_id, None)
+        self.log.refused(request.request_id, str(error))
+        return False
+
     def _route(self, request: Request, entries: Seq[SimEngine]) -> RouteRequest:
         """What the router is told of a request, and before it what the engines' caches have come to offer."""
-        keys = tuple[bytes, ...]()
-        if self._wants_keys:
-            for engine in entries:
-                self._router.told(engine.index, *engine.take_key_changes())
-            block_size = entries[0].spec.cache.block_size
-            keys = tuple(prompt_keys("sim", Namespace(), request.prompt_token_ids, block_size))
-        session = self._sessions.get(request.request_id)
-        return RouteRequest(request.request_id, len(request.prompt_token_ids), request.params.max_tokens, session, keys)
+        for engine in entries if self._wants_keys else ():
+            self._router.told(engine.index, *engine.take_key_changes())
+        num_prompt, num_output = len(request.prompt_token_ids), request.params.max_tokens
+        return RouteRequest(request.request_id, num_prompt, num_output, request.session, self._keys_of(request))
+
+    def _keys_of(self, request: Request) -> tuple[bytes, ...]:
+        """Of its prompt's blocks, where the router wants them."""
+        block_size = self.engines[0].spec.cache.block_size
+        return tuple(prompt_keys("sim", Namespace(), request.prompt_token_ids, block_size)) if self._wants_keys else ()
 
     def _engine_for(self, route: RouteRequest, request: Request, entries: Seq[SimEngine]) -> SimEngine | None:
         """The engine that is to compute the prompt. Who is to be handed over is remembered until then. None: nobody computes prompts."""
@@ -320,9 +339,12 @@ class Simulation:
     def _over(self, request_id: str, num_output: int | None) -> None:
         """A request has ended, or was refused: whoever remembers it may forget it. ``num_output``: tokens of its answer, if it had one."""
         self._requests.pop(request_id, None)
-        self._sessions.pop(request_id, None)
         if self._reader is not None:
             self._reader.ended(request_id)
+        self._routed(request_id, num_output)
+
+    def _routed(self, request_id: str, num_output: int | None) -> None:
+        """A request is over: whoever chose for it is told."""
         if self._wants_keys:
             self._router.ended(request_id, num_output)
         if self._pools is not None:
@@ -331,7 +353,10 @@ class Simulation:
     def _request(self, work: WorkloadRequest, number: int, arrival_s: float) -> Request:
         """The request of a workload, which ends at its recorded length and never before."""
         params = SamplingParams(max_tokens=work.num_output, ignore_eos=True)
-        return Request(str(number), work.prompt_token_ids, params, derive_seed(self.options.seed, number + 1), arrival_s=arrival_s)
+        return Request(
+            str(number), work.prompt_token_ids, params, derive_seed(self.options.seed, number + 1), arrival_s=arrival_s,
+            priority=work.priority, user=work.user, session=work.session,
+        )  # fmt: skip
 
     def _read_s(self, reader: TokenReader[StepKind | None], engine: SimEngine, event: OutputEvent, now: float) -> float:
         """When what a step of ``engine`` gave a request at ``now`` is read."""

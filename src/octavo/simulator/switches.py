@@ -6,6 +6,7 @@ import statistics
 from dataclasses import dataclass, replace
 
 from octavo.config import CacheConfig, SchedulerConfig
+from octavo.core.cluster_window import ClusterWindow
 from octavo.core.recorded_window import RecordedWindow, WindowEngine
 from octavo.core.recording import layout_of
 from octavo.costs.coefficients import Coefficients
@@ -16,6 +17,7 @@ KV_BYTES = {"f32": 4.0, "bf16": 2.0, "f16": 2.0, "int8": 1.0625}  # of a number;
 _MOST_BATCHED_TOKENS = 8192
 _MOST_SEQS = 1024
 _TWO = "--workers 2"
+ONE_SALT = "one cache_salt for requests that may share"
 _BOUNDS = (2, 4)  # on gaps, in usual steps
 _KNOWN_LENGTHS = 0.9  # of max_tokens that answers make where their lengths can be told beforehand
 
@@ -32,9 +34,8 @@ class Switch:
     load: WindowLoad | None = None  # None: the window's
 
 
-def spec_of(window: RecordedWindow, load: WindowLoad, cost: Coefficients) -> EngineSpec:
+def spec_of(engine: WindowEngine, load: WindowLoad, cost: Coefficients) -> EngineSpec:
     """The recorded engine, unchanged."""
-    engine = window.engine
     spec = EngineSpec(
         cost,
         engine.num_blocks,
@@ -53,17 +54,19 @@ def spec_of(window: RecordedWindow, load: WindowLoad, cost: Coefficients) -> Eng
 
 def switches_of(window: RecordedWindow, load: WindowLoad, spec: EngineSpec, cost: Coefficients) -> list[Switch]:
     """All that can be tried, the ones that help most often first."""
+    return [*_workers(load, spec), *own_switches(window, spec), *_disaggregation(spec), *_salt(window, spec, cost)]
+
+
+def own_switches(window: RecordedWindow | ClusterWindow, spec: EngineSpec) -> list[Switch]:
+    """Those of the engine itself, whatever else there is. Which there are follows from the window and the settings alone."""
     return [
         *_pool(window.engine, spec),
         *_places(spec),
         *_prefix_cache(spec),
-        *_workers(load, spec),
         *_chunks(spec),
         *_bounds(window, spec),
         *_policies(window, spec),
         *_speculation(window.engine, spec),
-        *_disaggregation(spec),
-        *_salt(window, spec, cost),
     ]
 
 
@@ -113,7 +116,7 @@ def _chunks(spec: EngineSpec) -> list[Switch]:
     return found
 
 
-def _bounds(window: RecordedWindow, spec: EngineSpec) -> list[Switch]:
+def _bounds(window: RecordedWindow | ClusterWindow, spec: EngineSpec) -> list[Switch]:
     """Bounds on the gaps of running streams, in steps that only decode; none where there is one."""
     now, found = spec.scheduler, []
     if now.max_itl_ms is not None:
@@ -130,7 +133,7 @@ def _bounds(window: RecordedWindow, spec: EngineSpec) -> list[Switch]:
     return found
 
 
-def _policies(window: RecordedWindow, spec: EngineSpec) -> list[Switch]:
+def _policies(window: RecordedWindow | ClusterWindow, spec: EngineSpec) -> list[Switch]:
     """Shortest first needs lengths that are known beforehand: then, and only then, is max_tokens what a request will make."""
     now, found = spec.scheduler, []
     made = sum(request.num_output for request in window.requests)
@@ -164,17 +167,28 @@ def _workers(load: WindowLoad, spec: EngineSpec) -> list[Switch]:
     return found
 
 
+def can_hand_over(spec: EngineSpec) -> bool:
+    """KV that goes to host memory is not handed over."""
+    return spec.kv_bytes_per_token >= 1 and not spec.num_host_blocks
+
+
 def _disaggregation(spec: EngineSpec) -> list[Switch]:
-    if spec.kv_bytes_per_token < 1 or spec.num_host_blocks:
+    if not can_hand_over(spec):
         return []
     roles = (replace(spec, name="prefill", role="prefill"), replace(spec, name="decode", role="decode"))
     why = "prompts on one machine like this one, tokens on another, 25 GB/s between them"
     return [Switch("disaggregation", "prefill and decode apart (--workers prefill=1,decode=1)", why, roles)]
 
 
-def _salt(window: RecordedWindow, spec: EngineSpec, cost: Coefficients) -> list[Switch]:
+def unsalted(window: RecordedWindow | ClusterWindow, spec: EngineSpec, cost: Coefficients) -> WindowLoad | None:
+    """The window as if all requests had the same salt; None: they have, or nothing is cached."""
     if not spec.cache.enable_prefix_caching or len({request.salt for request in window.requests}) < 2:
+        return None
+    return load_of(replace(window, requests=tuple(replace(request, salt=0) for request in window.requests)), cost)
+
+
+def _salt(window: RecordedWindow, spec: EngineSpec, cost: Coefficients) -> list[Switch]:
+    shared = unsalted(window, spec, cost)
+    if shared is None:
         return []
-    shared = load_of(replace(window, requests=tuple(replace(request, salt=0) for request in window.requests)), cost)
-    one = replace(spec, text=shared.text)
-    return [Switch("salt", "one cache_salt for requests that may share", "equal beginnings of all are computed once", (one,), load=shared)]
+    return [Switch("salt", ONE_SALT, "equal beginnings of all are computed once", (replace(spec, text=shared.text),), load=shared)]

@@ -7,18 +7,22 @@ Nothing is drawn at random.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+from octavo.core.cluster_window import ClusterWindow
 from octavo.core.cost import StepShape
-from octavo.core.recorded_window import RecordedWindow, WindowRequest
+from octavo.core.recorded_window import Figures, RecordedWindow, WindowEngine, WindowRequest, figures_of
 from octavo.core.request import derive_seed
 from octavo.costs.coefficients import Coefficients
+from octavo.simulator.records import RequestRecord
 from octavo.workload.requests import WorkloadRequest
 
 SEED = 0  # of the simulations: it names the sequences' texts
 _DIGIT_BITS = 15
 _OWN_TOKEN = 1 << 20  # above all digits: tokens of part-filled blocks, which are nobody else's
+_MOST_MISSING = 0.02  # of the compared requests that a simulation may leave out, refused ones, before it tells nothing
 _SKIPPED_SHARE = 0.1  # of the requests of a window that begins under load
 _THINK_S = 0.02  # a client that has one request at a time sends the next within this
 _SAME_S = 1e-6  # moments that rounding parts
@@ -41,7 +45,7 @@ class RecordedText:
 class WindowLoad:
     """``compared``: by the number of their request, those whose measured times are held against the simulated ones. ``concurrency``: of a
     closed loop; None: requests come when they came. ``shares_prefixes``: whether some begin alike. ``num_warming``: requests at the
-    beginning that only fill the cache."""
+    beginning that only fill the cache; ``warmed``: of a cluster, which worker's, by the place of that."""
 
     requests: tuple[WorkloadRequest, ...]
     compared: dict[int, WindowRequest]
@@ -49,6 +53,35 @@ class WindowLoad:
     text: RecordedText | None
     shares_prefixes: bool
     num_warming: int
+    warmed: tuple[int, ...] = ()
+
+    def figures(self, records: Iterable[RequestRecord], way_s: float = 0.0) -> Figures:
+        """Of the compared requests, as a simulation has answered them. ``way_s``: what each took beside that. Nothing is told when it left
+        out too many."""
+        ended = [
+            WindowRequest(
+                record.arrival_s, 0, record.num_output, 0, wall_s=record.e2e_s + way_s,
+                ttft_s=None if record.ttft_s is None else record.ttft_s + way_s, itl_s=record.itl_s,
+            )
+            for record in records
+            if int(record.request_id) in self.compared
+        ]  # fmt: skip
+        return figures_of(ended if len(ended) >= (1.0 - _MOST_MISSING) * len(self.compared) else ())
+
+    def measured(self) -> Figures:
+        """Of the compared requests, as they were."""
+        return figures_of(list(self.compared.values()))
+
+    def notes(self, engine: WindowEngine) -> tuple[str, ...]:
+        """What of the run is taken to be so, or left out."""
+        notes = []
+        if self.concurrency is not None:
+            notes.append(f"taken as a closed loop: {self.concurrency} clients that each wait for their answer")
+        if engine.acceptance is None and engine.foreseen is None:
+            notes.append("too few answers have been seen to tell what speculation would gain")
+        if engine.has_tiers:
+            notes.append("the tiers of the KV cache are left out")
+        return tuple(notes)
 
 
 def tokens_of(request: WindowRequest, block_size: int, number: int) -> list[int]:
@@ -62,8 +95,9 @@ def tokens_of(request: WindowRequest, block_size: int, number: int) -> list[int]
     return out + [_OWN_TOKEN + number] * (total - len(out))
 
 
-def load_of(window: RecordedWindow, cost: Coefficients) -> WindowLoad:
-    """``cost`` tells how long filling the cache takes, before which the window does not begin."""
+def load_of(window: RecordedWindow | ClusterWindow, cost: Coefficients) -> WindowLoad:
+    """``cost`` tells how long filling the cache takes, before which the window does not begin. Sessions are those that clients named, of a
+    cluster; of one engine prompts that begin alike are taken to be one."""
     block_size = int(window.engine.cache["block_size"])
     warming = _warming(window, block_size) if window.engine.cache["enable_prefix_caching"] else []
     begin_s = 2.0 * sum(_alone_s(request.num_prompt, cost) for request in warming)
@@ -77,12 +111,20 @@ def load_of(window: RecordedWindow, cost: Coefficients) -> WindowLoad:
             tokens = texts[derive_seed(SEED, number + 1)] = tokens_of(one, block_size, number)
             arrival_s = 0.0 if is_warming else begin_s + one.arrival_s
             session = str(one.keys[0]) if one.keys and sessions[one.keys[0]] > 1 else None
-            requests.append(WorkloadRequest(arrival_s, tokens[: one.num_prompt], max(1, one.num_output), session))
+            session = session if isinstance(window, RecordedWindow) else _named(one.session)
+            made = max(1, one.num_output)
+            asked = one.priority, _named(one.user), max(made, one.max_tokens)
+            requests.append(WorkloadRequest(arrival_s, tokens[: one.num_prompt], made, session, *asked))
             if not is_warming and place - len(warming) >= num_skipped and one.wall_s is not None and one.num_choices == 1:
                 compared[number] = one
     text = RecordedText(texts) if _answers_are_prompted(window.requests, block_size) else None
     shares = any(count > 1 for count in sessions.values())
-    return WindowLoad(tuple(requests), compared, concurrency_of(window.requests), text, shares, len(warming))
+    warmed = tuple(one.worker for one in warming)
+    return WindowLoad(tuple(requests), compared, concurrency_of(window.requests), text, shares, len(warming), warmed)
+
+
+def _named(key: int) -> str | None:
+    return str(key) if key else None
 
 
 def _alone_s(num_tokens: int, cost: Coefficients) -> float:
@@ -91,15 +133,16 @@ def _alone_s(num_tokens: int, cost: Coefficients) -> float:
     return cost.seconds_of(shape)
 
 
-def _warming(window: RecordedWindow, block_size: int) -> list[WindowRequest]:
-    """Prompts that had been computed before the window, as far as its requests found them in the cache and nobody in it had made them."""
-    known, found = set[tuple[int, int]](), list[WindowRequest]()
+def _warming(window: RecordedWindow | ClusterWindow, block_size: int) -> list[WindowRequest]:
+    """Prompts that had been computed before the window, as far as its requests found them in the cache and nobody in it had made them
+    there."""
+    known, found = set[tuple[int, int, int]](), list[WindowRequest]()
     for request in window.requests:
-        keys = request.keys[: request.num_cached // block_size]
-        if keys and (keys[-1], request.salt) not in known:
-            found.append(WindowRequest(0.0, len(keys) * block_size, 0, 1, keys=keys, salt=request.salt))
-            known.update((key, request.salt) for key in keys)
-        known.update((key, request.salt) for key in request.keys)
+        keys, salt, worker = request.keys[: request.num_cached // block_size], request.salt, request.worker
+        if keys and (keys[-1], salt, worker) not in known:
+            found.append(WindowRequest(0.0, len(keys) * block_size, 0, 1, keys=keys, salt=salt, worker=worker))
+            known.update((key, salt, worker) for key in keys)
+        known.update((key, salt, worker) for key in request.keys)
     return found
 
 

@@ -20,12 +20,16 @@ from octavo.workload.lengths import Lengths
 @dataclass(frozen=True, slots=True)
 class WorkloadRequest:
     """``arrival_s``: when it is due, from the start of the run (0 in a closed loop). ``session``: which requests belong together, those
-    of one prefix group; None where there are no groups."""
+    of one prefix group; None where there are no groups. ``priority``: lower first, and ``user``: whose it is, where requests are held back
+    or an engine's policy asks. ``most_output``: what it allows, where that is more than it makes (None: as many)."""
 
     arrival_s: float
     prompt_token_ids: list[int]
     num_output: int  # tokens
     session: str | None = None
+    priority: int = 0
+    user: str | None = None
+    most_output: int | None = None
 
 
 class LengthPairs(Protocol):

@@ -1,0 +1,80 @@
+"""A window of recent requests of a cluster in numbers: as ``recorded_window``, for a front end with workers behind it. Plain data.
+
+Requests are as the front end saw them: when they came there, and when their tokens did. What a worker's steps take, and what its cache had
+of a prompt, the workers tell. Two clocks are never compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from octavo.core.recorded_window import WindowEngine, WindowRequest
+
+
+@dataclass(frozen=True, slots=True)
+class WindowWorker:
+    """``role``: both, prefill or decode. ``steps``: as of a ``RecordedWindow``."""
+
+    name: str
+    role: str
+    engine: WindowEngine
+    steps: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WindowFrontEnd:
+    """How requests were spread. ``router``: its name. ``may_borrow``: workers took on the other role under pressure. ``most_pending_s`` and
+    ``most_sequences``: what a worker might have waiting before requests were held back."""
+
+    router: str
+    may_borrow: bool = True
+    most_pending_s: float = 0.5
+    most_sequences: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterWindow:
+    """``requests`` by arrival; ``hand_offs``: (tokens of KV, seconds from the first token until the other worker was told to go on).
+    ``way_s``: seconds from the front end to a worker and back. ``starts_idle``: nothing that came before the first of the requests ran on
+    beside them; ``from_start``: nothing at all has come before. ``notes``: what is known to be other than in the run that was."""
+
+    workers: tuple[WindowWorker, ...]
+    front_end: WindowFrontEnd
+    requests: tuple[WindowRequest, ...]
+    hand_offs: tuple[tuple[float, float], ...]
+    way_s: float
+    starts_idle: bool
+    from_start: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def engine(self) -> WindowEngine:
+        """The settings, which are those of all, with the first one's sizes; of drafts the mean of what the workers have seen."""
+        seen = {name: [getattr(worker.engine, name) for worker in self.workers] for name in ("acceptance", "foreseen")}
+        known = {name: [share for share in shares if share is not None] for name, shares in seen.items()}
+        means = {name: sum(shares) / len(shares) for name, shares in known.items() if shares}
+        return replace(self.workers[0].engine, **means)
+
+    @property
+    def steps(self) -> Seq[tuple[float, ...]]:
+        """Of all workers."""
+        return [step for worker in self.workers for step in worker.steps]
+
+    def to_dict(self) -> dict[str, Any]:
+        plain = {name: getattr(self, name) for name in ("hand_offs", "way_s", "starts_idle", "from_start", "notes")}
+        requests = [one.to_dict() for one in self.requests]
+        return {"workers": list(map(asdict, self.workers)), "front_end": asdict(self.front_end), "requests": requests, **plain}
+
+    @classmethod
+    def of_dict(cls, data: Mapping[str, Any]) -> ClusterWindow:
+        """What ``to_dict`` made, possibly by way of JSON."""
+        workers = tuple(
+            WindowWorker(one["name"], one["role"], WindowEngine(**one["engine"]), tuple(map(tuple, one["steps"])))
+            for one in data["workers"]
+        )
+        requests, hand_offs = tuple(map(WindowRequest.of_dict, data["requests"])), tuple((tokens, s) for tokens, s in data["hand_offs"])
+        front_end, starts = WindowFrontEnd(**data["front_end"]), (data["starts_idle"], data["from_start"])
+        return cls(workers, front_end, requests, hand_offs, data["way_s"], *starts, tuple(data["notes"]))

@@ -1,0 +1,126 @@
+"""The front end of a simulated cluster: that requests wait, go and are answered when they would at a real one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from octavo.costs.coefficients import Coefficients
+from octavo.distributed.autoscale import ScaleLimits
+from octavo.distributed.cluster_options import ClusterOptions
+from octavo.distributed.dispatcher import Backpressure
+from octavo.distributed.handoff import Link
+from octavo.distributed.roles import MixedLimits
+from octavo.distributed.router import ROUTERS, create_router
+from octavo.simulator.engine_spec import EngineSpec
+from octavo.simulator.front_end import FrontEndOptions
+from octavo.simulator.fronted import FrontedSimulation
+from octavo.simulator.handing_over import HandoffOptions
+from octavo.simulator.outages import Outage
+from octavo.simulator.simulation import Simulation, SimulationOptions
+from octavo.workload.requests import WorkloadRequest
+from tests.engine.planted import steady_load
+from tests.engine.timed import HOST_S, Law
+from tests.simulator.timed_cluster import NUM_BLOCKS, TimedCluster
+
+LAW = Law()
+COST = Coefficients((LAW.row, LAW.pair, LAW.position, 0.0, LAW.logit_row, LAW.step), HOST_S)
+SETTINGS = {"max_num_seqs": 8, "max_num_batched_tokens": 64}
+KEPT = SimulationOptions(keep_requests=True)
+PATIENT = Backpressure(1e9, most_sequences=5)  # by numbers, which nobody has to predict
+
+
+def specs_like(cluster: TimedCluster) -> list[EngineSpec]:
+    config = cluster.nodes[0].run.engine.config
+    kv_bytes = cluster.nodes[0].run.engine.backend.kv_capacity(0).bytes_per_block // config.cache.block_size
+    return [
+        EngineSpec(COST, NUM_BLOCKS, 4096, config.scheduler, config.cache, node.role, node.name, kv_bytes_per_token=kv_bytes)
+        for node in cluster.nodes
+    ]
+
+
+@pytest.mark.parametrize("rate", [5.0, 40.0, 120.0])
+@pytest.mark.parametrize("roles", [("both", "both"), ("prefill", "decode")])
+def test_where_the_law_is_known_every_request_is_answered_when_it_is_said_to(rate: float, roles: tuple[str, ...]) -> None:
+    """From idle to overload, of which some of it waits at the front end: nothing but the order of things is left to be wrong."""
+    load, link = steady_load(50, rate, 3, prefix=48), Link(1e7, 0.004)
+    options = ClusterOptions(router="shortest-queue", backpressure=PATIENT)
+    named = {f"w{i}": role for i, role in enumerate(roles)}
+    real = TimedCluster(named, LAW, options, link, **SETTINGS).serve(load)
+    told = SimulationOptions(keep_requests=True, keep_gaps=True, handoff=HandoffOptions(replace(link, free_s=0.0)))
+    simulation = FrontedSimulation(specs_like(real), create_router("shortest-queue"), told, FrontEndOptions(PATIENT))
+    report = simulation.run([WorkloadRequest(one.at_s, list(one.prompt), one.num_output) for one in load])
+    assert len(report.records) == 50
+    for record in report.records:
+        times = real.times_s[load[int(record.request_id)].name]
+        assert record.ttft_s == pytest.approx(times[0] - record.arrival_s, abs=1e-9)
+        assert record.e2e_s == pytest.approx(times[-1] - record.arrival_s, abs=1e-9)
+        gaps = [b - a for a, b in zip(times, times[1:], strict=False)]
+        assert simulation.log.gaps[record.request_id].tolist() == pytest.approx(gaps, abs=1e-9)
+    waited_s = max(one.legs[0].sent_s - one.arrival_s for one in real.journeys.all())
+    assert waited_s > 0.05 or rate < 100, "nobody had to wait"
+
+
+def requests(number: int, rate: float, **fields: object) -> list[WorkloadRequest]:
+    load = steady_load(number, rate, 1)
+    return [WorkloadRequest(one.at_s, list(one.prompt), one.num_output, **fields) for one in load]  # type: ignore[arg-type]
+
+
+def spec(name: str, role: str = "both", num_blocks: int = 400) -> EngineSpec:
+    return EngineSpec(COST, num_blocks, 4096, role=role, name=name, kv_bytes_per_token=64)
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+@pytest.mark.parametrize("roles", [("both", "both"), ("prefill", "decode"), ("prefill", "both"), ("both", "decode")])
+def test_every_router_answers_all_with_any_roles(router: str, roles: tuple[str, ...]) -> None:
+    specs = [spec(f"{role}-{i}", role) for i, role in enumerate(roles)]
+    assert len(FrontedSimulation(specs, create_router(router), KEPT).run(requests(30, 40.0)).records) == 30
+
+
+def test_without_a_front_end_prefill_needs_decode() -> None:
+    with pytest.raises(ValueError, match="prefill engines need decode engines"):
+        Simulation([spec("a", "prefill"), spec("b", "both")])
+    with pytest.raises(ValueError, match="prefill engines need decode engines"):
+        FrontedSimulation([spec("a", "prefill")], None)
+    for options in (SimulationOptions(mixed=MixedLimits()), SimulationOptions(scale={"both": ScaleLimits(most=2)})):
+        with pytest.raises(ValueError, match="not allowed with a front end"):
+            FrontedSimulation([spec("a")], None, options)
+
+
+def test_those_of_one_user_wait_for_each_other_and_not_for_their_number() -> None:
+    """Thirty of one user and then one of another: who comes last is not behind all of them."""
+    crowd = [WorkloadRequest(0.0, [5] * 200, 20, user="many") for _ in range(30)]
+    last = {}
+    for user in ("many", "few"):
+        patient = FrontEndOptions(Backpressure(1e9, most_sequences=2))
+        simulation = FrontedSimulation([spec("a"), spec("b")], None, KEPT, patient)
+        report = simulation.run([*crowd, WorkloadRequest(0.01, [6] * 200, 20, user=user)])
+        last[user] = next(record.ttft_s for record in report.records if record.request_id == "30")
+    assert last["few"] is not None and last["many"] is not None and last["few"] < 0.5 * last["many"]
+
+
+def test_what_no_engine_can_hold_is_refused_and_what_one_can_goes_there() -> None:
+    work = [WorkloadRequest(0.0, [5] * 100, 10), WorkloadRequest(0.0, [5] * 500, 10), WorkloadRequest(0.0, [5] * 2000, 10)]
+    simulation = FrontedSimulation([spec("small", num_blocks=10), spec("large", num_blocks=60)], None, KEPT)
+    records = simulation.run(work).records
+    assert {record.request_id for record in records} == {"0", "1"} and simulation.log.num_refused == 1
+    assert next(record.engine for record in records if record.request_id == "1") == 1
+    simulation = FrontedSimulation([spec("one")], None, KEPT, FrontEndOptions(Backpressure(0.0, most_waiting=3)))
+    simulation.run([WorkloadRequest(0.0, [5] * 100, 10) for _ in range(10)])
+    assert simulation.log.num_refused == 7 and "at most 3 wait for a worker" in (simulation.log.first_refusal or "")
+
+
+def test_an_engine_that_is_gone_gets_nothing_and_what_it_had_is_answered_elsewhere() -> None:
+    for roles in (("both", "both"), ("prefill", "decode")):
+        specs = [spec(f"{role}-{i}", role) for i, role in enumerate(roles)]
+        simulation = FrontedSimulation(specs, create_router("soonest"), replace(KEPT, outages=[Outage(0, 0.3, 0.9)]))
+        records = simulation.run(requests(40, 80.0)).records
+        assert len(records) == 40 and simulation.log.num_moved > 0
+
+
+def test_requests_that_are_placed_go_there_whatever_else_waits() -> None:
+    placed = {str(i): i % 2 for i in range(6)}
+    front_end = FrontEndOptions(Backpressure(0.0), placed=placed)
+    records = FrontedSimulation([spec("a"), spec("b")], None, KEPT, front_end).run([WorkloadRequest(0.0, [5] * 50, 1)] * 6).records
+    assert {record.request_id: record.engine for record in records} == placed

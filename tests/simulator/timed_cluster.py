@@ -1,0 +1,201 @@
+"""A cluster of engines on devices of known times, driven in virtual time as a front end drives workers: what a replay can be held against.
+
+Not the simulation: engines are whole ones, their loads are told as workers tell them, and hand-offs are written out here once more. The
+dispatcher, the roles and the journeys are a front end's own. At one moment steps end, KV arrives, requests come, and steps begin.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field, replace
+
+from octavo.core.clock import VirtualClock
+from octavo.core.cluster_window import ClusterWindow
+from octavo.core.key_changes import KeyChanges
+from octavo.core.request import Request, SamplingParams
+from octavo.distributed.answers import answer_now
+from octavo.distributed.cluster_options import ClusterOptions
+from octavo.distributed.cluster_reports import ClusterReports
+from octavo.distributed.dispatcher import Dispatcher
+from octavo.distributed.flight import route_of
+from octavo.distributed.handoff import Link
+from octavo.distributed.journeys import Journeys
+from octavo.distributed.recorded_cluster import front_end_of
+from octavo.distributed.role_router import RoleRouter
+from octavo.distributed.roles import RolePools
+from octavo.distributed.router import create_router
+from octavo.distributed.told_load import Told, ToldLoad
+from octavo.distributed.worker_engine import TELL_S, load_of
+from octavo.engine.outputs import OutputEvent
+from octavo.engine.params import PreparedRequest
+from tests.engine.planted import Arrival
+from tests.engine.timed import Law, TimedRun
+
+BLOCK = 16
+NUM_BLOCKS = 400  # few enough to be checked after each step
+
+
+@dataclass(slots=True)
+class Node:
+    name: str
+    role: str
+    run: TimedRun
+    view: ToldLoad
+    num_received: int = 0
+    told_s: float = -1.0
+    end_s: float = float("inf")  # of the step in flight
+    events: list[OutputEvent] = field(default_factory=list)  # of that
+
+    def tell(self, now: float) -> tuple[list[bytes], list[bytes]]:
+        """What a worker says after a step: its load, and the keys that its cache has begun and ceased to offer."""
+        if now - self.told_s < TELL_S and self.run.engine.has_work:
+            return [], []
+        self.told_s = now
+        load = load_of(self.run.engine, self.num_received)
+        num = load.num_running + load.num_waiting
+        self.view.told(Told(self.num_received, load.pending_tokens, load.pending_s, num, load.num_available_blocks))
+        index = self.run.engine.scheduler.kv.index
+        return index.changes.take() if index is not None and index.changes is not None else ([], [])
+
+    def begin(self, now: float) -> None:
+        if self.end_s < float("inf") or not self.run.engine.has_work:
+            return
+        if self.run.clock.now() < now:
+            self.run.clock.advance_to(now)
+        self.events = self.run.engine.step()
+        self.run.engine.scheduler.check_invariants()
+        self.end_s = self.run.clock.now()
+
+
+class TimedCluster:
+    """``roles`` by name of a worker. ``link``: of hand-offs, from each prefill worker to all others."""
+
+    def __init__(
+        self, roles: Mapping[str, str], law: Law, options: ClusterOptions | None = None, link: Link | None = None, **settings: object
+    ) -> None:
+        self.clock, self.journeys, self.options = VirtualClock(), Journeys(), options or ClusterOptions()
+        self.nodes = [self._node(i, name, role, law, settings) for i, (name, role) in enumerate(roles.items())]
+        self.link = link or Link(1e9, 1e-3)
+        prompts = create_router(self.options.router, BLOCK)
+        self.pools = RolePools(prompts, None, BLOCK, self.options.handover.may_borrow)
+        for node in self.nodes:
+            self.pools.add(node.view.index, node.role, node.view.num_blocks)
+        self.router = RoleRouter(prompts, self.pools, lambda: [node.view for node in self.nodes], self.clock.now)
+        self.dispatcher = Dispatcher(self.router, self.options.backpressure)
+        self.requests: dict[str, Request] = {}
+        self.times_s: dict[str, list[float]] = {}
+        self._copies: list[tuple[float, str, Node, Node, list[int]]] = []
+        self._receivers: dict[str, int] = {}
+
+    def _node(self, index: int, name: str, role: str, law: Law, settings: Mapping[str, object]) -> Node:
+        run = TimedRun(law, **{"num_kv_blocks": NUM_BLOCKS, **settings})  # type: ignore[arg-type]
+        index_of_blocks = run.engine.scheduler.kv.index
+        if index_of_blocks is not None:
+            index_of_blocks.changes = KeyChanges()
+        return Node(name, role, run, ToldLoad(index, BLOCK, run.engine.num_kv_blocks))
+
+    # --- the run ------------------------------------------------------------------------------------------------------------------------
+
+    def serve(self, arrivals: Seq[Arrival]) -> TimedCluster:
+        """All of them, to their end."""
+        coming = sorted(arrivals, key=lambda one: one.at_s)
+        while coming or self._copies or any(node.end_s < float("inf") for node in self.nodes):
+            moments = [node.end_s for node in self.nodes] + [copy[0] for copy in self._copies] + [one.at_s for one in coming[:1]]
+            now = min(moments)
+            self.clock.advance_to(max(now, self.clock.now()))
+            for node in self.nodes:
+                if node.end_s <= now:
+                    node.end_s = float("inf")
+                    self._ended(node, now)
+            for copy in sorted(self._copies, key=lambda copy: copy[:2]):
+                if copy[0] <= now:
+                    self._copies.remove(copy)
+                    self._arrived(*copy)
+            while coming and coming[0].at_s <= now:
+                self._came(coming.pop(0))
+            self._pump(now)
+            for node in self.nodes:
+                node.begin(now)
+        assert not len(self.dispatcher)
+        return self
+
+    def _ended(self, node: Node, now: float) -> None:
+        """A step has."""
+        self.router.told(node.view.index, *node.tell(now))
+        for event in node.events:
+            name = event.request_id
+            assert event.error is None, event.error
+            self.times_s[name] += [now] * len(event.token_ids)
+            self.journeys.tokens(name, len(event.token_ids), now)
+            if event.token_ids:
+                self.pools.prefilled(name)
+            if event.finish_reason is not None:
+                self.journeys.ended(name, event.finish_reason, now)
+                self.dispatcher.ended(name, len(self.times_s[name]))
+            elif name in self._receivers:
+                self._hand_over(name, node, self.nodes[self._receivers.pop(name)], now)
+
+    def _hand_over(self, name: str, sender: Node, receiver: Node, now: float) -> None:
+        """There is room, as the test sees to."""
+        request, engine = self.requests[name], sender.run.engine
+        made = engine.loop.offer(name)
+        num_tokens = len(request.prompt_token_ids) + len(made) - 1
+        assert receiver.run.engine.scheduler.transfers.reserve(request, num_tokens) is not None
+        kv_bytes = engine.backend.kv_capacity(0).bytes_per_block // BLOCK
+        self._copies.append((self.link.copy(num_tokens * kv_bytes, now), name, sender, receiver, made))
+
+    def _arrived(self, now: float, name: str, sender: Node, receiver: Node, made: list[int]) -> None:
+        sender.run.engine.release(name)
+        receiver.run.engine.begin(self.requests[name], made, True)
+        self.pools.arrived(name)
+        self.journeys.handed_over(name, receiver.name, name, now)
+
+    def _came(self, one: Arrival) -> None:
+        params = SamplingParams(temperature=0.0, max_tokens=one.num_output, ignore_eos=True)
+        request = Request(one.name, list(one.prompt), params, len(self.requests), frozenset(), one.at_s, cache_salt=one.salt)
+        self.requests[one.name], self.times_s[one.name] = request, []
+        engine = self.nodes[0].run.engine
+        fingerprint = f"{engine.model.fingerprint}/{engine.backend.fingerprint()}"
+        route = route_of(request, fingerprint, BLOCK, self.router.wants_keys)
+        self.dispatcher.submit(route, [node.view for node in self.nodes], one.at_s)
+        self.journeys.opened(request)
+
+    def _pump(self, now: float) -> None:
+        while len(self.dispatcher):
+            places = self.router.entries([node.view for node in self.nodes])
+            entries = [self.nodes[place] for place in places]
+            found = self.dispatcher.next([node.view for node in entries], now)
+            if found is None:
+                return
+            route, place = found
+            node, receiver = entries[place], self.router.receiver_of(route.request_id)
+            if receiver is not None and self.requests[route.request_id].params.max_tokens == 1:
+                self.pools.stayed(route.request_id)
+            elif receiver is not None:
+                self._receivers[route.request_id] = receiver
+            node.view.sent(route.num_prompt)
+            node.num_received += 1
+            self.journeys.placed(route.request_id, node.name, route.request_id, now)
+            if node.run.clock.now() < now:
+                node.run.clock.advance_to(now)
+            node.run.times_s[route.request_id] = []
+            node.run.engine.add(PreparedRequest(replace(self.requests[route.request_id], arrival_s=now), []))
+
+    # --- what is told of it -------------------------------------------------------------------------------------------------------------
+
+    def roles(self) -> Mapping[str, str]:
+        """See ``cluster_reports.Workers``."""
+        return {node.name: node.role for node in self.nodes}
+
+    async def ask(self, worker: str, what: str, args: bytes) -> bytes:
+        """See ``cluster_reports.Workers``."""
+        (node,) = (node for node in self.nodes if node.name == worker)
+        return answer_now(node.run.engine, what, args)
+
+    def reports(self) -> ClusterReports:
+        return ClusterReports(self.journeys, self, self.clock, "m", True, None, front_end_of(self.options))
+
+    def window(self, seconds: float = 1e9) -> ClusterWindow:
+        return asyncio.run(self.reports().recorded(seconds))
