@@ -160,7 +160,7 @@ PAIR = "--workers prefill=2,decode=1"
         ("--workers prefill=1,prefill=2", "a number, or numbers by role"),
         ("--workers-listen 80", "HOST:PORT"),
         ("--router round-robin", "it does nothing without --workers"),
-        ("--worker-suspect-s 0 --workers 2", "above 0"),
+        ("--worker-suspect-s 0.59 --workers 2", "0.59 is not allowed; a finite number from 0.6"),
         ("--max-workers 3", "it does nothing without --workers"),
         ("--workers 3 --max-workers 2", "'--max-workers': 2 is not allowed; at least as many as workers has of them (3)"),
         ("--workers 3 --max-workers two", "'--max-workers': 'two' is not allowed; a number, or numbers by role"),
@@ -251,3 +251,22 @@ def test_a_start_that_comes_to_nothing_ends_with_one_sentence(path: Path, flags:
         assert len(lines) <= 3, "each worker says it once"
     else:
         assert own[0].startswith("octavo: workers_listen: cannot listen at 127.0.0.1:") and "already in use" in own[0]
+
+
+def test_a_server_says_where_workers_are_to_come_before_any_has(path: Path) -> None:
+    """With port 0 nobody could find it."""
+    command = [sys.executable, "-m", "octavo.cli.main", "serve", "--model", str(path), "--port", "0", "--workers-listen", "127.0.0.1:0"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OCTAVO_CLUSTER_SECRET": "a secret of the tests"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    try:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        said = re.fullmatch(r"octavo: waiting for workers at 127\.0\.0\.1:(\d+)\n", line)
+        assert said is not None, line
+        socket.create_connection(("127.0.0.1", int(said[1])), TIMEOUT_S).close()
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=TIMEOUT_S)
+        assert process.returncode == 0 and out == ""
+    finally:
+        process.kill()
+        process.wait()

@@ -14,6 +14,7 @@ from octavo.core.request import FinishReason, Request, SamplingParams
 from octavo.distributed.accounts import ToldAdvice, WorkerAccount, merge
 from octavo.distributed.answers import ToldEngine, Window
 from octavo.distributed.cluster_reports import _mean_advice
+from octavo.distributed.flood_log import MAX_LINES
 from octavo.distributed.journeys import Journeys
 from octavo.distributed.worker_engine import engine_id
 from octavo.engine.causes import NAMES, Cause
@@ -240,6 +241,25 @@ def test_an_answer_that_is_none_is_left_out(answer: bytes, monkeypatch: pytest.M
     summary = asyncio.run(cluster.reports.summary(60.0, 4, "wall"))
     assert [worker["name"] for worker in summary["workers"]] == ["w1"] and summary["complete"] is False
     assert b'worker="w1"' in exposition(asyncio.run(cluster.reports.metrics()))[0]
+
+
+def test_many_questions_to_a_worker_that_hangs_are_a_few_lines(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever asks for accounts brings them about, as often as they like."""
+    monkeypatch.setattr("octavo.distributed.cluster_reports.ANSWER_S", 0.01)
+    cluster = ToldCluster(Worker("w0", 0.0), Worker("w1", 0.0))
+    cluster.open("r")
+    cluster.place("r", "w0")
+    cluster.silent.add("w0")
+
+    async def run() -> None:
+        await asyncio.gather(*(cluster.reports.account(["r"]) for _ in range(20)), *(cluster.reports.metrics() for _ in range(20)))
+
+    with caplog.at_level("WARNING", "octavo.distributed"):
+        asyncio.run(run())
+        cluster.reports._unanswered.flush()
+    lines = [record.message for record in caplog.records]
+    assert lines[:MAX_LINES] == ["worker w0: no answer to a question for accounts: TimeoutError"] * MAX_LINES
+    assert len(lines) == MAX_LINES + 1 and lines[-1].startswith(f"worker: {40 - MAX_LINES} more within 10 s (20 times: no answer")
 
 
 # --- any way ------------------------------------------------------------------------------------------------------------------------------

@@ -110,6 +110,8 @@ def test_a_client_gets_each_token_once_whatever_is_lost(seed: int, n: int, has_b
             new = attempts.take(event)
             if new is not None:
                 client.get(new)
+        ended = {event.choice for event in events[:num_heard] if event.finish_reason is not None}
+        assert attempts.is_made_on == (len(ended) < n), "whether its worker has something to leave off"
         if attempts.is_over:
             break
         assert attempts.lost(rng.choice(list(Loss))) is None

@@ -175,3 +175,40 @@ def test_limits_are_checked() -> None:
         Autoscaler().arrived(-1.0)
     with pytest.raises(ValueError, match="room_s: inf"):
         Autoscaler().arrived(0.0, float("inf"))
+
+
+def test_more_of_others_than_there_may_be_of_ones_own_stay() -> None:
+    """Two of its own are busy, which is as many as there may be; two that came from elsewhere have nothing to do yet."""
+    workers = [ScaledWorker(i, "ready", 5.0, 50) for i in range(2)] + [ScaledWorker(i, "ready", is_own=False) for i in (2, 3)]
+    scaler = Autoscaler(ScaleLimits(least=1, most=2))
+    assert [scaler.decide(workers, 0.0, float(now)) for now in range(3)] == [[], [], []]
+
+
+def test_others_are_counted_on() -> None:
+    """Four seconds wait at its own one, which is too long for that alone and not for four; without work only its own second one goes."""
+    own, others = [ScaledWorker(0, "ready", 4.0, 4)], [ScaledWorker(i, "ready", 0.0, 0, is_own=False) for i in (1, 2, 3)]
+    limits = ScaleLimits(least=1, most=6, up_wait_s=1.0, start_s=1.0, down_after_s=5.0)
+    assert Autoscaler(limits).decide([*own, *others], 0.0, 0.0) == []
+    assert Autoscaler(limits).decide(own, 0.0, 0.0)[0].action is ScaleAction.START
+    scaler, steps = Autoscaler(limits), list[ScaleStep]()
+    idle = [ScaledWorker(0, "ready", 0.0, 0), *others, ScaledWorker(4, "ready", 0.0, 0)]
+    for now in range(7):
+        steps += scaler.decide(idle, 0.0, float(now))
+    assert steps == [ScaleStep(ScaleAction.DRAIN, 4)]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["starting", "ready", "draining"]), st.floats(0, 60), st.integers(0, 9), st.booleans()), max_size=9),
+    st.lists(st.tuples(st.floats(0, 20), st.floats(0, 60)), min_size=1, max_size=30),
+)
+def test_nobody_elses_worker_is_ever_ended_or_kept(told: list[tuple[str, float, int, bool]], loads: list[tuple[float, float]]) -> None:
+    scaler = Autoscaler(LIMITS)
+    workers = [ScaledWorker(i, *one) for i, one in enumerate(told)]
+    own = {worker.index for worker in workers if worker.is_own}
+    num_on = sum(worker.is_own and worker.state != "draining" for worker in workers)
+    for now, (work_s, held_s) in enumerate(loads):
+        scaler.arrived(work_s)
+        steps = scaler.decide(workers, held_s, 10.0 * now)
+        assert {step.index for step in steps if step.index is not None} <= own
+        num_more = sum(step.action in (ScaleAction.START, ScaleAction.KEEP) for step in steps)
+        assert num_on + num_more <= max(LIMITS.most, num_on)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -283,6 +284,43 @@ def test_a_socket_that_was_left_gives_way_and_a_file_does_not(tmp_path: Path) ->
             async with listening(Address(path=str(file))):
                 pass
         assert file.read_text() == "precious"
+
+    asyncio.run(run())
+
+
+def test_a_socket_at_which_somebody_listens_is_not_taken(tmp_path: Path) -> None:
+    """As a port is not; who has it keeps it, and is found there afterwards."""
+    address = Address(path=str(tmp_path / "socket"))
+
+    async def run() -> None:
+        async with listening(address):
+            for _ in range(2):
+                with pytest.raises(OSError) as refused:
+                    async with listening(address):
+                        pass
+                assert refused.value.errno == errno.EADDRINUSE
+            assert (await connect(address, SECRET, messages.to_worker)).is_open
+
+    asyncio.run(run())
+
+
+def test_a_listener_removes_its_own_socket_alone(tmp_path: Path) -> None:
+    address = Address(path=str(tmp_path / "socket"))
+    path = Path(address.path)
+
+    async def run() -> None:
+        async with listening(address):
+            assert path.stat().st_mode & 0o777 == 0o600
+            path.unlink()  # somebody has tidied up, and another has come in its place
+            async with listening(address) as (second, _):
+                second.close()
+                assert not path.exists()
+                path.touch()  # and the second time that is closed this is nobody's of this process
+            assert path.exists()
+            path.unlink()
+            with socket.socket(socket.AF_UNIX) as others:
+                others.bind(str(path))
+        assert path.is_socket()
 
     asyncio.run(run())
 

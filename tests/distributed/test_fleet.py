@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from octavo.distributed.fleet import MAX_LOOK_S, Change, Fleet, LivenessLimits, Worker, WorkerState
+from octavo.distributed.fleet import HEARTBEAT_S, LEAST_SUSPECT_S, MAX_LOOK_S, Change, Fleet, LivenessLimits, Worker, WorkerState
 
 LIMITS = LivenessLimits(suspect_s=1.0, stall_s=5.0, gone_s=8.0)
 
@@ -86,6 +86,16 @@ def test_a_worker_that_starts_may_take_its_time_to_be_ready_but_not_be_silent() 
     assert a.takes_requests
 
 
+def test_one_that_hangs_since_before_it_came_is_suspect_at_once() -> None:
+    fleet = Fleet(LIMITS)
+    a = fleet.hello("a", "both", "here", 1, "x", 0.0)
+    fleet.told_steps(a, 0, 5.1, 0.0)
+    fleet.ready(a, 0.0)
+    assert a.state is WorkerState.SUSPECT and not a.takes_requests and "no step for 5 s" in a.reason
+    assert look_until(fleet, 0.1, 1.0, heard=(a,), age=6.0) == []
+    assert look_until(fleet, 1.1, 1.1, heard=(a,), age=0.0) == [("a", Change.RECOVERED)]
+
+
 def test_a_draining_worker_takes_nothing_and_can_hang_as_any_other() -> None:
     fleet, (a,) = fleet_of("a")
     fleet.drain(a)
@@ -107,7 +117,23 @@ def test_numbers_are_used_again_and_names_are_not_shared() -> None:
     assert (a.index, c.index) == (0, 2)
 
 
-@pytest.mark.parametrize("limits", [{"suspect_s": 0.0}, {"stall_s": math.inf}, {"gone_s": math.nan}, {"suspect_s": 3.0, "gone_s": 3.0}])
+def test_who_speaks_at_each_heartbeat_but_one_is_never_suspected() -> None:
+    """Whatever limit is allowed: of three heartbeats one may be late."""
+    limits = LivenessLimits(suspect_s=LEAST_SUSPECT_S)
+    fleet = Fleet(limits)
+    a = fleet.hello("a", "both", "here", 1, "x", 0.0)
+    fleet.ready(a, 0.0)
+    for beat in range(1, 50):
+        for tick in range(4):  # a look every 0.1 s
+            assert fleet.look(2 * HEARTBEAT_S * (beat - 1 + tick / 4)) == []
+        fleet.heard(a, 2 * HEARTBEAT_S * beat)
+    with pytest.raises(ValueError, match=r"suspect_s: 0\.59 is not allowed; at least 0\.6, since workers are heard every 0\.2 s"):
+        LivenessLimits(suspect_s=0.59)
+
+
+@pytest.mark.parametrize(
+    "limits", [{"suspect_s": 0.0}, {"suspect_s": 0.15}, {"stall_s": math.inf}, {"gone_s": math.nan}, {"suspect_s": 3.0, "gone_s": 3.0}]
+)
 def test_limits_are_checked(limits: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="not allowed"):
         LivenessLimits(**limits)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Sequence
+from operator import attrgetter
 
 import pytest
 
@@ -29,7 +30,7 @@ class Launcher:
         self.released: list[str] = []
         self.replaced: list[str] = []
         self.opened = asyncio.Event()
-        self.holds_start = False
+        self.holds_start = self.was_stopped = False
 
     @property
     def names(self) -> Sequence[str]:
@@ -63,7 +64,7 @@ class Launcher:
         self.replaced.append(name)
 
     async def stop(self) -> None:
-        pass
+        self.was_stopped = True
 
 
 def engine_of(launcher: Launcher, options: ClusterOptions | None = None, others_may_join: bool = True) -> ClusterEngine:
@@ -211,6 +212,25 @@ def test_requests_wait_for_the_successor_of_the_last_worker_however_long_it_drai
     asyncio.run(run())
 
 
+@pytest.mark.parametrize(
+    ("launcher", "others_may_join", "words"),
+    [(None, True, "waiting for workers at"), (Launcher("a"), True, "more workers may connect to"), (Launcher("a"), False, None)],
+)
+def test_where_workers_may_connect_to_is_said_when_they_can(launcher: Launcher | None, others_may_join: bool, words: str | None) -> None:
+    async def run() -> None:
+        model, told = bigram_model(TOKENIZER, context=8192), list[str]()
+        address = Address("127.0.0.1", 0)
+        engine = ClusterEngine(model, bigram_config(), address, SECRET, launcher=launcher, others_may_join=others_may_join)
+        engine.announce = told.append
+        engine.start()
+        assert engine._opening is not None and not told
+        await engine._opening
+        assert told == ([] if words is None else [f"{words} {engine.control.address}"]) and engine.control.address.port
+        await engine.stop()
+
+    asyncio.run(run())
+
+
 def test_where_it_cannot_listen_is_told_as_the_flag() -> None:
     async def run() -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -248,6 +268,46 @@ def test_a_restart_waits_for_a_worker_that_is_just_being_started() -> None:
     asyncio.run(run())
 
 
+def test_a_worker_that_is_cut_off_while_a_restart_drains_it_comes_back_to_end() -> None:
+    """Its process is waited for, and killed after a while: what it got meanwhile would be lost with it."""
+
+    class Patient(Launcher):
+        has_ended = asyncio.Event()
+
+        async def replace(self, name: str) -> None:
+            await self.has_ended.wait()
+            await super().replace(name)
+
+    async def run() -> None:
+        launcher = Patient("a")
+        engine = engine_of(launcher)
+        engine.start()
+        await launcher.opened.wait()
+        worker, task = stub(engine, "a")
+        await engine.ready()
+        stream = open_stream(engine, 0, 3)
+        await until(lambda: worker.num_attempts == 1)
+        await engine.cluster.restart()
+        await until(lambda: not engine.open_links())
+        assert worker._channel is not None
+        worker._channel.abort("the test has cut it")
+        await asyncio.wait_for(task, 60)
+        await until(lambda: engine.control.find("a") is None)
+        await asyncio.wait_for(worker.run(engine.control.address, SECRET), 60)  # it is told to end
+        assert worker.num_received == 0 and engine.flights.num_lost == 1 and engine.flights.num_waiting == 1
+        launcher.has_ended.set()
+        second, other = stub(engine, "a")
+        await until(lambda: second.num_attempts == 1)
+        second.give(3)
+        assert await read(stream) == expected(0, 3)
+        await until(lambda: engine.cluster.status()["restart"] is None)
+        assert launcher.replaced == ["a"]
+        await engine.stop()
+        await other
+
+    asyncio.run(run())
+
+
 def test_an_engine_that_is_stopped_while_it_opens_starts_nobody_afterwards() -> None:
     async def run() -> None:
         launcher = Launcher("a")
@@ -257,6 +317,50 @@ def test_an_engine_that_is_stopped_while_it_opens_starts_nobody_afterwards() -> 
         await until(lambda: engine.control.address.port)
         await engine.stop()
         assert engine._opening is not None and engine._opening.cancelled()
+
+    asyncio.run(run())
+
+
+PARTS = ("flights.fail_all", "cluster.stop", "control.close", "handovers.close", "launcher.stop", "flights.faults.flush")
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_of_the_end_nothing_is_left_out_whatever_fails(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else processes, a folder, or whoever waits for the end as well would be left."""
+
+    async def run() -> None:
+        launcher, cleaned = Launcher("a"), list[bool]()
+        engine = engine_of(launcher)
+        engine._clean_up = lambda: cleaned.append(True)
+        engine.start()
+        await launcher.opened.wait()
+        _, task = stub(engine, "a")
+        await engine.ready()
+        address = engine.control.address
+        owner, _, name = part.rpartition(".")
+        of, ends = attrgetter(owner)(engine), attrgetter(part)(engine)
+
+        def fails(*args: object) -> None:
+            raise RuntimeError(f"{part} fails")
+
+        async def fails_later() -> None:
+            await ends()
+            raise RuntimeError(f"{part} fails")
+
+        monkeypatch.setattr(of, name, fails_later if asyncio.iscoroutinefunction(ends) else fails)
+        with pytest.raises(RuntimeError, match=f"{part} fails"):
+            await engine.stop()
+        assert cleaned == [True] and launcher.was_stopped and engine._ended.is_set()
+        assert all(task.done() for task in engine._tasks)
+        await engine.stop()
+        assert cleaned == [True]
+        if part != "control.close":
+            await asyncio.wait_for(task, 60)  # told to end
+            with pytest.raises(ConnectionRefusedError):
+                await connect(address, SECRET, to_worker)
+        task.cancel()
+        monkeypatch.undo()
+        engine.control.close()
 
     asyncio.run(run())
 

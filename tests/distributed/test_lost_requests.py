@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import pytest
 
 from octavo.bench.stub_worker import StubWorker, token_of
-from octavo.core.request import SamplingParams
+from octavo.core.request import FinishReason, SamplingParams
 from octavo.distributed.dispatcher import Backpressure
-from octavo.distributed.messages import Load
+from octavo.distributed.messages import Event, Events, Load
+from octavo.engine.event_stream import EventStream
+from octavo.engine.outputs import OutputEvent
 from tests.distributed.test_stub_worker import SECRET, TOKENIZER, expected, front_end, open_stream, read, stub, until
 
 
@@ -152,3 +155,40 @@ def test_a_stream_whose_worker_was_lost_does_not_wait_behind_all_that_nobody_has
         await other
 
     asyncio.run(run())
+
+
+def test_a_worker_leaves_off_choices_that_were_over_before_it_had_them() -> None:
+    """Both choices are made again from the start, of which one had ended elsewhere; when the other ends, nobody wants the rest."""
+
+    async def run() -> None:
+        engine = await front_end()
+        first, task = stub(engine, "first")
+        await until(engine.open_links)
+        params = engine.check_params(SamplingParams(max_tokens=50, n=2, seed=1))
+        stream = engine.submit([engine.prepare_checked([5, 7], params, "r")])
+        await until(lambda: first.num_attempts == 1)
+        assert first._channel is not None
+        begun = next(iter(first._attempts))
+        first._channel.send(Events([Event(begun, 1, "xy", [10, 11], FinishReason.STOP), Event(begun, 0, "z", [12])]))
+        await until(lambda: (flight := engine.flights.find("r")) is not None and flight.attempts.num_sent_tokens == 3)
+        task.cancel()
+        await until(lambda: not engine.open_links())
+        second, other = stub(engine, "second")
+        await until(lambda: second.num_attempts == 1)
+        assert second._channel is not None
+        second._channel.send(Events([Event(next(iter(second._attempts)), 0, "zw", [12, 13], FinishReason.STOP)]))
+        got = [event async for event in events_of(stream)]
+        assert [(event.choice, event.token_ids) for event in got] == [(1, [10, 11]), (0, [12]), (0, [13])]
+        await until(lambda: second.num_attempts == 0)
+        assert not len(engine.flights) and not engine.open_links()[0].keys
+        engine.flights.check_invariants()
+        await engine.stop()
+        await other
+
+    asyncio.run(run())
+
+
+async def events_of(stream: EventStream) -> AsyncIterator[OutputEvent]:
+    while not stream.finished:
+        for event in await asyncio.wait_for(stream.read(), 60):
+            yield event

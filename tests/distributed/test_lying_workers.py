@@ -123,6 +123,8 @@ def lies(key: int) -> dict[str, list[Message]]:
         "less cached than nothing": [Events([Event(key, token_ids=[5], num_cached_tokens=-1)])],
         "hello again": [Hello(PROTOCOL, "liar", "both", "here", 1, "boot")],
         "ready again": [Ready("stub", "bigram/stub", LIMITS)],
+        "a heartbeat from the future": [Keys(step_age_s=-1.0)],
+        "a heartbeat at no time": [Keys(step_age_s=float("nan"))],
         "keys anew again": [Keys(anew=True), Keys(anew=True)],
     }
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from octavo.distributed import process_worker
+from octavo.config import ConfigError, EngineConfig, ModelConfig
+from octavo.distributed import launcher, process_worker
 from octavo.distributed.channel import Address
-from octavo.distributed.local_cluster import SOCKET, sweep_folders
+from octavo.distributed.local_cluster import SOCKET, ClusterPlan, open_cluster, sweep_folders
 from octavo.distributed.process_worker import LocalProcesses
+from tests.models.tiny import write_tiny_gguf
 
 ENDS = (sys.executable, "-c", "raise SystemExit(1)")
 STAYS = (sys.executable, "-c", "import time; time.sleep(600)")
@@ -115,6 +118,34 @@ def test_a_worker_that_was_released_is_kept_again(monkeypatch: pytest.MonkeyPatc
     asyncio.run(run())
 
 
+def test_of_workers_that_have_ended_for_good_few_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Load comes and goes for months: names are new each time, and of the old ones the last can be had back."""
+    monkeypatch.setattr(launcher, "MAX_RELEASED", 3)
+    monkeypatch.setattr(process_worker, "END_S", 0.1)
+
+    async def run() -> None:
+        processes = LocalProcesses({"worker-0": "both", "worker-2": "both", "decode-0": "decode"}, "secret", command=STAYS)
+        await processes.start(NOWHERE)
+        await until(lambda: len(processes.pids) == 3)
+        added = list[str]()
+        processes._command = list(ENDS)
+        for i in range(9):
+            added.append(processes.add("decode" if i % 3 == 2 else "both"))
+            processes.release(added[-1])
+            child = processes._workers[added[-1]]
+            await until(lambda child=child: child.keeper.done())
+        assert [name for name in added if name.startswith("worker")] == [f"worker-{i}" for i in (1, 3, 4, 5, 6, 7)]
+        assert [name for name in added if name.startswith("decode")] == ["decode-1", "decode-2", "decode-3"]
+        assert processes.released == added[-4:] and len(processes._workers) == 7
+        processes.release("worker-2")  # whose process goes on: it is none of those that have ended, and those are three now
+        assert processes.released == [*added[-3:], "worker-2"]
+        assert list(processes.names) == ["worker-0", "decode-0"] and set(processes.pids) == {"worker-0", "worker-2", "decode-0"}
+        assert processes.keep(added[-1]) and processes.names[-1] == added[-1]
+        await processes.stop()
+
+    asyncio.run(run())
+
+
 def test_a_process_that_cannot_be_started_is_tried_again() -> None:
     """A host without room for it has room some time."""
 
@@ -179,10 +210,22 @@ def test_what_a_killed_front_end_left_is_swept_and_nothing_else(tmp_path: Path) 
     (tmp_path / "octavo-more" / "notes").write_text("of somebody")
     (tmp_path / "octavo-file").mkdir()
     (tmp_path / "octavo-file" / SOCKET).write_text("no socket")
+    for name in ("octavo-a1_bcdef", "octavo-somebodys", "octavo-mine"):  # the first is as mkdtemp names it, and so is the second
+        (tmp_path / name).mkdir()
+    (tmp_path / "octavo-somebodys" / "notes").touch()
     before = {path.name for path in tmp_path.iterdir()}
     sweep_folders(tmp_path, min_age_s=3600.0)
     assert {path.name for path in tmp_path.iterdir()} == before
     sweep_folders(tmp_path, min_age_s=0.0)
-    assert before - {path.name for path in tmp_path.iterdir()} == {"octavo-dead"}
+    assert before - {path.name for path in tmp_path.iterdir()} == {"octavo-dead", "octavo-a1_bcdef"}
     assert (tmp_path / "octavo-more" / "notes").exists() and (tmp_path / "octavo-alive" / SOCKET).exists()
     alive.close()
+
+
+def test_a_start_that_fails_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever starts it again and again would have as many."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    config = EngineConfig(ModelConfig(str(write_tiny_gguf(tmp_path / "m.gguf", context=512)), max_model_len=10**7))
+    with pytest.raises(ConfigError, match="max_model_len"):
+        open_cluster(config, config.model.model, ClusterPlan({"both": 1}))
+    assert [path.name for path in tmp_path.iterdir()] == ["m.gguf"]

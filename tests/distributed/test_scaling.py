@@ -14,7 +14,7 @@ from octavo.core.request import SamplingParams
 from octavo.distributed import scaling, worker_engine
 from octavo.distributed.autoscale import ScaleLimits
 from octavo.distributed.channel import Address
-from octavo.distributed.cluster_options import ClusterOptions, next_name
+from octavo.distributed.cluster_options import ClusterOptions, NewNames
 from octavo.distributed.full_step import full_step_prices
 from octavo.distributed.messages import Load
 from octavo.distributed.told_load import ToldLoad
@@ -65,11 +65,12 @@ def test_a_second_worker_comes_with_the_load_and_goes_when_it_is_over(monkeypatc
 class Launcher:
     def __init__(self, *names: str) -> None:
         self.names = list(names)
+        self._new_names = NewNames(names)
         self.trouble: dict[str, str] = {}
         self.released: list[str] = []
 
     def add(self, role: str) -> str:
-        self.names.append(next_name(role, [*self.names, *self.released]))
+        self.names.append(self._new_names.next(role))
         return self.names[-1]
 
     def role_of(self, name: str) -> str:
@@ -230,6 +231,18 @@ def test_a_worker_that_can_never_run_is_not_counted_on() -> None:
     assert launcher.names == ["worker-0", "worker-5"], "the pauses have begun anew"
 
 
+def test_workers_that_somebody_else_has_started_are_not_taken_from_them() -> None:
+    """More of them than there may be of the launcher's, and the idlest of all."""
+    launcher = Launcher("worker-0", "worker-1")
+    others = [Told(f"worker-{i}", i) for i in (7, 8, 9)]
+    own = [Told("worker-0", 0, keys={1}), Told("worker-1", 1, keys={2, 3})]
+    mixed = Cluster(launcher, ScaleLimits(least=1, most=2, down_after_s=5.0), *own, *others)
+    mixed.look(5)
+    assert not mixed.drained
+    mixed.look(5)
+    assert mixed.drained == [own[0]], "one less will do, and one of its own is that"
+
+
 def test_while_nobody_serves_nobody_is_given_up() -> None:
     """That no worker can run is the launcher's to tell whoever waits for the first."""
     launcher = Launcher("worker-0", "worker-1")
@@ -251,14 +264,14 @@ def test_a_role_whose_workers_cannot_run_holds_up_no_other() -> None:
     launcher.names.remove("prefill-0")
     pair.workers.pop(0)
     pair.look(1)
-    assert launcher.names == ["decode-0", "prefill-0"], "prefill does not rest"
+    assert launcher.names == ["decode-0", "prefill-1"], "prefill does not rest"
 
-    pair.workers.append(Told("prefill-0", 0))
+    pair.workers.append(Told("prefill-1", 0))
     launcher.trouble["decode-0"] = "it cannot run"
     pair.look(1)
-    assert launcher.released == ["decode-1", "decode-0"] and launcher.names == ["prefill-0"]
+    assert launcher.released == ["decode-1", "decode-0"] and launcher.names == ["prefill-1"]
     pair.look(int(2 * scaling.FIRST_REST_S))
-    assert launcher.names == ["prefill-0", "decode-2"]
+    assert launcher.names == ["prefill-1", "decode-2"]
 
 
 def test_the_first_workers_of_a_role_are_not_given_up() -> None:

@@ -11,10 +11,25 @@ import msgspec
 import pytest
 
 from octavo.bench.stub_worker import StubWorker
+from octavo.core.request import FinishReason
+from octavo.distributed import operations
 from octavo.distributed.cluster_engine import ClusterEngine
 from octavo.distributed.cluster_options import ClusterOptions, HandoverOptions
 from octavo.distributed.handoff import HandoffLimits
-from octavo.distributed.messages import CopyFailed, Message, Offered, PromptStarted, Ready, Reserve, Reserved, ToWorker, Welcome
+from octavo.distributed.messages import (
+    Copied,
+    CopyFailed,
+    Event,
+    Events,
+    Message,
+    Offered,
+    PromptStarted,
+    Ready,
+    Reserve,
+    Reserved,
+    ToWorker,
+    Welcome,
+)
 from octavo.engine.event_stream import EventStream
 from tests.distributed.test_stub_worker import PATIENT, SECRET, TOKENIZER, expected, front_end, open_stream, read, until
 
@@ -79,6 +94,45 @@ def test_tokens_are_handed_over_that_were_sent_and_no_others(offered: list[int])
                 assert one.engine.control.find("prefill") is None and not len(desk)
                 one.receiver.give(NUM_TOKENS - 1)
             assert await reading == expected(1, NUM_TOKENS)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("is_over", ["copied", "failed", "withdrawn"])
+def test_a_receiver_that_is_drained_gets_what_is_on_its_way_to_it(is_over: str) -> None:
+    """It has room for it, and no request yet: it is told to end when the answer that came is over, or when none comes."""
+
+    async def run() -> None:
+        async with pair() as one:
+            desk, reading = one.engine.handovers.desk, asyncio.create_task(read(one.stream))
+            one.receiver.say(Reserved(one.key))
+            await until(lambda: (moving := desk.find(one.key)) is not None and moving.handoff.receiver is not None)
+            link = one.engine.control.find("decode")
+            assert link is not None
+            await one.engine.cluster.drain("decode")
+            for _ in range(3):
+                await asyncio.sleep(operations.LOOK_S)
+                assert not link.is_leaving and link.worker.draining and desk.find(one.key) is not None
+            if is_over == "copied":
+                one.sender.give(1)
+                one.sender.say(Offered(one.key, [FIRST]))
+                one.receiver.say(Copied(one.key))
+                await until(lambda: link.keys == {one.key})
+                await asyncio.sleep(2 * operations.LOOK_S)
+                assert not link.is_leaving
+                told = expected(1, NUM_TOKENS)[1:]
+                one.receiver.say(Events([Event(one.key, 0, "", told, FinishReason.LENGTH)]))
+            elif is_over == "failed":
+                one.receiver.say(CopyFailed(one.key, "the network is gone"))
+                await until(lambda: desk.find(one.key) is None)
+                one.sender.give(NUM_TOKENS)
+            else:
+                reading.cancel()
+                one.engine.abort(one.stream)
+            await until(lambda: link.is_leaving and one.engine.control.find("decode") is None)
+            if is_over != "withdrawn":
+                assert await reading == expected(1, NUM_TOKENS)
+            assert one.engine.flights.num_lost == 0
 
     asyncio.run(run())
 

@@ -220,6 +220,10 @@ def test_what_cannot_be_is_refused_with_the_reason() -> None:
         engine, (a, task), (b, other) = await two(launcher)
         assert str(await refused(engine, "c")) == "'c' is not here; there are: a, b; drained: none"
         assert isinstance(await refused(engine, "c"), UnknownWorker)
+        for change in (engine.cluster.drain, engine.cluster.undrain):
+            with pytest.raises(UnknownWorker) as unknown:
+                await change("x" * 100_000)
+            assert len(str(unknown.value)) < 300, "a name that is none is not given back whole"
         assert str(await refused(engine, "a")) == "a is not being drained; it is ready"
         stream = open_stream(engine, 0, 3)
         await until(lambda: a.num_attempts == 1)

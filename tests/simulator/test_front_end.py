@@ -67,6 +67,14 @@ def requests(number: int, rate: float, **fields: object) -> list[WorkloadRequest
     return [WorkloadRequest(one.at_s, list(one.prompt), one.num_output, **fields) for one in load]  # type: ignore[arg-type]
 
 
+class Checked(FrontedSimulation):
+    """Looks at its books whenever something has happened."""
+
+    def _begin_steps(self, now: float) -> None:
+        super()._begin_steps(now)
+        self._front.check_invariants()
+
+
 def spec(name: str, role: str = "both", num_blocks: int = 400) -> EngineSpec:
     return EngineSpec(COST, num_blocks, 4096, role=role, name=name, kv_bytes_per_token=64)
 
@@ -75,7 +83,8 @@ def spec(name: str, role: str = "both", num_blocks: int = 400) -> EngineSpec:
 @pytest.mark.parametrize("roles", [("both", "both"), ("prefill", "decode"), ("prefill", "both"), ("both", "decode")])
 def test_every_router_answers_all_with_any_roles(router: str, roles: tuple[str, ...]) -> None:
     specs = [spec(f"{role}-{i}", role) for i, role in enumerate(roles)]
-    assert len(FrontedSimulation(specs, create_router(router), KEPT).run(requests(30, 40.0)).records) == 30
+    simulation = Checked(specs, create_router(router), KEPT)
+    assert len(simulation.run(requests(30, 40.0)).records) == 30 and not len(simulation._front)
 
 
 def test_without_a_front_end_prefill_needs_decode() -> None:
@@ -114,7 +123,7 @@ def test_what_no_engine_can_hold_is_refused_and_what_one_can_goes_there() -> Non
 def test_an_engine_that_is_gone_gets_nothing_and_what_it_had_is_answered_elsewhere() -> None:
     for roles in (("both", "both"), ("prefill", "decode")):
         specs = [spec(f"{role}-{i}", role) for i, role in enumerate(roles)]
-        simulation = FrontedSimulation(specs, create_router("soonest"), replace(KEPT, outages=[Outage(0, 0.3, 0.9)]))
+        simulation = Checked(specs, create_router("soonest"), replace(KEPT, outages=[Outage(0, 0.3, 0.9)]))
         records = simulation.run(requests(40, 80.0)).records
         assert len(records) == 40 and simulation.log.num_moved > 0
 

@@ -25,6 +25,10 @@ class BackendError(RuntimeError):
     """The backend cannot run this model or configuration; the message names what and why."""
 
 
+class OutOfResources(BackendError):
+    """There is too little memory, or no thread left: not for good, so another try may fare better."""
+
+
 @dataclass(frozen=True, slots=True)
 class KVCapacity:
     """What the KV pool can be: bytes of one block over all layers, and how many blocks fit the memory given."""

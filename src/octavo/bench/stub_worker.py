@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from octavo.core.request import FinishReason
 from octavo.distributed.channel import Address, Channel, connect
+from octavo.distributed.fleet import HEARTBEAT_S
 from octavo.distributed.handshake import read_secret
 from octavo.distributed.messages import (
     PROTOCOL,
@@ -37,7 +38,6 @@ from octavo.distributed.messages import (
 )
 
 TICK_S = 0.01  # events of so long go in one message, as those of a step do
-HEARTBEAT_S = 0.2
 
 
 def token_of(prompt_token_ids: list[int], place: int, vocab_size: int) -> int:

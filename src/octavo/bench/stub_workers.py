@@ -15,8 +15,9 @@ import json
 import sys
 import time
 
-from octavo.bench.stub_worker import HEARTBEAT_S, StubWorker
+from octavo.bench.stub_worker import StubWorker
 from octavo.distributed.channel import Address
+from octavo.distributed.fleet import HEARTBEAT_S
 from octavo.distributed.handshake import read_secret
 
 TICK_S = 0.005  # between two messages with events: a short step

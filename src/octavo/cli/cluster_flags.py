@@ -59,7 +59,7 @@ def cluster_options(function: Callable) -> Callable:
             click.option("--cluster-secret-file", type=click.Path(dir_okay=False), help=_SECRET_HELP),
             click.option("--router", type=click.Choice(ROUTERS), default="soonest", show_default=True, help=_ROUTER_HELP),
             click.option("--worker-wait-s", type=Finite(0), default=30.0, show_default=True, help=_WAIT_HELP),
-            click.option("--worker-suspect-s", type=POSITIVE, default=1.0, show_default=True, help=_SUSPECT_HELP),
+            click.option("--worker-suspect-s", type=Finite(0.6), default=1.0, show_default=True, help=_SUSPECT_HELP),
             click.option("--worker-stall-s", type=POSITIVE, default=60.0, show_default=True, help=_STALL_HELP),
             click.option("--kv-transport", type=click.Choice(KV_TRANSPORTS), default="auto", show_default=True, help=_TRANSPORT_HELP),
             click.option("--kv-wire-dtype", type=click.Choice(["auto", "int8"]), default="auto", show_default=True, help=_WIRE_HELP),
@@ -117,11 +117,17 @@ def engine_opener(options: dict[str, Any], described: ClusterFile | None = None)
     if not options["ray"]:
         from octavo.distributed.local_cluster import open_cluster
 
-        return lambda config, path, beside: open_cluster(config, path, plan, beside)
+        return lambda config, path, beside: _announced(open_cluster(config, path, plan, beside))
     from octavo.distributed.open_on_ray import open_on_ray
 
     cluster = described or _on_ray(options["model"], plan)
-    return lambda config, path, beside: open_on_ray(config, path, cluster, plan.options, beside)
+    return lambda config, path, beside: _announced(open_on_ray(config, path, cluster, plan.options, beside))
+
+
+def _announced(engine: ClusterEngine) -> ClusterEngine:
+    """It says where workers connect to before any has: whoever starts them has to know, and the server has nothing to say until then."""
+    engine.announce = lambda text: click.echo(f"octavo: {text}", err=True)
+    return engine
 
 
 def _on_ray(model: str, plan: ClusterPlan) -> ClusterFile:

@@ -75,11 +75,11 @@ def _spoken() -> Iterator[None]:
 
 
 def run(server: WorkerServer) -> int:
-    """The exit status: 0 when told to end, ``HOPELESS`` when another try would end alike."""
+    """The exit status: 0 when told to end, ``HOPELESS`` when another try would end alike, 1 for what only lacked memory or the like."""
     import asyncio
 
     from octavo.distributed.process_worker import HOPELESS
-    from octavo.distributed.worker import HOPELESS_ERRORS
+    from octavo.distributed.worker import HOPELESS_ERRORS, is_passing
 
     async def serve() -> None:
         loop = asyncio.get_running_loop()
@@ -100,5 +100,5 @@ def run(server: WorkerServer) -> int:
         asyncio.run(serve())
     except HOPELESS_ERRORS as error:
         click.echo(f"octavo worker: {error}", err=True)
-        return HOPELESS
+        return 1 if is_passing(error) else HOPELESS
     return 0

@@ -67,6 +67,7 @@ class _Choice:
     is_over: bool = False
     num_repeated: int = 0  # tokens of the running attempt that are still to come again
     num_repeated_chars: int = 0
+    is_made: bool = False  # the running attempt has not ended it
 
 
 class Attempts:
@@ -94,6 +95,11 @@ class Attempts:
     def is_over(self) -> bool:
         """Every choice has had its last event."""
         return self._num_open == 0
+
+    @property
+    def is_made_on(self) -> bool:
+        """The running attempt goes on with a choice, be it one that was over before it began: its worker has to be told to leave off."""
+        return any(choice.is_made for choice in self._choices)
 
     @property
     def is_suspect(self) -> bool:
@@ -124,6 +130,7 @@ class Attempts:
         self.key = key
         self.num_attempts += 1
         for choice in self._choices:
+            choice.is_made = True
             choice.num_repeated = 0 if made else len(choice.token_ids)
             choice.num_repeated_chars = 0 if made else choice.num_chars
         return made
@@ -139,6 +146,7 @@ class Attempts:
         What is said once, with a request's first event, is said once over all attempts.
         """
         choice = self._choices[event.choice]
+        choice.is_made = choice.is_made and event.finish_reason is None
         if choice.is_over:
             return None
         if choice.num_repeated or choice.num_repeated_chars:

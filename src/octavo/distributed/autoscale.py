@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 
@@ -63,12 +63,14 @@ class ScaleLimits:
 
 @dataclass(frozen=True, slots=True)
 class ScaledWorker:
-    """``state``: starting, ready or draining. ``num_sequences``: waiting and running there."""
+    """``state``: starting, ready or draining. ``num_sequences``: waiting and running there. ``is_own``: it may be ended; others, which
+    somebody else has started, are counted on, and not among those that there may be."""
 
     index: int
     state: str
     pending_s: float = 0.0
     num_sequences: int = 0
+    is_own: bool = True
 
     def __post_init__(self) -> None:
         if self.state not in ("starting", "ready", "draining"):
@@ -107,18 +109,24 @@ class Autoscaler:
         """
         self._learn(now)
         ready = [worker for worker in workers if worker.state == "ready"]
-        draining = sorted((worker for worker in workers if worker.state == "draining"), key=lambda worker: -worker.num_sequences)
+        own_draining = (worker for worker in workers if worker.state == "draining" and worker.is_own)
+        draining = sorted(own_draining, key=lambda worker: -worker.num_sequences)
         num_on = len(ready) + sum(worker.state == "starting" for worker in workers)
+        limits = self._limits_with(sum(worker.state != "draining" and not worker.is_own for worker in workers))
         waiting_s = held_back_s + sum(worker.pending_s for worker in ready)
         room = (max(self.room_rate, len(ready)) if self._is_crowded(held_room_s, now) else self.room_rate, held_room_s)
-        wanted = self._wanted(max(1, num_on), waiting_s, room, room_of_all)
+        wanted = self._wanted(limits, max(1, num_on), waiting_s, room, room_of_all)
         if num_on < wanted:
             self._low_since_s = None
             kept = draining[: wanted - num_on]
             steps = [ScaleStep(ScaleAction.KEEP, worker.index) for worker in kept]
             steps += [ScaleStep(ScaleAction.START)] * (wanted - num_on - len(kept))
             return steps + _stops(draining[len(kept) :])
-        return self._less(ready, num_on, max(waiting_s, held_room_s), now) + _stops(draining)
+        return self._less(limits, ready, num_on, max(waiting_s, held_room_s), now) + _stops(draining)
+
+    def _limits_with(self, num_others: int) -> ScaleLimits:
+        """Of all, where so many are somebody else's."""
+        return replace(self.limits, least=self.limits.least + num_others, most=self.limits.most + num_others)
 
     def _is_crowded(self, held_room_s: float, now: float) -> bool:
         """Somebody has waited for room for as long as a start takes, without a break."""
@@ -128,10 +136,12 @@ class Autoscaler:
             self._crowded_since_s = now
         return self._crowded_since_s is not None and now - self._crowded_since_s >= self.limits.start_s
 
-    def _wanted(self, num_on: int, waiting_s: float, room: tuple[float, float], room_of_all: float) -> int:
+    def _wanted(
+        self, limits: ScaleLimits, num_on: int, waiting_s: float, room: tuple[float, float], room_of_all: float
+    ) -> int:  # fmt: skip
         """At least as many as now, and enough that the predicted wait is short when the last of them is ready. ``room``: its rate, and what
         waits for it."""
-        limits, num = self.limits, num_on
+        num = num_on
         while num < limits.most:
             wait_s = self._wait_with(num, num_on, self.rate, waiting_s)
             if num < room_of_all:
@@ -147,12 +157,13 @@ class Autoscaler:
         growing = max(0.0, rate - num) * self.limits.start_s  # what would still pile up, as long again
         return (left_s + growing) / num
 
-    def _less(self, ready: Seq[ScaledWorker], num_on: int, waiting_s: float, now: float) -> list[ScaleStep]:
+    def _less(self, limits: ScaleLimits, ready: Seq[ScaledWorker], num_on: int, waiting_s: float, now: float) -> list[ScaleStep]:
         """One less, after a while in which one less would have done."""
-        limits = self.limits
-        fits = num_on - 1 >= limits.least and len(ready) > 1
-        if num_on > limits.most and len(ready) > 1:
-            return self._drain(ready)
+        own = [worker for worker in ready if worker.is_own]
+        may_drain = len(ready) > 1 and bool(own)
+        fits = num_on - 1 >= limits.least and may_drain
+        if num_on > limits.most and may_drain:
+            return self._drain(own)
         rate = max(self.rate, self.room_rate)
         if not fits or rate > limits.down_load * (num_on - 1) or waiting_s / max(1, num_on - 1) > 0.5 * limits.up_wait_s:
             self._low_since_s = None
@@ -162,10 +173,10 @@ class Autoscaler:
         if now - self._low_since_s < limits.down_after_s:
             return []
         self._low_since_s = now  # the next one not before as long again
-        return self._drain(ready)
+        return self._drain(own)
 
-    def _drain(self, ready: Seq[ScaledWorker]) -> list[ScaleStep]:
-        idlest = min(ready, key=lambda worker: (worker.num_sequences, worker.pending_s, -worker.index))
+    def _drain(self, own: Seq[ScaledWorker]) -> list[ScaleStep]:
+        idlest = min(own, key=lambda worker: (worker.num_sequences, worker.pending_s, -worker.index))
         return [ScaleStep(ScaleAction.DRAIN, idlest.index)]
 
     def _learn(self, now: float) -> None:

@@ -10,13 +10,12 @@ when ``MAX_UNSENT_BYTES`` wait for it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from octavo.distributed import unix_sockets
 from octavo.distributed.flood_log import FloodLog
 from octavo.distributed.frames import FrameError, FrameReader, frame
 from octavo.distributed.handshake import (
@@ -258,13 +257,14 @@ class Listener(Generic[Said]):
         self._unproven: dict[asyncio.Task[None], Channel[Said]] = {}  # the oldest first
         self._turned_away = FloodLog(logger, "a connection was turned away")
         self._server: asyncio.Server | None = None
+        self._mark: unix_sockets.Mark | None = None  # of its socket
 
     async def open(self, address: Address) -> None:
-        """Raises OSError when the address cannot be had."""
+        """Raises OSError when the address cannot be had, as when somebody listens there."""
         loop = asyncio.get_running_loop()
         if address.path:
-            self._server = await loop.create_unix_server(self._accept, address.path)  # in place of a socket that was left, and of no file
-            os.chmod(address.path, 0o600)
+            listening, self._mark = unix_sockets.listen_at(address.path)
+            self._server = await loop.create_unix_server(self._accept, sock=listening)
             self.address = address
         else:
             self._server = await loop.create_server(self._accept, address.host, address.port)
@@ -272,13 +272,13 @@ class Listener(Generic[Said]):
 
     def close(self) -> None:
         """No more connections; the channels that there are stay."""
+        if self._mark is not None:
+            unix_sockets.remove(self.address.path, self._mark)
+            self._mark = None
         if self._server is not None:
             self._server.close()
         for task in list(self._unproven):
             task.cancel()
-        if self.address.path:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self.address.path)
         self._turned_away.flush()
 
     def _accept(self) -> Channel[Said]:

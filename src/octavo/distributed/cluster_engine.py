@@ -56,7 +56,8 @@ class ClusterEngine:
 
     ``model``: its text is used, its weights are not read. ``config``: what workers run. ``address``: where they connect to; ``secret``:
     what they prove to know. ``launcher``: who starts them (None: somebody else does, with `octavo worker`). ``clean_up`` is called when
-    all has ended. ``others_may_join``: workers that the launcher does not start may come as well.
+    all has ended. ``others_may_join``: workers that the launcher does not start may come as well; ``announce`` is told where
+    to, once they can.
     """
 
     def __init__(
@@ -90,8 +91,9 @@ class ClusterEngine:
         self.flights.handovers = self.handovers
         self.cluster = Operations(self.control, self.flights, launcher, self.clock.now, scale)
         self.outlook = Outlook(self.control, self.flights, launcher, wait_s, others_may_join, bool(scale), self.clock.now)
+        self.announce: Callable[[str], None] | None = None
         self._clean_up = clean_up
-        self._address = address
+        self._address, self._others_may_join = address, others_may_join
         self._sizes = WorkerSizes(model, config)
         self._changed = asyncio.Event()  # something of the fleet
         self._tasks: list[asyncio.Task[None]] = []
@@ -112,6 +114,9 @@ class ClusterEngine:
 
     async def _open(self) -> None:
         await self.control.open(self._address)
+        if self.announce is not None and self._others_may_join:
+            what = "waiting for workers at" if self.launcher is None else "more workers may connect to"
+            self.announce(f"{what} {self.control.address}")
         if self.launcher is not None:
             await self.launcher.start(self.control.address)
 
@@ -153,21 +158,24 @@ class ClusterEngine:
             await self._ended.wait()
             return
         self._stopped = True
-        try:
-            self.flights.fail_all("the server is shutting down")
-            await self.cluster.stop()
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)  # nothing is opened or started any more
-            self.control.close()
-            self.handovers.close()
-            if self.launcher is not None:
-                await self.launcher.stop()
+        async with contextlib.AsyncExitStack() as ends:  # the last comes first, and each whatever became of those before
+            ends.callback(self._ended.set)
+            ends.callback(self.flights.faults.flush)
             if self._clean_up is not None:
-                self._clean_up()
-        finally:
-            self.flights.faults.flush()
-            self._ended.set()
+                ends.callback(self._clean_up)
+            if self.launcher is not None:
+                ends.push_async_callback(self.launcher.stop)
+            ends.callback(self.handovers.close)
+            ends.callback(self.control.close)
+            ends.push_async_callback(self._end_tasks)
+            ends.push_async_callback(self.cluster.stop)
+            self.flights.fail_all("the server is shutting down")
+
+    async def _end_tasks(self) -> None:
+        """Nothing is opened or started any more."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _watch(self) -> None:
         """End requests that wait while no worker comes."""

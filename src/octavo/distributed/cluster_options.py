@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Container, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from octavo.backends.kv_wire import WIRE_DTYPES
@@ -82,9 +82,16 @@ def worker_name(role: str, number: int) -> str:
     return f"{'worker' if role == 'both' else role}-{number}"
 
 
-def next_name(role: str, taken: Container[str]) -> str:
-    """The first of a role's names that is not ``taken``."""
-    return next(name for i in itertools.count() if (name := worker_name(role, i)) not in taken)
+class NewNames:
+    """Names for workers that come later: none that is ``taken`` from the beginning, and none twice."""
+
+    def __init__(self, taken: Iterable[str]) -> None:
+        self._taken = frozenset(taken)
+        self._numbers: dict[str, Iterator[int]] = {}
+
+    def next(self, role: str) -> str:
+        numbers = self._numbers.setdefault(role, itertools.count())
+        return next(name for i in numbers if (name := worker_name(role, i)) not in self._taken)
 
 
 def _counts(name: str, text: str) -> dict[str, int]:

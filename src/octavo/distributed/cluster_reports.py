@@ -32,6 +32,7 @@ from octavo.distributed.answers import (
     Window,
 )
 from octavo.distributed.cluster_options import ClusterOptions
+from octavo.distributed.flood_log import FloodLog
 from octavo.distributed.journeys import Journey, Journeys, Leg, LegEnd
 from octavo.distributed.merged_metrics import merged_families
 from octavo.distributed.recorded_cluster import RecordedCluster, front_end_of
@@ -82,6 +83,7 @@ class ClusterReports:
     ) -> None:
         self._journeys, self._workers, self._clock, self._model_name = journeys, workers, clock, model_name
         self._shows_misses = shows_misses
+        self._unanswered = FloodLog(logger, "worker")  # whoever asks brings it about, each time
         self._front_end = front_end or front_end_of(ClusterOptions())
         self.replays = None if replayer is None else Replays(replayer, clock.now, shows_misses)
 
@@ -129,7 +131,7 @@ class ClusterReports:
             async with asyncio.timeout(ANSWER_S):
                 return msgspec.json.decode(await self._workers.ask(worker, what, msgspec.json.encode(about)), type=kind)
         except (TimeoutError, OSError, RuntimeError, msgspec.MsgspecError) as error:
-            logger.warning("%s has not answered a question for %s: %s", worker, what, str(error) or type(error).__name__)
+            self._unanswered.say(f"no answer to a question for {what}: {str(error) or type(error).__name__}", worker)
             return None
 
     # --- a window -----------------------------------------------------------------------------------------------------------------------

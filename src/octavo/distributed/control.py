@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import math
 import os
 from collections.abc import Callable, Iterator
 
@@ -43,6 +42,7 @@ from octavo.distributed.messages import (
     Reset,
     Shutdown,
     Welcome,
+    check_figure,
     check_name,
     config_bytes,
     from_worker,
@@ -220,6 +220,9 @@ class Control:
         link.view = ToldLoad(link.index, limits.block_size, limits.num_kv_blocks)
         self.fleet.ready(link.worker, now)
         self.last_words.pop(link.name, None)
+        if link.worker.state is WorkerState.SUSPECT:
+            logger.warning("worker %s is here and suspect: %s", link.name, link.worker.reason)
+            return  # the handler hears of it when it has recovered
         logger.info("worker %s is ready", link.name)
         self._handler.worker_ready(link)
 
@@ -249,6 +252,9 @@ class Control:
                 if message.anew and link.has_begun_keys:  # each time what all workers have would be looked through
                     raise MessageError("a worker's Keys cannot be: anew is said once")
                 link.has_begun_keys = link.has_begun_keys or message.anew
+                if (age_s := message.step_age_s) is not None:
+                    check_figure(message, "step_age_s")
+                    self.fleet.told_steps(link.worker, link.worker.num_steps, age_s, self._now())
                 self._handler.told_keys(link, message)
             case Goodbye():
                 link.wants_to_leave, link.worker.reason = True, shown_reason(message.reason)
@@ -270,8 +276,7 @@ class Control:
 
     def _load(self, link: Link, load: Load) -> None:
         for name in load.__struct_fields__:
-            if not 0 <= (value := getattr(load, name)) < math.inf:
-                raise MessageError(f"a worker's Load cannot be: {name} {value!r} is not allowed; a finite number from 0")
+            check_figure(load, name)
         self.fleet.told_steps(link.worker, load.num_steps, load.step_age_s, self._now())
         if link.ready is None:
             return

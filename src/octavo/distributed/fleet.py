@@ -1,5 +1,6 @@
 """The workers of a front end: who there is, and which of them may be trusted with a request. Pure: times are told.
 
+                 ┌───────ready, and it hangs──┐
     hello ─▶ starting ──ready──▶ ready ⇄ suspect ──gone_s─▶ gone
                  │                 │         │
                  └─────closed──────┴─────────┘
@@ -21,6 +22,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
+HEARTBEAT_S = 0.2  # between two heartbeats of a worker
+LEAST_SUSPECT_S = 0.6  # three of them: who merely comes late would be suspected again and again, and all of its streams be moved
 MAX_LOOK_S = 0.25  # between two looks at the fleet; what is longer was this process's own pause
 
 
@@ -42,8 +45,8 @@ class Change(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LivenessLimits:
-    """Seconds. ``suspect_s``: of silence; ``stall_s``: without a step while there is work; ``gone_s``: of silence, after which a worker is
-    given up."""
+    """Seconds. ``suspect_s``: of silence, at least ``LEAST_SUSPECT_S``; ``stall_s``: without a step while there is work; ``gone_s``: of
+    silence, after which a worker is given up."""
 
     suspect_s: float = 1.0
     stall_s: float = 60.0
@@ -54,6 +57,9 @@ class LivenessLimits:
             value = getattr(self, name)
             if not 0.0 < value < math.inf:
                 raise ValueError(f"{name}: {value!r} is not allowed; a finite number of seconds above 0")
+        if self.suspect_s < LEAST_SUSPECT_S:
+            limit = f"at least {LEAST_SUSPECT_S:g}, since workers are heard every {HEARTBEAT_S:g} s"
+            raise ValueError(f"suspect_s: {self.suspect_s!r} is not allowed; {limit}")
         if self.gone_s <= self.suspect_s:
             raise ValueError(f"gone_s: {self.gone_s!r} is not allowed; above suspect_s ({self.suspect_s:g})")
 
@@ -110,10 +116,12 @@ class Fleet:
         return worker
 
     def ready(self, worker: Worker, now: float) -> None:
-        """It has loaded its model."""
+        """It has loaded its model. One whose loop hangs, since before it came, is suspect at once, and recovers as any."""
         assert worker.state is WorkerState.STARTING, f"{worker.name} is {worker.state.value} and says that it is ready"
         worker.heard_s = now
-        self._enter(worker, WorkerState.READY, now)
+        fault = self._fault(worker, now)
+        worker.reason = worker.reason if fault is None else fault[1]
+        self._enter(worker, WorkerState.READY if fault is None else WorkerState.SUSPECT, now)
 
     def heard(self, worker: Worker, now: float) -> None:
         """It has said something."""

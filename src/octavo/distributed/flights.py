@@ -285,7 +285,10 @@ class Flights:
         if not flight.stream.put(event):  # its reader is too far behind, and has been told
             self.abort(flight.stream.request_ids)
         elif flight.attempts.is_over:
-            self._leave_link(flight)
+            if flight.attempts.is_made_on:
+                self._withdraw(flight)
+            else:
+                self._leave_link(flight)
             self._close(flight, event.finish_reason or FinishReason.STOP)
         else:
             self._lost.went_on(flight)

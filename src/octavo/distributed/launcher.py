@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 from octavo.distributed.channel import Address
+from octavo.distributed.cluster_options import NewNames
 
 FIRST_PAUSE_S = 0.2  # before a worker that has ended is started again; twice as long each time that comes to nothing
 LONGEST_PAUSE_S = 30.0
 MAX_FAILED = 5  # starts in a row, after which whoever waits for the worker is told
+MAX_RELEASED = 256  # workers that have ended for good and can still be started again
 
 
 class Launcher(Protocol):
@@ -41,7 +43,7 @@ class Launcher(Protocol):
 
     @property
     def released(self) -> Collection[str]:
-        """Names of those that were released."""
+        """Names of those that were released, of the last ones at least."""
         ...
 
     def role_of(self, name: str) -> str:
@@ -108,6 +110,8 @@ class KeptWorkers(Generic[W]):
 
     def __init__(self, workers: dict[str, W]) -> None:
         self._workers = workers
+        self._released: dict[str, None] = {}  # names, the last one last
+        self._new_names = NewNames(workers)
 
     @property
     def names(self) -> Sequence[str]:
@@ -117,7 +121,7 @@ class KeptWorkers(Generic[W]):
     @property
     def released(self) -> Collection[str]:
         """See Launcher."""
-        return [worker.name for worker in self._workers.values() if worker.released]
+        return list(self._released)
 
     @property
     def trouble(self) -> str | None:
@@ -138,13 +142,18 @@ class KeptWorkers(Generic[W]):
         return self._workers[name].role
 
     def release(self, name: str) -> None:
-        """See Launcher."""
+        """See Launcher. Of those that have ended for good the oldest are forgotten: with a load that comes and goes they grow in number."""
         self._workers[name].released = True
+        self._released[name] = None
+        ended = [one for one in self._released if (keeper := self._workers[one].keeper) is None or keeper.done()]
+        for old in ended[:-MAX_RELEASED]:
+            del self._workers[old], self._released[old]
 
     def keep(self, name: str) -> bool:
         """See Launcher. One that could not run is tried again."""
         worker = self._workers[name]
         worker.released = False
+        self._released.pop(name, None)
         return self._begin_anew(worker)
 
     def _kept(self) -> list[W]:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
-import socket
-import stat
 import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from octavo.config import ConfigError, EngineConfig
@@ -22,10 +22,12 @@ from octavo.distributed.cluster_engine import ClusterEngine
 from octavo.distributed.cluster_options import ClusterOptions, worker_name
 from octavo.distributed.handshake import new_secret, read_secret
 from octavo.distributed.process_worker import LocalProcesses, share_of_cores
+from octavo.distributed.unix_sockets import is_left
 from octavo.engine.engine import default_kv_bytes
 
 FOLDER = "octavo-"  # of a front end's own, in the one for temporary files
 SOCKET = "workers"
+_IS_OURS = re.compile(rf"{FOLDER}[a-z0-9_]{{8}}")  # what mkdtemp makes of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,20 +56,18 @@ def shared_config(config: EngineConfig, num_workers: int) -> EngineConfig:
 
 
 def sweep_folders(parent: Path, min_age_s: float = 60.0) -> None:
-    """Remove what front ends that were killed have left in ``parent``: folders of this user with a socket at which nobody listens, and
-    nothing else. Younger ones may be about to listen."""
+    """Remove what front ends that were killed have left in ``parent``: folders of this user, named as ``mkdtemp`` does, with nothing in
+    them but a socket at which nobody listens, if that. Younger ones may be about to listen."""
     for folder in parent.glob(f"{FOLDER}*"):
         path = folder / SOCKET
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
-            found = path.lstat()
-            if not stat.S_ISSOCK(found.st_mode) or found.st_uid != os.getuid() or time.time() - found.st_mtime < min_age_s:
+        with contextlib.suppress(OSError):
+            is_empty = _IS_OURS.fullmatch(folder.name) is not None and not os.listdir(folder)
+            found = (folder if is_empty else path).lstat()
+            if found.st_uid != os.getuid() or time.time() - found.st_mtime < min_age_s or not (is_empty or is_left(str(path))):
                 continue
-            probe.settimeout(1.0)
-            try:
-                probe.connect(str(path))
-            except ConnectionRefusedError:
+            if not is_empty:
                 path.unlink()
-                folder.rmdir()
+            folder.rmdir()
 
 
 def open_cluster(config: EngineConfig, path: str, plan: ClusterPlan, beside: Callable[[], object] | None = None) -> ClusterEngine:
@@ -85,15 +85,16 @@ def open_cluster(config: EngineConfig, path: str, plan: ClusterPlan, beside: Cal
     if beside is not None:
         beside()
     sweep_folders(Path(tempfile.gettempdir()))
-    folder = None if plan.listen is not None else tempfile.mkdtemp(prefix=FOLDER)  # that nobody else may enter
-    address = plan.listen or Address(path=str(Path(str(folder)) / SOCKET))
     most = plan.options.most_workers(plan.workers)
     threads = config.backend.threads or share_of_cores(most) if names else None
     launcher = LocalProcesses(names, secret.decode(), threads) if names else None
-
-    def clean_up() -> None:
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
-
     shared = shared_config(config, most) if names else config
-    return ClusterEngine(model, shared, address, secret, plan.options, launcher, clean_up, plan.listen is not None)
+    if plan.listen is not None:
+        return ClusterEngine(model, shared, plan.listen, secret, plan.options, launcher)
+    folder = tempfile.mkdtemp(prefix=FOLDER)  # that nobody else may enter
+    clean_up, address = partial(shutil.rmtree, folder, ignore_errors=True), Address(path=str(Path(folder) / SOCKET))
+    try:
+        return ClusterEngine(model, shared, address, secret, plan.options, launcher, clean_up, others_may_join=False)
+    except BaseException:
+        clean_up()
+        raise

@@ -19,6 +19,8 @@ attempt that is handed over keeps its key on both workers.
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from octavo.config import EngineConfig
@@ -91,12 +93,13 @@ class Keys(Message, tag="keys"):
     """Blocks that have come into the worker's prefix cache, and have gone since; of their keys the first ``SHORT_KEY_BYTES``.
 
     ``anew``: what was said before, by whoever it was, does not hold any more; said once, after ``Ready``. One without keys is a heartbeat
-    of a worker that has no ``Load`` to tell yet.
+    of a worker that has no ``Load`` to tell yet: ``step_age_s`` is as in ``Load`` (None: this is none).
     """
 
     published: list[bytes] = []
     forgotten: list[bytes] = []
     anew: bool = False
+    step_age_s: float | None = None
 
 
 class Events(Message, tag="events"):
@@ -301,6 +304,12 @@ def check_name(name: str) -> None:
     if not 0 < len(name) <= MAX_NAME_CHARS or not name.isascii() or not name.isprintable() or " " in name or is_path:
         allowed = f"1 to {MAX_NAME_CHARS} printable ASCII characters, none of them a blank or a slash, and neither . nor .."
         raise MessageError(f"name: {name[:MAX_NAME_CHARS]!r} is not allowed; {allowed}")
+
+
+def check_figure(message: Load | Keys, name: str) -> None:
+    """MessageError for a figure that there cannot be."""
+    if not 0 <= (value := getattr(message, name)) < math.inf:
+        raise MessageError(f"a worker's {type(message).__name__} cannot be: {name} {value!r} is not allowed; a finite number from 0")
 
 
 def shown_reason(reason: str) -> str:

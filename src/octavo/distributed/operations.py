@@ -125,7 +125,7 @@ class Operations:
         """See Cluster."""
         link = self._control.find(worker)
         if link is None:
-            raise UnknownWorker(f"{worker!r} is not here; there are: {self._there()}")
+            raise UnknownWorker(f"{worker!r:.200} is not here; there are: {self._there()}")
         if self._restart is not None:
             raise ValueError(RESTARTING)
         is_followed = link.worker.role in self._scale
@@ -175,10 +175,15 @@ class Operations:
                 del self._leaving[link]
 
     async def _empty(self, link: Link) -> None:
-        """Drain a worker, and wait until it has nothing, or is gone."""
+        """Drain a worker, and wait until it has nothing and nothing is on its way to it, or it is gone."""
         self._control.fleet.drain(link.worker)
-        while link.keys and self._control.find(link.name) is link:
+        while self._control.find(link.name) is link and (link.keys or self._num_coming(link)):
             await asyncio.sleep(LOOK_S)
+
+    def _num_coming(self, link: Link) -> int:
+        """Hand-offs whose KV it has room for: it is half over, maybe, and would be for nothing."""
+        handovers = self._flights.handovers
+        return 0 if handovers is None else handovers.desk.num_coming(link.index)
 
     # --- having them back ---------------------------------------------------------------------------------------------------------------
 
@@ -251,7 +256,7 @@ class Operations:
             how = f"start it there again (octavo worker --connect ... --name {name}): it joins by itself, and takes requests"
             return ValueError(f"{name} came from elsewhere and {has}; {how}")
         drained = ", ".join(list(self._by_hand)[-8:]) or "none"
-        return UnknownWorker(f"{name!r} is not here; there are: {self._there()}; drained: {drained}")
+        return UnknownWorker(f"{name!r:.200} is not here; there are: {self._there()}; drained: {drained}")
 
     async def _follow(self, launcher: Launcher, name: str) -> None:
         """Another process once the one that there is has ended."""
@@ -286,8 +291,8 @@ class Operations:
                 before = None
                 if launcher.trouble_of(name) is None:
                     before = await self._comes(launcher, name, partial(self._control.find, name))
-                    await self._empty(before)
-                    self._control.shut_down(before)
+                    self.let_go(before, for_good=False)  # also when it is cut off meanwhile and comes back: ``joined``
+                    await self._leaving[before]
                 await launcher.replace(name)
                 await self._comes(launcher, name, partial(self._successor, name, before))
                 self._done += 1

@@ -31,7 +31,7 @@ ROOM_MEMORY = 10.0  # the room that an answer takes is averaged over so many tim
 
 @dataclass(frozen=True, slots=True)
 class PoolWorker:
-    """A worker as it stands. ``state``: as ``ScaledWorker``'s. ``num_sequences``: that it has, and that are on their way to it.
+    """A worker as it stands. ``state``, ``is_own``: as ``ScaledWorker``'s. ``num_sequences``: that it has, and that are on their way to it.
 
     ``pending_s``: seconds of what is pending there; ``prompts_s``: of that, without the token that each sequence is at. ``num_waiting``:
     in its queue. ``room``: share of its KV blocks that is taken; ``lent_room``: by answers that are here for want of room elsewhere.
@@ -49,6 +49,7 @@ class PoolWorker:
     is_mixed: bool = False
     prompt_token_s: float = 0.0
     output_token_s: float = 0.0
+    is_own: bool = True
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
@@ -223,7 +224,7 @@ def _num_running(workers: Seq[PoolWorker]) -> int:
 
 
 def _scaled(worker: PoolWorker, pending_s: float) -> ScaledWorker:
-    return ScaledWorker(worker.index, worker.state, pending_s, worker.num_sequences)
+    return ScaledWorker(worker.index, worker.state, pending_s, worker.num_sequences, worker.is_own)
 
 
 def _answer_tokens(load: ClusterLoad) -> float:

@@ -22,7 +22,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from octavo.distributed.channel import Address
-from octavo.distributed.cluster_options import next_name
 from octavo.distributed.handshake import SECRET_VARIABLE
 from octavo.distributed.launcher import FIRST_PAUSE_S, LONGEST_PAUSE_S, MAX_FAILED, KeptWorker, KeptWorkers
 
@@ -76,7 +75,7 @@ class LocalProcesses(KeptWorkers[_Child]):
 
     def add(self, role: str) -> str:
         """Start one more worker; returns its name, which no other has had."""
-        name = next_name(role, self._workers)
+        name = self._new_names.next(role)
         child = self._workers[name] = _Child(name, role)
         self._begin(child)
         return name

@@ -32,7 +32,6 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noq
 
 from octavo.distributed.channel import Address  # noqa: E402
 from octavo.distributed.cluster_file import WorkerGroup  # noqa: E402
-from octavo.distributed.cluster_options import next_name  # noqa: E402
 from octavo.distributed.launcher import FIRST_PAUSE_S, LONGEST_PAUSE_S, MAX_FAILED, KeptWorker, KeptWorkers  # noqa: E402
 from octavo.distributed.placing import Node, alive, check_fits, demand, equal_share, find_node, named, shown  # noqa: E402
 from octavo.distributed.ray_worker import WorkerActor, WorkerEnd  # noqa: E402
@@ -133,7 +132,7 @@ class RayLauncher(KeptWorkers[_Worker]):
     def add(self, role: str) -> str:
         """See GrowingLauncher. It waits for a place, as all do."""
         group = next(group for group in self._groups if group.role == role)
-        name = next_name(role, self._workers)
+        name = self._new_names.next(role)
         self._workers[name] = _Worker.of(name, group)
         self._begin(self._workers[name])
         return name

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import ray.util
 
-from octavo.distributed.worker import HOPELESS_ERRORS, WorkerPost, run_worker
+from octavo.distributed.worker import HOPELESS_ERRORS, WorkerPost, is_passing, run_worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,4 +33,6 @@ class WorkerActor:
         try:
             return WorkerEnd(run_worker(post))
         except HOPELESS_ERRORS as error:
+            if is_passing(error):
+                raise
             return WorkerEnd(str(error), hopeless=True)

@@ -71,9 +71,11 @@ class Scaling:
                 logger.error("the number of workers could not be looked after", exc_info=error)
 
     def look(self) -> None:
-        """Ask what to do now, and do it. Not while a restart goes on, which takes workers out by itself."""
+        """Ask what to do now, and do it. Not while a restart goes on, which takes workers out by itself. Workers that the launcher does
+        not keep running are counted on, and left alone: who has started them would have them back, or wonder."""
         links = {link.index: link for link in self._control if not self._operations.is_leaving(link)}  # those come and go without it
-        workers, load, now = [self._worker(link) for link in links.values()], self._load(), self._now()
+        kept = set(self._launcher.names)
+        workers, load, now = [self._worker(link, link.name in kept) for link in links.values()], self._load(), self._now()
         if self._operations.is_restarting:
             self._pools.came(workers, load, now)
             return
@@ -103,7 +105,7 @@ class Scaling:
             without_room_s,
         )
 
-    def _worker(self, link: Link) -> PoolWorker:
+    def _worker(self, link: Link, is_own: bool) -> PoolWorker:
         handovers, load, view = self._flights.handovers, link.load, link.view
         num_coming, num_foreign, is_mixed = (0, 0, False) if handovers is None else _borrowed(handovers, link)
         room = 1.0 - min(1.0, view.num_available_blocks / view.num_blocks) if view.num_blocks else 0.0
@@ -120,6 +122,7 @@ class Scaling:
             is_mixed,
             load.prompt_token_s,
             load.output_token_s,
+            is_own,
         )
 
     def _num_coming(self, role: str, links: Collection[Link]) -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import logging
 import os
@@ -20,10 +21,11 @@ import socket
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict, dataclass, field, replace
 
-from octavo.backends.base import BackendError
+from octavo.backends.base import BackendError, OutOfResources
 from octavo.config import ConfigError, EngineConfig
 from octavo.distributed.answers import answer
 from octavo.distributed.channel import Address, Channel, ChannelClosed, connect
+from octavo.distributed.fleet import HEARTBEAT_S
 from octavo.distributed.messages import (
     PROTOCOL,
     Abort,
@@ -61,7 +63,6 @@ from octavo.models.model_file import ModelFileError
 logger = logging.getLogger("octavo.worker")
 
 LOCAL_HOST = "127.0.0.1"
-HEARTBEAT_S = 0.2
 RETRY_S = (0.1, 2.0)  # between attempts to reach the front end: the first wait, and the longest
 REFUSED_S = 30.0  # the longest wait of one that is refused: another has its name, say, and may have it for long
 
@@ -75,6 +76,13 @@ class WorkerRefused(RuntimeError):
 
 # What another try of the same would end with as well, as long as nobody mends it.
 HOPELESS_ERRORS = (ConfigError, ModelFileError, NoSuchModel, BackendError, UserFileError, WorkerRefused)
+SCARCE = (errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE)
+
+
+def is_passing(error: Exception) -> bool:
+    """One of the ``HOPELESS_ERRORS``, and yet another try may end otherwise: memory, threads or files were short."""
+    cause = error.__cause__
+    return isinstance(error, OutOfResources) or (isinstance(cause, OSError) and cause.errno in SCARCE)
 
 
 class FrontEndLost(RuntimeError):
@@ -249,10 +257,14 @@ class WorkerServer:
             if self.engine is not None and self._is_ready:
                 self.engine.beat()
             else:
-                channel.send(Load())
+                channel.send(self._early_load())
             if loop.time() - channel.heard_s > self._gone_s:
                 channel.abort(f"it has said nothing for {self._gone_s:g} s")
             await asyncio.sleep(HEARTBEAT_S)
+
+    def _early_load(self) -> Load:
+        """The heartbeat before Ready: no figures are known, but whether an engine that there is from before makes progress."""
+        return Load(step_age_s=0.0 if self.engine is None else self.engine.thread.silent_s)
 
     def _send(self, message: FromWorker) -> None:
         """Raises MessageError. Goes nowhere while no front end is ready for it."""
@@ -336,6 +348,7 @@ class WorkerServer:
             self._loading = asyncio.create_task(self._make_engine(welcome.config))
         await asyncio.shield(self._loading)
         if channel is not None and channel is self._channel and not self._is_ready and self.engine is not None:
+            channel.send(self._early_load())  # so that nothing is sent to an engine that hangs
             channel.send(ready_of(self.engine))
             self._is_ready = True
             self.engine.begin_connection(welcome.wants_prices)

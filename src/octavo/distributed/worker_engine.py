@@ -304,7 +304,7 @@ class WorkerEngine:
     def beat(self) -> None:
         """The heartbeat: the figures that were read last, and how long the engine's thread has been at what it does now."""
         if self._load is None:
-            self._send(Keys())  # nothing is known yet, but it is there
+            self._send(Keys(step_age_s=self.thread.silent_s))  # nothing else is known yet, and never will be if its thread hangs
             return
         self._send(msgspec.structs.replace(self._load, step_age_s=self.thread.silent_s))
         if self._is_stale and not self._is_asked:

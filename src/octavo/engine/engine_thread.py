@@ -48,6 +48,7 @@ class EngineThread:
         self._inbox: deque[Action] = deque()
         self._wake = threading.Condition()
         self._stopping = False
+        self._is_at_work = False  # at what was posted, at a step, or at what follows on one
         self._beat_s = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="octavo-loop", daemon=True)
         self._aio: asyncio.AbstractEventLoop | None = None
@@ -64,7 +65,7 @@ class EngineThread:
     @property
     def silent_s(self) -> float:
         """Seconds since it last made progress, while there is something to do; else 0."""
-        return time.monotonic() - self._beat_s if self._has_steps or self._inbox else 0.0
+        return time.monotonic() - self._beat_s if self._is_at_work or self._has_steps or self._inbox else 0.0
 
     @property
     def _has_steps(self) -> bool:
@@ -80,7 +81,7 @@ class EngineThread:
     def post(self, action: Action) -> None:
         """Have ``action`` done before the next step."""
         with self._wake:
-            if not self._inbox and not self._has_steps:
+            if not self._inbox and not self._has_steps and not self._is_at_work:
                 self._beat_s = time.monotonic()  # an idle loop was silent by right: progress is due from now on
             self._inbox.append(action)
             self._wake.notify()
@@ -99,7 +100,7 @@ class EngineThread:
     def _run(self) -> None:
         try:
             while self._wait_for_work():
-                self._beat_s = time.monotonic()
+                self._beat_s, self._is_at_work = time.monotonic(), True
                 events: list[OutputEvent] = []
                 while self._inbox:
                     events += self._inbox.popleft()()
@@ -108,6 +109,7 @@ class EngineThread:
                     self._after_step(events)
                 if events:
                     self.tell(self._deliver, events)
+                self._is_at_work = False
         except BaseException as error:
             logger.critical("the engine loop has died", exc_info=error)
             self.died = f"{type(error).__name__}: {error}"

@@ -151,6 +151,13 @@ class FrontEnd:
         self._down.discard(index)
         self._views[index].reset()
 
+    def check_invariants(self) -> None:
+        """AssertionError unless what waits is what is kept, and nobody was told of more requests than were sent. For tests."""
+        self._dispatcher.check_invariants()
+        self.pools.check_invariants()
+        assert {route.request_id for route in self._dispatcher.waiting_requests()} == self._requests.keys()
+        assert all(view.last.num_received <= num for view, num in zip(self._views, self._num_received, strict=True))
+
     def _holds(self, route: RouteRequest, view: EngineView) -> bool:
         return _can_hold(self._engines[view.index], self._requests[route.request_id])
 

@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from octavo.backends.base import ROUNDED_TIERS, Backend, BackendError, KVCapacity
+from octavo.backends.base import ROUNDED_TIERS, Backend, BackendError, KVCapacity, OutOfResources
 from octavo.backends.block_moves import pages_of, run_block_moves
 from octavo.backends.cpu.kernel_path import kernel_path
 from octavo.backends.cpu.lowering import Handles, lower
@@ -71,7 +71,7 @@ class CpuBackend:
         try:
             self._native = _native.Model(self.isa, self.threads) if base is None else _native.Model(base._open_native())
         except RuntimeError as e:  # std::system_error
-            raise BackendError(f"threads: {self.threads} cannot be started: {e}") from e
+            raise OutOfResources(f"threads: {self.threads} cannot be started: {e}") from e
         self._slots = _native.SamplerSlots(self.vocab_size, self.max_num_slots, self.isa)
         self._open_slots: set[int] = set()
         self._weights = model.weights
@@ -127,7 +127,7 @@ class CpuBackend:
         try:
             self._open_native().pack()
         except MemoryError:
-            raise BackendError(f"the packed weights take {self.weight_bytes()} bytes, more memory than there is") from None
+            raise OutOfResources(f"the packed weights take {self.weight_bytes()} bytes, more memory than there is") from None
 
     def _vector(self, name: str) -> int:
         tensor = self._weights[name]
@@ -197,7 +197,8 @@ class CpuBackend:
                 num_blocks, self.block_size, self._kv_dtype, self._kv_layers(), pages.num_pages, pages.page_bytes, pages.layers
             )
         except (MemoryError, ValueError) as e:
-            raise BackendError(f"num_kv_blocks: {num_blocks} blocks of {self.block_size} tokens cannot be allocated ({e})") from e
+            kind = OutOfResources if isinstance(e, MemoryError) else BackendError
+            raise kind(f"num_kv_blocks: {num_blocks} blocks of {self.block_size} tokens cannot be allocated ({e})") from e
         self._num_pool_tokens = num_blocks * self.block_size
         self._release_leavings()
 
@@ -231,7 +232,7 @@ class CpuBackend:
         try:
             native.allocate_host_kv(num_blocks, num_packed)
         except MemoryError as e:
-            raise BackendError(f"host KV blocks: {num_all} blocks of {self.block_size} tokens cannot be allocated ({e})") from e
+            raise OutOfResources(f"host KV blocks: {num_all} blocks of {self.block_size} tokens cannot be allocated ({e})") from e
         self._num_host_blocks = num_all
 
     def read_host_block(self, host_block: int) -> bytes:

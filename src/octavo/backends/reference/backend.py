@@ -15,7 +15,7 @@ import numpy as np
 
 import octavo.backends.reference.kv_wire as kv_wire
 import octavo.backends.reference.ops as ops
-from octavo.backends.base import ROUNDED_TIERS, Backend, BackendError, KVCapacity
+from octavo.backends.base import ROUNDED_TIERS, Backend, BackendError, KVCapacity, OutOfResources
 from octavo.backends.block_moves import run_block_moves
 from octavo.backends.kv_wire import Buffer
 from octavo.backends.reference.host_pool import HostPool, packed_block_bytes
@@ -115,7 +115,8 @@ class ReferenceBackend:
         try:
             self._kv = KVPool(self.program, num_blocks, self._block_size, self._layout)
         except (MemoryError, ValueError) as exc:
-            raise BackendError(f"num_blocks: no memory for {num_blocks} KV blocks: {exc}") from exc
+            kind = OutOfResources if isinstance(exc, MemoryError) else BackendError
+            raise kind(f"num_blocks: no memory for {num_blocks} KV blocks: {exc}") from exc
 
     def guest_layout(self, page_bytes: int) -> GuestLayout | None:
         return guest_layout(self._layer_bytes(), page_bytes)
@@ -140,7 +141,8 @@ class ReferenceBackend:
         try:
             self._host = HostPool(self._pool().layers, self._layout, num_blocks, num_packed)
         except (MemoryError, ValueError) as exc:
-            raise BackendError(f"host KV blocks: no memory for {num_blocks + num_packed}: {exc}") from exc
+            kind = OutOfResources if isinstance(exc, MemoryError) else BackendError
+            raise kind(f"host KV blocks: no memory for {num_blocks + num_packed}: {exc}") from exc
 
     def read_host_block(self, host_block: int) -> bytes:
         return self._host_pool().read(host_block)
