@@ -40,8 +40,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-ROLES = ("both", "prefill", "decode")
-MAX_WORKERS = 1024
+from octavo.distributed.cluster_options import MAX_WORKERS
+from octavo.distributed.roles import ROLES
+
 DEFAULT_CONTROL_PORT = 7070
 
 

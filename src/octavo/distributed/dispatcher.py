@@ -121,10 +121,6 @@ class Dispatcher:
         """Requests that were sent and have not ended."""
         return len(self._sent)
 
-    def engine_of(self, request_id: str) -> int | None:
-        """Index of the engine that a request was sent to."""
-        return self._sent.get(request_id)
-
     def waiting_requests(self) -> Seq[RouteRequest]:
         """Those that wait, by arrival."""
         return tuple(self._waiting.values())
@@ -256,15 +252,6 @@ class Dispatcher:
         if not self.withdraw(request_id):
             self._sent.pop(request_id, None)
             self.router.lost(request_id)
-
-    def overdue(self, most_wait_s: float, now: float) -> list[RouteRequest]:
-        """Those that have waited longer than that, which give up waiting."""
-        late = [request_id for request_id, arrived_s in self.queue.waiting() if now - arrived_s > most_wait_s]
-        found = []
-        for request_id in late:
-            self.queue.remove(request_id)
-            found.append(self._leave(request_id))
-        return found
 
     def ended(self, request_id: str, num_output: int | None) -> None:
         """A request that was sent is over (see ``Router.ended``); one that was not, or was already, changes nothing."""
