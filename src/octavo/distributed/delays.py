@@ -22,10 +22,10 @@ RECHECK_S = 0.05  # between two predictions for a request while engines only wor
 
 @dataclass(slots=True)
 class _Delayed:
-    """``until_s``: it waits no longer; ``seen``: engines when this was predicted last, at ``checked_s``."""
+    """``until_s``: it waits no longer; ``look``: at the engines, when this was predicted last, at ``checked_s``."""
 
     until_s: float
-    seen: Seq[tuple[int, bool, bool]] = ()
+    look: int = 0
     checked_s: float = 0.0
 
 
@@ -35,6 +35,8 @@ class Delays:
     def __init__(self, most: int) -> None:
         self._most = most
         self._delayed: dict[str, _Delayed] = {}
+        self._seen: Seq[tuple[int, bool, bool]] = ()
+        self._look = 0  # how often engines looked otherwise than before
 
     def __len__(self) -> int:
         return len(self._delayed)
@@ -45,20 +47,31 @@ class Delays:
     def __iter__(self) -> Iterator[str]:
         return iter(self._delayed)
 
+    def see(self, engines: Seq[EngineView], open_places: AbstractSet[int]) -> None:
+        """Which engines take more now, and which are idle: when that changes, all who wait are asked about again."""
+        if self._delayed:
+            seen = [(engine.index, place in open_places, engine.num_sequences == 0) for place, engine in enumerate(engines)]
+            if seen != self._seen:
+                self._seen, self._look = seen, self._look + 1
+
+    def rests(self, request_id: str, now: float) -> bool:
+        """It waits, and nothing has come up since it was asked about that could let it go."""
+        delayed = self._delayed.get(request_id)
+        return delayed is not None and delayed.look == self._look and now < min(delayed.until_s, delayed.checked_s + RECHECK_S)
+
     def waits(self, request: RouteRequest, engines: Seq[EngineView], open_places: AbstractSet[int], router: Router, now: float) -> bool:
         """Whether it is to wait, of ``engines``, which could hold it, for one that is in none of ``open_places``."""
         delayed = self._delayed.get(request.request_id)
         if len(open_places) == len(engines) or (len(self) >= self._most if delayed is None else now >= delayed.until_s):
             return False
-        seen = [(engine.index, place in open_places, engine.num_sequences == 0) for place, engine in enumerate(engines)]
-        if delayed is not None and delayed.seen == seen and now - delayed.checked_s < RECHECK_S:
+        if self.rests(request.request_id, now):
             return True
         found = router.waits_for(request, engines, open_places)
         if found is None:
             return False
         if delayed is None:
             delayed = self._delayed[request.request_id] = _Delayed(now + found.elsewhere_s)
-        delayed.seen, delayed.checked_s = seen, now
+        delayed.look, delayed.checked_s = self._look, now
         return True
 
     def forget(self, request_id: str) -> None:

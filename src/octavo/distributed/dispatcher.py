@@ -182,12 +182,15 @@ class Dispatcher:
         open_places = [place for place, engine in enumerate(every) if self.limits.takes_more(engine)]
         if not (_same(engines, self._engines) and _same(spare, self._spare)):
             self._engines, self._spare, self._tried = tuple(engines), tuple(spare), set()
+        self._delays.see(every, set(open_places))
         is_tried = self._tried.issuperset(open_places)  # nobody who is set aside and not delayed can go there
 
         def places_of(request_id: str) -> list[int]:
             return self._places(self._waiting[request_id], open_places, engines, every, now)
 
         def may_go(request_id: str) -> bool:
+            if self._delays.rests(request_id, now):
+                return False
             return (not is_tried or request_id in self._delays) and bool(places_of(request_id))
 
         is_open = any(place < len(engines) for place in open_places)
