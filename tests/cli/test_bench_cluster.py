@@ -28,11 +28,13 @@ def test_routers_are_compared_on_the_same_turns(octavo: Octavo, tiny_base: Path)
     assert "(one cache)" in ended.out and "over round-robin" in ended.out and "simulated" in ended.out
 
 
-def test_prices_can_be_learned_as_in_a_cluster(octavo: Octavo, tiny_base: Path) -> None:
-    ended = octavo(*ROUTING, "--model", tiny_base, "--router", "soonest", "--learn", "--json")
+@pytest.mark.parametrize("how", ["--learn", "--front-end"])
+def test_prices_can_be_learned_as_in_a_cluster(octavo: Octavo, tiny_base: Path, how: str) -> None:
+    ended = octavo(*ROUTING, "--model", tiny_base, "--router", "soonest", how, "--json")
     assert ended.code == 0, ended.err
     record = json.loads(ended.out)
-    assert record["learn"] and record["runs"][1]["num_computed"] <= record["runs"][0]["num_computed"]
+    assert record["learn"] and record["front_end"] == (how == "--front-end")
+    assert record["runs"][1]["num_computed"] <= record["runs"][0]["num_computed"]
 
 
 def test_what_is_not_there_is_named(octavo: Octavo, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import openai
 import pytest
 
@@ -160,7 +161,9 @@ PAIR = "--workers prefill=2,decode=1"
         ("--workers prefill=1,prefill=2", "a number, or numbers by role"),
         ("--workers-listen 80", "HOST:PORT"),
         ("--router round-robin", "it does nothing without --workers"),
-        ("--worker-suspect-s 0.59 --workers 2", "0.59 is not allowed; a finite number from 0.6"),
+        ("--worker-suspect-s 0.59 --workers 2", "0.59 is not allowed; a number from 0.6 to 86400"),
+        ("--worker-suspect-s 1e308 --workers 2", "'--worker-suspect-s': 1e+308 is not allowed; a number from 0.6 to 86400"),
+        ("--workers " + "9" * 5000, "'--workers': '999"),
         ("--max-workers 3", "it does nothing without --workers"),
         ("--workers 3 --max-workers 2", "'--max-workers': 2 is not allowed; at least as many as workers has of them (3)"),
         ("--workers 3 --max-workers two", "'--max-workers': 'two' is not allowed; a number, or numbers by role"),
@@ -180,6 +183,27 @@ def test_flags_that_make_no_cluster_are_refused(octavo: Octavo, flags: str, mess
     assert result.code == 2 and message in result.err
 
 
+@pytest.mark.parametrize("value", ["1e308", "9" * 300, "9" * 5000, "-" + "9" * 5000, "nan", "1e400"])
+def test_numbers_beyond_all_measure_are_refused_by_flag_or_taken(value: str) -> None:
+    """No sum or product of them is what is told to be wrong, nor is it how Python reads numbers."""
+    params = [option for option in serve.params if isinstance(option, click.Option) and option.name in CLUSTER_NUMBERS]
+    assert len(params) == len(CLUSTER_NUMBERS)
+    for option in params:
+        flag = option.opts[0]
+        workers = ["--workers", value] if flag == "--workers" else ["--workers", "prefill=1,decode=1", flag, value]
+        try:
+            with serve.make_context("serve", workers) as context:
+                assert cluster_plan(context.params) is not None
+        except click.BadParameter as error:
+            named = error.param_hint or (error.param.opts[0] if error.param is not None else "")
+            assert flag in str(named), error
+            assert len(error.message) < 6000
+
+
+CLUSTER_NUMBERS = {
+    "workers", "max_workers", "worker_wait_s", "worker_suspect_s", "worker_stall_s", "handoff_min_layerwise", "handoff_reserve_s",
+    "handoff_copy_s",
+}  # fmt: skip
 HERE = "--workers-listen 127.0.0.1:1"
 
 
@@ -276,12 +300,3 @@ def test_a_server_says_where_workers_are_to_come_before_any_has(path: Path) -> N
     finally:
         process.kill()
         process.wait()
-
-
-def test_flags_offer_what_there_is() -> None:
-    """They say it once more, so that the help of a command takes no time."""
-    from octavo.cli import cluster_flags
-    from octavo.distributed import cluster_options, router, transport
-
-    assert sorted(cluster_flags.ROUTERS) == sorted(router.ROUTERS)
-    assert cluster_flags.KV_TRANSPORTS == cluster_options.KV_TRANSPORTS and cluster_flags.KV_CHECKSUMS == transport.CHECKSUMS

@@ -68,6 +68,15 @@ def test_the_smallest_file() -> None:
         ({"workers": [{"node": "a"}]}, "workers[0].node: 'a' is not allowed; it is for Ray, and there is no [ray] table"),
         ({"workers": [{"resources": {"a": 1}}]}, "workers[0].resources: {'a': 1.0} is not allowed; it is for Ray"),
         ({"workers": [{"cpus": 1}, {"cpus": 2}]}, "workers[1].cpus: 2 is not allowed; as workers[0] (1): without Ray all have the same"),
+        ({"control": {"port": 7171}}, "control.port: 7171 is not allowed; it goes with control.host: without it, and without [ray]"),
+        (
+            {"engine": {"threads": 4}, "workers": [{"cpus": 1}]},
+            "workers[0].cpus: 1 is not allowed; without Ray it says the threads of each worker, as engine.threads (4) does",
+        ),
+        ({"secret_file": "a\0b"}, "secret_file: 'a\\x00b' is not allowed; a text without null characters is needed"),
+        ({"model": "a\0b"}, "model: 'a\\x00b' is not allowed; a text without null characters"),
+        ({"control": {"host": "\0a"}}, "control.host: '\\x00a' is not allowed; a text without null characters"),
+        ({"ray": {"address": "\0a"}}, "ray.address: '\\x00a' is not allowed; a text without null characters"),
         ({"ray": {}, "workers": [{"node": 7}]}, "workers[0].node: 7 is not allowed; a text"),
         ({"ray": {}, "workers": [{"resources": 7}]}, "workers[0].resources: 7 is not allowed; a table of numbers is needed"),
         ({"ray": {}, "workers": [{"resources": {"CPU": 1}}]}, "workers[0].resources.CPU: 1 is not allowed; cores are said by cpus"),
@@ -81,6 +90,13 @@ def test_what_is_wrong_is_named(change: dict[str, Any], message: str) -> None:
     content = {name: value for name, value in (SMALLEST | change).items() if value is not None}
     with pytest.raises(ClusterFileError, match="^" + re.escape(message)):
         parse_cluster(content, Path("."))
+
+
+def test_what_ray_has_a_use_for_is_allowed_with_it() -> None:
+    """A port of the address that Ray knows this machine by, and cores that it sets apart beside the threads that each worker runs."""
+    content = {"ray": {}, "control": {"port": 7171}, "engine": {"threads": 4}, "workers": [{"cpus": 8}]}
+    made = parse_cluster(SMALLEST | content, Path("."))
+    assert (made.control_host, made.control_port, made.groups[0].cpus, made.engine) == (None, 7171, 8, {"threads": 4})
 
 
 def test_files(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
+from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -95,8 +96,8 @@ class Cluster:
             self.workers.append(worker)
             self.sides.append(side)
 
-    def _choose(self, moving: Moving[int]) -> int | None:
-        return None if RECEIVER in moving.refused_by else RECEIVER
+    def _choose(self, moving: Moving[int], away: AbstractSet[int]) -> int | None:
+        return None if RECEIVER in away else RECEIVER
 
     def submit(
         self, prompt: list[int], params: SamplingParams, layerwise: bool = True, ticket: bool = True, worker: int = SENDER

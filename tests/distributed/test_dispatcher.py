@@ -38,7 +38,7 @@ def test_requests_wait_in_order_until_an_engine_takes_more() -> None:
     assert desk.next(engines, 0.0) is None and len(desk) == 2 and [r.request_id for r in desk.waiting_requests()] == ["a", "b"]
     engines[1].pending_s = 0.5
     request, place = desk.next(engines, 1.0) or pytest.fail("nobody goes")
-    assert (request.request_id, place, desk.engine_of("a"), desk.engine_of("b")) == ("a", 1, 1, None)
+    assert (request.request_id, place, desk.num_sent, len(desk)) == ("a", 1, 1, 1)
     engines[1].pending_s = 2.0
     assert desk.next(engines, 1.0) is None
     assert desk.withdraw("b") and not desk.withdraw("b") and not desk.withdraw("a")
@@ -72,15 +72,6 @@ def test_whoever_can_go_at_once_needs_no_room_in_the_queue() -> None:
     with pytest.raises(QueueFull) as refusal:
         desk.submit(route("b"), [], 0.0)
     assert refusal.value.retry_after_s is None
-
-
-def test_who_waits_too_long_gives_up() -> None:
-    desk, engines = Dispatcher(RoundRobin()), [View(0, num_sequences=1, pending_s=9.0)]
-    desk.submit(route("a"), engines, 0.0)
-    desk.submit(route("b"), engines, 5.0)
-    assert [request.request_id for request in desk.overdue(8.0, 9.0)] == ["a"] and len(desk) == 1
-    assert desk.overdue(8.0, 13.0) == []
-    desk.check_invariants()
 
 
 def test_what_was_on_a_lost_engine_may_be_sent_again() -> None:

@@ -14,6 +14,8 @@ from octavo.bench.stub_worker import StubWorker
 from octavo.core.request import FinishReason
 from octavo.distributed import operations
 from octavo.distributed.cluster_engine import ClusterEngine
+from octavo.distributed.cluster_options import ClusterOptions, HandoverOptions
+from octavo.distributed.handoff import HandoffLimits
 from octavo.distributed.messages import (
     Copied,
     CopyFailed,
@@ -23,11 +25,13 @@ from octavo.distributed.messages import (
     Offered,
     PromptStarted,
     Ready,
+    Reserve,
     Reserved,
+    ToWorker,
     Welcome,
 )
 from octavo.engine.event_stream import EventStream
-from tests.distributed.test_stub_worker import SECRET, TOKENIZER, expected, front_end, open_stream, read, until
+from tests.distributed.test_stub_worker import PATIENT, SECRET, TOKENIZER, expected, front_end, open_stream, read, until
 
 NUM_TOKENS = 6
 FIRST = expected(1, NUM_TOKENS)[0]
@@ -166,3 +170,39 @@ def test_a_copy_that_nobody_wants_any_more_is_no_trouble(leaves: bool, caplog: p
         asyncio.run(run())
     warned = [record.message for record in caplog.records if record.message.startswith("hand-off")]
     assert len(warned) == (0 if leaves else 1)
+
+
+class Answers(MovesKV):
+    """A receiver that has room for whatever it is asked about."""
+
+    __slots__ = ()
+
+    def _take(self, messages: list[ToWorker]) -> None:
+        MovesKV._take(self, messages)
+        self.say(*[Reserved(message.key) for message in messages if isinstance(message, Reserve)])
+
+
+def test_a_receiver_amid_a_long_step_holds_up_no_hand_off() -> None:
+    """It has most room, so all are meant for it; others take what it does not answer to, though there is no limit on waiting."""
+
+    async def run() -> None:
+        limits = HandoffLimits(reserve_s=1e6, answer_s=0.05)
+        engine = await front_end(ClusterOptions(liveness=PATIENT, handover=HandoverOptions(limits=limits)))
+        sender = MovesKV("prefill", "bigram", TOKENIZER.vocab_size, role="prefill")
+        silent = MovesKV("silent", "bigram", TOKENIZER.vocab_size, role="decode", num_kv_blocks=1 << 20)
+        other = Answers("other", "bigram", TOKENIZER.vocab_size, role="decode", num_kv_blocks=1 << 10)
+        tasks = [asyncio.create_task(worker.run(engine.control.address, SECRET)) for worker in (sender, silent, other)]
+        await until(lambda: len(engine.open_links()) == 3)
+        for i in range(12):
+            open_stream(engine, i, NUM_TOKENS)
+        await until(lambda: sender.num_attempts == 12)
+        keys = list(sender._attempts)
+        sender.say(*[PromptStarted(key) for key in keys])
+        taker, desk = engine.control.find("other"), engine.handovers.desk
+        assert taker is not None
+        await until(lambda: all((moving := desk.find(key)) and moving.handoff.receiver == taker.index for key in keys))
+        engine.handovers.check_invariants()
+        await engine.stop()
+        await asyncio.gather(*tasks)
+
+    asyncio.run(run())

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from octavo.distributed.handoff import Link
+from octavo.distributed.handoff import HandoffLimits, Link
 from octavo.distributed.roles import MixedLimits
 from octavo.distributed.router import RoundRobin, create_router
 from octavo.simulator.handing_over import HandoffOptions
@@ -76,6 +76,24 @@ def test_requests_wait_while_nobody_is_there() -> None:
     assert report.num_completed == 2 and all(record.arrival_s + record.e2e_s > 50.0 for record in report.records)
     gone = run([engine()], [work(0.0, 10, 8)], outages=[Outage(0, 1.0)])
     assert (gone.num_completed, gone.num_unfinished) == (0, 1)
+
+
+@pytest.mark.parametrize("mixed", [None, MixedLimits(1.0, 0.9), MixedLimits(1.0, 0.9, hold_s=1e9)])
+@pytest.mark.parametrize("router", [RoundRobin, lambda: create_router("soonest", 4, SimCosts())])
+def test_who_is_left_of_a_pair_answers_whole_requests(mixed: MixedLimits | None, router: Any) -> None:
+    """As in a cluster: whichever role is gone, and whether the other may be borrowed or has just been; nobody waits for it to come back.
+    What was being computed there, and what waited to be handed over, goes on with those that are left too."""
+    handoff = HandoffOptions(Link(2000.0), HandoffLimits(reserve_s=1e6))
+    for gone in (0, 1):
+        load = [work(float(i), 10, 8) for i in range(12)]
+        options = {"mixed": mixed, "handoff": handoff, "outages": [Outage(gone, 3.5, 200.0)]}
+        report = run([PREFILL, DECODE], load, router=router(), **options)
+        assert report.num_completed == 12
+        late = [record for record in report.records if record.arrival_s > 3.5]
+        assert {record.engine for record in late} == {1 - gone}
+        assert all(record.arrival_s + record.e2e_s < 200.0 for record in report.records)
+    never = run([PREFILL, DECODE], [work(0.0, 10, 8)], outages=[Outage(0, 1.0), Outage(1, 1.0)], mixed=mixed, handoff=handoff)
+    assert (never.num_completed, never.num_unfinished) == (0, 1)
 
 
 def test_a_cache_is_gone_with_its_engine() -> None:

@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 
 from octavo.core.cost import StepShape
+from octavo.distributed.dispatcher import Backpressure
+from octavo.simulator.front_end import FrontEndOptions
 from octavo.simulator.routing_bounds import BOUNDS, bounds, least_computed
 from octavo.simulator.routing_study import ANSWER_TOKEN, BASELINE, Routed, RoutingCase, computed_over, route_once
 from octavo.workload.requests import WorkloadRequest
@@ -50,6 +52,23 @@ def test_no_cache_overflows_beside_empty_ones(learn: bool) -> None:
     assert found["one cache"] > 1.1 * found["least"]  # all caches together are too small
     assert found["least"] <= soonest.num_computed <= 1.2 * found["one cache"] and soonest.num_computed < 0.55 * turns.num_computed
     assert soonest.share < 0.4
+
+
+class SlowCost(LinearCost):
+    """A prompt takes longer than the work that engines are given at a time."""
+
+    def seconds_of(self, shape: StepShape) -> float:
+        return 0.004 + 0.0015 * shape.num_rows + 3e-7 * shape.num_context
+
+
+def test_waiting_at_the_front_end_hides_no_cache_from_the_router() -> None:
+    """What goes at once to engines that are seen as they are is what it is held against."""
+    spec, case = replace(SPEC, cost=SlowCost(), num_blocks=8000), replace(CASE, rate=2.0)
+    at_once, waits = (route_once(spec, case, "soonest", 0, True, front_end) for front_end in (None, FrontEndOptions()))
+    hidden = route_once(spec, case, "soonest", 0, True, FrontEndOptions(Backpressure(most_delayed=0)))
+    assert waits.num_requests == at_once.num_requests > 200
+    assert waits.num_computed < 1.1 * at_once.num_computed and waits.ttft_p90_s < 1.1 * at_once.ttft_p90_s
+    assert hidden.num_computed > 1.4 * waits.num_computed and hidden.ttft_p90_s > 2 * waits.ttft_p90_s
 
 
 def test_the_least_is_every_block_once() -> None:

@@ -21,6 +21,7 @@ _MODEL_HELP = "What runs: as for `octavo simulate`."
 _WORKLOADS = {"conversation": "AzureLLMInferenceTrace_conv.csv", "code": "AzureLLMInferenceTrace_code.csv"}
 _TABLE = "splitwise_perf_model.csv"
 _DESIGNS = ("AA", "HH", "HA", "HHcap")
+_FRONT_END_HELP = "Requests wait while engines are busy, and engines are seen as they tell, as in a cluster; `soonest` learns its prices."
 _LONGEST = 1 << 14  # tokens: conversations are longer than the context of small models, which costs do not depend on
 _LOOKUPS = ("two-variable", "context", "published")
 
@@ -37,17 +38,19 @@ _LOOKUPS = ("two-variable", "context", "published")
 @click.option("--turns", "mean_turns", type=POSITIVE, default=6.0, show_default=True, help="Turns of a conversation, on average.")
 @click.option("--router", "routers", type=click.Choice(ROUTERS), multiple=True, help="These alone, beside round-robin.")
 @click.option("--learn", is_flag=True, help="`soonest` learns its prices, as in a cluster, instead of asking the cost model.")
+@click.option("--front-end", "fronted", is_flag=True, help=_FRONT_END_HELP)
 @click.option("--seed", "seeds", type=click.IntRange(0), multiple=True, default=(0, 1, 2), show_default=True, help="A load for each.")
 @click.option("--json", "as_json", is_flag=True, help="Print only the JSON record.")
 def routing(
     model: str, machine: str, machines: str | None, fitted: str | None, num_kv_blocks: int | None, routers: tuple[str, ...],
-    learn: bool, seeds: tuple[int, ...], as_json: bool, **case_options: Any,
+    learn: bool, fronted: bool, seeds: tuple[int, ...], as_json: bool, **case_options: Any,
 ) -> None:  # fmt: skip
     """Ways of routing conversations, simulated: the same turns over the same engines, each with its own prefix cache.
 
     How much of the prompts each router lets the engines find in their caches, how much they compute, and the time to the first token; and
     the least that could be computed. The last line printed is a JSON record.
     """
+    from octavo.simulator.front_end import FrontEndOptions
     from octavo.simulator.routing_bounds import bounds
     from octavo.simulator.routing_study import BASELINE, COMPARED, RoutingCase, route_once
 
@@ -58,11 +61,13 @@ def routing(
         raise click.BadParameter(str(error).partition(": ")[2], param_hint="'--turns'") from None
     spec = _routed_engine(model, machine, machines, fitted, num_kv_blocks)
     names = (BASELINE, *(name for name in (routers or COMPARED) if name != BASELINE))
-    runs = [route_once(spec, case, name, seed, learn) for seed in dict.fromkeys(seeds) for name in names]
+    front_end = FrontEndOptions() if fronted else None
+    runs = [route_once(spec, case, name, seed, learn, front_end) for seed in dict.fromkeys(seeds) for name in names]
     found = [bound for seed in dict.fromkeys(seeds) for bound in bounds(spec, case, seed)]
     if not as_json:
         click.echo(_routing_table(runs, names, found))
-    record = {"bench": "routing", "model": model, "machine": spec.name, "learn": learn, "runs": [run.to_dict() for run in runs]}
+    record = {"bench": "routing", "model": model, "machine": spec.name, "learn": learn or fronted}
+    record |= {"front_end": fronted, "runs": [run.to_dict() for run in runs]}
     click.echo(json.dumps(record | {"bounds": [bound.to_dict() for bound in found]}))
 
 

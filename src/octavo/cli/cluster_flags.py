@@ -10,6 +10,8 @@ import click
 
 from octavo.cli.options import POSITIVE, Finite, add_options, bad_flag, refuse_given
 from octavo.config import ConfigError
+from octavo.distributed.router import ROUTERS
+from octavo.distributed.transport import CHECKSUMS, KV_TRANSPORTS
 
 if TYPE_CHECKING:
     from octavo.config import EngineConfig
@@ -18,11 +20,6 @@ if TYPE_CHECKING:
     from octavo.distributed.local_cluster import ClusterPlan
 
     OpenCluster = Callable[[EngineConfig, str, Callable[[], object]], ClusterEngine]
-
-# What ClusterOptions may say, once more: to import it for the help of a command would take longer than all the rest.
-KV_TRANSPORTS = ("auto", "shm", "tcp")
-KV_CHECKSUMS = ("none", "crc32", "blake2b")
-ROUTERS = ("soonest", "shortest-queue", "predicted-seconds", "round-robin", "prefix-affinity")
 
 _WORKERS_HELP = "Worker processes on this host: a number, or prefill=N,decode=N (default: the engine runs in the server's process)."
 _MAX_HELP = "Start more workers while there is more to do, up to so many, and end them again: as --workers (default: as many as that)."
@@ -60,11 +57,11 @@ def cluster_options(function: Callable) -> Callable:
             click.option("--cluster-secret-file", type=click.Path(dir_okay=False), help=_SECRET_HELP),
             click.option("--router", type=click.Choice(ROUTERS), default="soonest", show_default=True, help=_ROUTER_HELP),
             click.option("--worker-wait-s", type=Finite(0), default=30.0, show_default=True, help=_WAIT_HELP),
-            click.option("--worker-suspect-s", type=Finite(0.6), default=1.0, show_default=True, help=_SUSPECT_HELP),
+            click.option("--worker-suspect-s", type=Finite(0.6, 86400), default=1.0, show_default=True, help=_SUSPECT_HELP),
             click.option("--worker-stall-s", type=POSITIVE, default=60.0, show_default=True, help=_STALL_HELP),
             click.option("--kv-transport", type=click.Choice(KV_TRANSPORTS), default="auto", show_default=True, help=_TRANSPORT_HELP),
             click.option("--kv-wire-dtype", type=click.Choice(["auto", "int8"]), default="auto", show_default=True, help=_WIRE_HELP),
-            click.option("--kv-checksum", type=click.Choice(KV_CHECKSUMS), default="none", show_default=True, help=_CHECKSUM_HELP),
+            click.option("--kv-checksum", type=click.Choice(CHECKSUMS), default="none", show_default=True, help=_CHECKSUM_HELP),
             click.option("--handoff-min-layerwise", type=click.IntRange(1), default=512, show_default=True, help=_LAYERWISE_HELP),
             click.option("--no-borrow-workers", is_flag=True, help=_BORROW_HELP),
             click.option("--handoff-reserve-s", type=POSITIVE, default=30.0, show_default=True, help=_RESERVE_HELP),

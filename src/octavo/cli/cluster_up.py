@@ -78,8 +78,8 @@ def serve_arguments(described: ClusterFile, file: str) -> list[str]:
     arguments += _flags(file, "engine", described.engine, {name: o for name, o in flags.items() if name in of_engine})
     if described.ray is not None:
         return [*arguments, "--ray"]
-    threads = described.groups[0].cpus
-    return arguments if threads is None or "threads" in described.engine else [*arguments, "--threads", str(threads)]
+    threads = described.groups[0].cpus  # it and ``engine.threads`` say the same, and only one of them is allowed
+    return arguments if threads is None else [*arguments, "--threads", str(threads)]
 
 
 def _options(command: click.Command) -> list[click.Option]:
@@ -104,5 +104,7 @@ def _flags(file: str, table: str, values: Mapping[str, Any], allowed: Mapping[st
                 yield option.opts[0]
         elif isinstance(value, bool) or not isinstance(value, str | int | float):
             raise bad(name, value, "a text or a number is needed")
+        elif "\0" in str(value):
+            raise bad(name, value, "a text without null characters is needed")
         else:
             yield from (option.opts[0], str(value))

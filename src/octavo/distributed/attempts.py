@@ -113,6 +113,11 @@ class Attempts:
         return sum(len(choice.token_ids) for choice in self._choices)
 
     @property
+    def usual_tokens(self) -> int:
+        """Of a choice: the mean."""
+        return -(-self.num_sent_tokens // len(self._choices))
+
+    @property
     def made_token_ids(self) -> list[int]:
         """What the next attempt goes on after; empty: it begins at the beginning."""
         params = self.request.params

@@ -24,6 +24,7 @@ from octavo.distributed.cluster_options import ClusterOptions
 from octavo.distributed.cluster_reports import ClusterReports
 from octavo.distributed.control import Control
 from octavo.distributed.dispatcher import Dispatcher, QueueFull
+from octavo.distributed.flight import RoutedRequest
 from octavo.distributed.flights import Flights
 from octavo.distributed.handovers import Handovers
 from octavo.distributed.journeys import Journeys
@@ -230,8 +231,8 @@ class ClusterEngine:
 
     def prepare_checked(
         self, prompt_token_ids: list[int], params: SamplingParams, request_id: str | None = None, **options: Unpack[RequestOptions]
-    ) -> PreparedRequest:
-        """See ServingEngine. The request has to have a name."""
+    ) -> RoutedRequest:
+        """See ServingEngine. The request has to have a name. What names its blocks is worked out here, and not on the event loop."""
         assert request_id is not None
         speculative = options.get("speculative")
         if speculative is not None:
@@ -239,7 +240,14 @@ class ClusterEngine:
         check_priority(options.get("priority", 0), self.config.scheduler.scheduling_policy)
         request = Request(request_id, prompt_token_ids, params, seed=0, arrival_s=self.clock.now(), **options)
         self._available()
-        return self._sizes.prepare(request, [link.view.lengths for link in self.open_links() if link.view.lengths is not None])
+        prepared = self._sizes.prepare(request, [link.view.lengths for link in self.open_links() if link.view.lengths is not None])
+        return RoutedRequest.of(prepared, self._named_by(), self.flights.dispatcher.router.wants_keys)
+
+    def _named_by(self) -> tuple[str, int]:
+        """How workers name blocks: fingerprint and block size. Not before the first has been ready."""
+        least, fingerprint = self._sizes.least, self.control.fingerprint
+        assert least is not None and fingerprint is not None
+        return fingerprint, least.limits.block_size
 
     def room(self, num_prompt_tokens: int) -> int:
         """See ServingEngine."""
@@ -248,12 +256,14 @@ class ClusterEngine:
     def submit(self, prepared: Sequence[PreparedRequest]) -> EventStream:
         """See ServingEngine. Raises EngineUnavailable, also when too many wait."""
         self._available()
-        least, fingerprint = self._sizes.least, self.control.fingerprint
-        assert least is not None and fingerprint is not None
-        requests = [one.request for one in prepared]
-        stream = EventStream(requests, self.options.stream_limit_bytes)
+        named_by, wants_keys = self._named_by(), self.flights.dispatcher.router.wants_keys
+        routed = [  # named anew where workers of other builds have taken the place of all meanwhile
+            one if isinstance(one, RoutedRequest) and one.named_by == named_by else RoutedRequest.of(one, named_by, wants_keys)
+            for one in prepared
+        ]
+        stream = EventStream([one.request for one in routed], self.options.stream_limit_bytes)
         try:
-            self.flights.submit(requests, stream, fingerprint, least.limits.block_size)
+            self.flights.submit(routed, stream)
         except QueueFull as error:
             raise EngineUnavailable(str(error), error.retry_after_s) from error
         return stream

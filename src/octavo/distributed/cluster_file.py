@@ -40,8 +40,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-ROLES = ("both", "prefill", "decode")
-MAX_WORKERS = 1024
+from octavo.distributed.cluster_options import MAX_WORKERS
+from octavo.distributed.roles import ROLES
+
 DEFAULT_CONTROL_PORT = 7070
 
 
@@ -120,7 +121,7 @@ def parse_cluster(content: Mapping[str, Any], folder: Path) -> ClusterFile:
     groups = tuple(_groups(content.get("workers")))
     _check_groups(groups, "ray" in content)
     secret_file = None if "secret_file" not in content else folder / _text("secret_file", content["secret_file"])
-    return ClusterFile(
+    made = ClusterFile(
         model,
         groups,
         secret_file,
@@ -130,6 +131,9 @@ def parse_cluster(content: Mapping[str, Any], folder: Path) -> ClusterFile:
         engine=_table("engine", content),
         ray=None if "ray" not in content else Ray(None if "address" not in ray else _text("ray.address", ray["address"])),
     )
+    if made.ray is None:
+        _check_own_machine(control, groups, made.engine)
+    return made
 
 
 def _groups(entries: Any) -> Iterable[WorkerGroup]:
@@ -172,6 +176,16 @@ def _check_groups(groups: tuple[WorkerGroup, ...], by_ray: bool) -> None:
                 raise _bad(f"workers[{index}].cpus", group.cpus, f"as workers[0] ({groups[0].cpus}): without Ray all have the same")
 
 
+def _check_own_machine(control: Mapping[str, Any], groups: tuple[WorkerGroup, ...], engine: Mapping[str, Any]) -> None:
+    """That nothing is said that processes of this machine have no use for."""
+    if "port" in control and "host" not in control:
+        raise _bad("control.port", control["port"], "it goes with control.host: without it, and without [ray], workers connect by no port")
+    cpus = groups[0].cpus
+    if cpus is not None and "threads" in engine:
+        limit = f"without Ray it says the threads of each worker, as engine.threads ({engine['threads']!r}) does"
+        raise _bad("workers[0].cpus", cpus, limit)
+
+
 def _resources(name: str, value: Any) -> Mapping[str, float]:
     if not isinstance(value, dict):
         raise _bad(name, value, "a table of numbers is needed")
@@ -202,6 +216,8 @@ def _table(name: str, content: Mapping[str, Any]) -> Mapping[str, Any]:
 def _text(name: str, value: Any) -> str:
     if not isinstance(value, str) or not value.strip():
         raise _bad(name, value, "a text that is not empty is needed")
+    if "\0" in value:
+        raise _bad(name, value, "a text without null characters is needed")
     return value
 
 

@@ -14,10 +14,9 @@ from octavo.distributed.autoscale import ScaleLimits
 from octavo.distributed.dispatcher import Backpressure
 from octavo.distributed.fleet import LivenessLimits
 from octavo.distributed.handoff import HandoffLimits
-from octavo.distributed.messages import ROLES
-from octavo.distributed.transport import CHECKSUMS
+from octavo.distributed.roles import ROLES
+from octavo.distributed.transport import CHECKSUMS, KV_TRANSPORTS
 
-KV_TRANSPORTS = ("auto", "shm", "tcp")
 MAX_WORKERS = 1024
 
 
@@ -102,7 +101,7 @@ def _counts(name: str, text: str) -> dict[str, int]:
     for part in text.split(","):
         role, _, number = (piece.strip() for piece in part.partition("="))
         if role not in ROLES or not _is_number(number) or role in counts:
-            raise ConfigError(f"{name}: {text!r} is not allowed; a number, or numbers by role such as prefill=1,decode=2")
+            raise ConfigError(f"{name}: {text[:200]!r} is not allowed; a number, or numbers by role such as prefill=1,decode=2")
         counts[role] = int(number)
     return counts
 

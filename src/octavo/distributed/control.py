@@ -28,7 +28,6 @@ from octavo.distributed.link import Link
 from octavo.distributed.messages import (
     MAX_NAME_CHARS,
     PROTOCOL,
-    ROLES,
     Answer,
     Beat,
     Events,
@@ -49,6 +48,7 @@ from octavo.distributed.messages import (
     from_worker,
     shown_reason,
 )
+from octavo.distributed.roles import ROLES
 from octavo.distributed.told_load import Told, ToldLoad
 from octavo.distributed.worker_sizes import check_limits
 from octavo.models.loaded import LoadedModel

@@ -1,7 +1,7 @@
 """Who goes to which engine when: requests wait at the front end while no engine should take more, and go by fair order. Pure.
 
     submit ─▶ FairQueue ──next: an engine takes more──▶ router.choose ─▶ sent ──ended──▶ gone
-       └──▶ QueueFull (bounded)      └──▶ overdue (waited too long)
+       └──▶ QueueFull (bounded)      └──▶ set aside, and passed: a busy engine alone can hold it, or is worth waiting for
 
 Held back here a request can still go to whichever engine is free first, and those of others can pass it fairly; in an engine's queue it can
 not. So engines get what keeps them busy until they speak again, and not more (``Backpressure``). Owns what waits and what was sent. Sends
@@ -15,6 +15,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from octavo.distributed.delays import Delays
 from octavo.distributed.fair_queue import FairQueue, MayGo
 from octavo.distributed.router import Router
 from octavo.distributed.views import EngineView, RouteRequest, waiting_s
@@ -44,13 +45,15 @@ class Backpressure:
     waiting and running there (None: any number). An engine with nothing to do always takes one: nothing waits beside idle engines. The
     token that each sequence is at does not wait: where a step takes longer than ``most_pending_s``, requests still share steps.
 
-    ``most_waiting``: requests held back at a time; ``most_waiting_tokens``: prompt tokens of these (None: any number).
+    ``most_waiting``: requests held back at a time; ``most_waiting_tokens``: prompt tokens of these (None: any number). ``most_delayed``:
+    beside them, those that wait for an engine that takes no more though others do, since they are better off there (``delays``). 0: nobody.
     """
 
     most_pending_s: float = 0.5
     most_sequences: int | None = None
     most_waiting: int = 4096
     most_waiting_tokens: int | None = None
+    most_delayed: int = 32
 
     def __post_init__(self) -> None:
         if not self.most_pending_s >= 0.0:
@@ -59,8 +62,9 @@ class Backpressure:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name}: {value!r} is not allowed; at least 1")
-        if self.most_waiting < 0:
-            raise ValueError(f"most_waiting: {self.most_waiting!r} is not allowed; at least 0")
+        for name in ("most_waiting", "most_delayed"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}: {getattr(self, name)!r} is not allowed; at least 0")
 
     def takes_more(self, engine: EngineView) -> bool:
         if not engine.num_sequences:
@@ -97,11 +101,16 @@ class Dispatcher:
     num_refused: int = 0
     _waiting: dict[str, RouteRequest] = field(default_factory=dict)
     _num_waiting_tokens: int = 0
-    _aside: dict[str, RouteRequest] = field(default_factory=dict)  # of the waiting: their turn was, and no engine that took more holds them
+    _aside: dict[str, RouteRequest] = field(default_factory=dict)  # of the waiting: their turn was, and they could not or had better not go
+    _delays: Delays = field(init=False)  # of these: who had better not
+    _struck: dict[str, Exception] = field(default_factory=dict)  # by request: what came of asking the router whether it had better wait
     _engines: Seq[EngineView] = ()  # of the last ``next``
     _spare: Seq[EngineView] = ()
     _tried: set[int] = field(default_factory=set)  # places among these where nobody of ``_aside`` can go
     _sent: dict[str, int] = field(default_factory=dict)  # request -> index of its engine
+
+    def __post_init__(self) -> None:
+        self._delays = Delays(self.limits.most_delayed)
 
     def __len__(self) -> int:
         """Requests that wait."""
@@ -111,10 +120,6 @@ class Dispatcher:
     def num_sent(self) -> int:
         """Requests that were sent and have not ended."""
         return len(self._sent)
-
-    def engine_of(self, request_id: str) -> int | None:
-        """Index of the engine that a request was sent to."""
-        return self._sent.get(request_id)
 
     def waiting_requests(self) -> Seq[RouteRequest]:
         """Those that wait, by arrival."""
@@ -128,11 +133,11 @@ class Dispatcher:
         """A request comes. Raises QueueFull when it would have to wait beyond a limit; ValueError when its id is in use."""
         if request.request_id in self._waiting or request.request_id in self._sent:
             raise ValueError(f"request_id: {request.request_id!r} is not allowed; it is not over yet")
-        limits = self.limits
-        if self._waiting or not any(map(limits.takes_more, engines)):  # whoever can go at once needs no room in the queue
+        limits, num_held = self.limits, len(self._waiting) - len(self._delays)
+        if num_held or not any(map(limits.takes_more, engines)):  # whoever can go at once needs no room in the queue
             tokens = limits.most_waiting_tokens
-            if len(self._waiting) >= limits.most_waiting:
-                self._refuse("waiting requests", len(self._waiting) + 1, limits.most_waiting, engines)
+            if num_held >= limits.most_waiting:
+                self._refuse("waiting requests", num_held + 1, limits.most_waiting, engines)
             if tokens is not None and self._num_waiting_tokens + request.num_prompt > tokens:
                 self._refuse("waiting prompt tokens", self._num_waiting_tokens + request.num_prompt, tokens, engines)
         self._enqueue(request, now)
@@ -169,30 +174,54 @@ class Dispatcher:
     def next(self, engines: Seq[EngineView], now: float, spare: Seq[EngineView] = ()) -> tuple[RouteRequest, int] | None:
         """The request that goes now, and the place in ``engines`` where; None: nobody waits, or no engine takes more. Ask until None.
 
-        The first in the queue is never passed over for one that would fit better: it would wait for ever. It is set aside only as long as
-        no engine that takes more could hold it whatever else it had, and goes by the order of the queue to one that can. ``spare``: engines
-        for what none of ``engines`` could ever hold; places go on there. Raises Unroutable.
+        The first in the queue is never passed over for one that would fit better: it would wait for ever. It is set aside as long as no
+        engine that takes more could hold it whatever else it had, or as ``Delays`` says, and goes by the order of the queue to one that
+        can. ``spare``: engines for what none of ``engines`` could ever hold; places go on there. Raises Unroutable.
         """
         every = [*engines, *spare]
         open_places = [place for place, engine in enumerate(every) if self.limits.takes_more(engine)]
         if not (_same(engines, self._engines) and _same(spare, self._spare)):
             self._engines, self._spare, self._tried = tuple(engines), tuple(spare), set()
-        is_open, aside = any(place < len(engines) for place in open_places), None
-        if self._aside and not self._tried.issuperset(open_places):  # else it has been found already that nobody of those can go
+        self._delays.see(every, set(open_places))
+        is_tried = self._tried.issuperset(open_places)  # nobody who is set aside and not delayed can go there
 
-            def may_go(request_id: str) -> bool:
-                return bool(self._able(self._waiting[request_id], open_places, engines, every))
+        def places_of(request_id: str) -> list[int]:
+            return self._places(self._waiting[request_id], open_places, engines, every, now)
 
-            aside = MayGo(may_go, alone=not is_open)
+        def may_go(request_id: str) -> bool:
+            if self._delays.rests(request_id, now):
+                return False
+            return (not is_tried or request_id in self._delays) and bool(places_of(request_id))
+
+        is_open = any(place < len(engines) for place in open_places)
+        may_some = self._aside and (not is_tried or (open_places and len(self._delays)))
+        aside = MayGo(may_go, alone=not is_open) if may_some else None
         while (is_open or aside is not None) and (request_id := self.queue.first(now, aside)) is not None:
             request = self._waiting[request_id]
-            if places := self._able(request, open_places, engines, every):
+            if places := places_of(request_id):
                 return self._route(request, places, every)
             self.queue.set_aside(request_id)
             self._aside[request_id] = request
-            self._tried = {place for place in self._tried if not self._able(request, [place], engines, every)}
+            if request_id not in self._delays:
+                self._tried = {place for place in self._tried if not self._able(request, [place], engines, every)}
         self._tried.update(open_places)
         return None
+
+    def _places(
+        self, request: RouteRequest, open_places: list[int], engines: Seq[EngineView], every: Seq[EngineView], now: float
+    ) -> list[int]:
+        """Where it may go now."""
+        places = self._able(request, open_places, engines, every)
+        if not places or len(open_places) == len(every):
+            return places
+        able, among = self._able(request, list(range(len(every))), engines, every), set(places)
+        try:
+            is_open = {i for i, place in enumerate(able) if place in among}
+            if self._delays.waits(request, [every[place] for place in able], is_open, self.router, now):
+                return []
+        except Exception as error:
+            self._struck[request.request_id] = error  # told when its turn is
+        return places
 
     def _able(self, request: RouteRequest, open_places: list[int], engines: Seq[EngineView], every: Seq[EngineView]) -> list[int]:
         """Places of engines that take more and can hold it; see ``able_first``."""
@@ -204,6 +233,9 @@ class Dispatcher:
         request_id = request.request_id
         self.queue.send(request_id)
         self._leave(request_id)
+        struck = self._struck.pop(request_id, None)
+        if struck is not None:
+            raise Unroutable(request_id) from struck
         try:
             place = places[self.router.choose(request, [every[place] for place in places])]
         except Exception as error:
@@ -224,17 +256,8 @@ class Dispatcher:
             self._sent.pop(request_id, None)
             self.router.lost(request_id)
 
-    def overdue(self, most_wait_s: float, now: float) -> list[RouteRequest]:
-        """Those that have waited longer than that, which give up waiting."""
-        late = [request_id for request_id, arrived_s in self.queue.waiting() if now - arrived_s > most_wait_s]
-        found = []
-        for request_id in late:
-            self.queue.remove(request_id)
-            found.append(self._leave(request_id))
-        return found
-
-    def ended(self, request_id: str, num_output: int) -> None:
-        """A request that was sent is over; one that was not, or was already, changes nothing."""
+    def ended(self, request_id: str, num_output: int | None) -> None:
+        """A request that was sent is over (see ``Router.ended``); one that was not, or was already, changes nothing."""
         if self._sent.pop(request_id, None) is not None:
             self.router.ended(request_id, num_output)
 
@@ -249,6 +272,7 @@ class Dispatcher:
     def _leave(self, request_id: str) -> RouteRequest:
         request = self._waiting.pop(request_id)
         self._aside.pop(request_id, None)
+        self._delays.forget(request_id)
         self._num_waiting_tokens -= request.num_prompt
         return request
 
@@ -257,5 +281,6 @@ class Dispatcher:
         self.queue.check_invariants()
         assert {request_id for request_id, _ in self.queue.waiting()} == set(self._waiting)
         assert set(self.queue.set_aside_ids()) == self._aside.keys()
+        assert all(request_id in self._aside for request_id in self._delays), "who waits for an engine blocks others"
         assert not set(self._waiting) & set(self._sent)
         assert self._num_waiting_tokens == sum(request.num_prompt for request in self._waiting.values())

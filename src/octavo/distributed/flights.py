@@ -20,12 +20,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from octavo.core.limits import LengthLimits
-from octavo.core.request import FinishReason, Request
+from octavo.core.request import FinishReason
 from octavo.distributed.attempts import Attempts, Divergence, Loss, Pacer
 from octavo.distributed.cluster_options import ClusterOptions
 from octavo.distributed.dispatcher import Dispatcher, Unroutable
 from octavo.distributed.faults import Faults
-from octavo.distributed.flight import Flight, Watcher, route_of
+from octavo.distributed.flight import Flight, RoutedRequest, Watcher
 from octavo.distributed.link import Link
 from octavo.distributed.lost_flights import LostFlights
 from octavo.distributed.messages import Abort, Event, MessageError, Submit, WireRequest
@@ -101,22 +101,22 @@ class Flights:
 
     # --- from the server ----------------------------------------------------------------------------------------------------------------
 
-    def submit(self, requests: Sequence[Request], stream: EventStream, fingerprint: str, block_size: int) -> None:
+    def submit(self, routed: Sequence[RoutedRequest], stream: EventStream) -> None:
         """The requests of one call. Raises QueueFull, and takes none of them then."""
         links, now = self._entries(), self._now()
         views, taken = [link.view for link in links], list[str]()
         try:
-            for request in requests:
-                route = route_of(request, fingerprint, block_size, self.dispatcher.router.wants_keys)
-                self.dispatcher.submit(route, views, now)
-                taken.append(request.request_id)
-                self._flights[request.request_id] = Flight(request, Attempts(request, self._options.retries), stream, route)
+            for one in routed:
+                self.dispatcher.submit(one.route, views, now)
+                taken.append(one.request.request_id)
+                self._flights[taken[-1]] = Flight(one.request, Attempts(one.request, self._options.retries), stream, one.route)
         except Exception:
             for request_id in taken:
                 self.dispatcher.withdraw(request_id)
                 del self._flights[request_id]
             raise
         self._idle.clear()
+        requests = [one.request for one in routed]
         self.num_prompt_tokens += sum(len(request.prompt_token_ids) for request in requests)
         for request in requests:
             with self.faults.guarded(self._flights[request.request_id]):
@@ -171,7 +171,8 @@ class Flights:
         if not self._flights:
             self._idle.set()
         with self.faults.guarded(flight):
-            self.dispatcher.ended(request_id, flight.attempts.num_sent_tokens)
+            is_whole = reason not in (FinishReason.ABORT, FinishReason.ERROR)
+            self.dispatcher.ended(request_id, flight.attempts.usual_tokens if is_whole else None)
         with self.faults.guarded(flight):
             self.watcher.ended(request_id, reason, self._now())
 
@@ -243,7 +244,7 @@ class Flights:
         except MessageError as error:
             self.fail(flight, str(error), REFUSED)
             return
-        link.view.sent(len(request.prompt_token_ids) + len(made))
+        link.view.sent(len(request.prompt_token_ids) + len(made), self.dispatcher.router.num_cached(request.request_id))
         self.watcher.placed(request.request_id, link.name, engine_id(key), now)
 
     # --- from workers -------------------------------------------------------------------------------------------------------------------
@@ -265,6 +266,8 @@ class Flights:
         if output.error is not None and output.error_code is None:
             self.failed(event.key, output.error)
             return
+        if output.token_ids and self.handovers is not None:
+            self.handovers.drew(flight)
         try:
             new = flight.attempts.take(output)
         except Divergence as error:

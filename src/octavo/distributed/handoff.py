@@ -49,15 +49,17 @@ class HandoffError(RuntimeError):
 class HandoffLimits:
     """Seconds that each edge may take; the clock of an edge starts with the one before, at the earliest with the first token.
 
-    ``prompt_s``: from an offer to the first token.
+    ``prompt_s``: from an offer to the first token. ``answer_s``: after which a worker that has not said whether it has room is not waited
+    for alone.
     """
 
     reserve_s: float = 30.0
     copy_s: float = 30.0
     prompt_s: float = 600.0
+    answer_s: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("reserve_s", "copy_s", "prompt_s"):
+        for name in ("reserve_s", "copy_s", "prompt_s", "answer_s"):
             if not getattr(self, name) > 0.0:
                 raise ValueError(f"{name}: {getattr(self, name)!r} is not allowed; above 0 seconds")
 

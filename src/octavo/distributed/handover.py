@@ -2,6 +2,10 @@
 
     prompt begins ─▶ RESERVE ─▶ (room) ─▶ SEND ─▶ copied, and first token drawn ─▶ BEGIN, RELEASE
                        │ no room: the next receiver, or wait      └─ anything fails, or takes too long ─▶ CANCEL, RESUME
+                       │ no answer: the next one too; the first that has room is the receiver ─▶ CANCEL to the others
+
+Workers answer between two steps, so a long step looks like none. Who is *late* is asked nothing more before it has answered, and holds up
+nobody who could go elsewhere.
 
 Owns every ``Handoff`` on its way, the order in which those without a receiver are served, and what has been asked of whom. Which worker is
 to receive is asked of ``choose``; who moves bytes, and how, is the workers' business. The same class serves a cluster, whose orders are
@@ -17,12 +21,14 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import count
 from typing import Generic, TypeVar
 
 from octavo.distributed.handoff import Action, Handoff, HandoffLimits, HandoffState
+from octavo.distributed.questions import Questions
 
 Load = TypeVar("Load")
 """What the desk's owner keeps with a hand-off: a request, an attempt."""
@@ -49,14 +55,13 @@ _TO_SENDER = frozenset({OrderKind.SEND, OrderKind.RELEASE, OrderKind.RESUME})
 
 @dataclass(slots=True)
 class Moving(Generic[Load]):
-    """A hand-off with what it hands over. ``asked``: the worker that has not yet said whether it has room."""
+    """A hand-off with what it hands over."""
 
     key: int
     handoff: Handoff
     load: Load
     num_tokens: int  # whose KV goes over
     output_token_ids: list[int] = field(default_factory=list)  # once they are drawn
-    asked: int | None = None
     full: set[int] = field(default_factory=set)  # workers without room, until some may have it
     unfit: set[int] = field(default_factory=set)  # workers that never will
 
@@ -93,20 +98,26 @@ class DeskStats:
 
 
 class HandoverDesk(Generic[Load]):
-    """``choose(moving)``: the worker to ask for room next, none of ``moving.refused_by``; None: none of them may have some now.
+    """``choose(moving, away)``: the worker to ask for room next, none of ``away``; None: none of the others may have some now.
 
-    ``most_asked``: so many hand-offs wait for an answer at a time. Those without a receiver are served in the order in which they were
-    offered: while nobody has room for the first, nobody is asked for the others.
+    ``most_asked``: so many hand-offs wait for an answer of a worker at a time; ``most_in_all``: of all workers. Those without a receiver
+    are served in the order in which they were offered: while nobody has room for the first, nobody is asked for the others. What waits for
+    an answer, or for its turn to ask, is passed by those that others may take.
     """
 
-    def __init__(self, limits: HandoffLimits, choose: Callable[[Moving[Load]], int | None], most_asked: int = 8) -> None:
+    def __init__(
+        self,
+        limits: HandoffLimits,
+        choose: Callable[[Moving[Load], AbstractSet[int]], int | None],
+        most_asked: int = 4,
+        most_in_all: int | None = None,
+    ) -> None:
         self.stats = DeskStats()
         self._limits = limits
         self._choose = choose
-        self._most_asked = most_asked
+        self._questions = Questions(limits.answer_s, most_asked, most_in_all)
         self._moving: dict[int, Moving[Load]] = {}
         self._waiting: deque[Moving[Load]] = deque()  # offered, in order; those that are over are dropped when they are met
-        self._num_asked = 0
         self._due: list[tuple[float, int, Moving[Load]]] = []
         self._numbers = count()
         self._room_may_be_there = self._is_new = False
@@ -128,11 +139,14 @@ class HandoverDesk(Generic[Load]):
 
     def num_coming(self, worker: int) -> int:
         """Hand-offs that ``worker`` has room for, or has been asked about."""
-        return sum(worker in (one.asked, one.handoff.receiver) for one in self._moving.values())
+        return sum(worker == one.handoff.receiver or worker in self._questions.of(one.key) for one in self._moving.values())
 
     @property
     def next_s(self) -> float:
         """When ``tick`` has something to do at the latest; infinity when nothing is timed."""
+        return min(self._next_due_s(), self._questions.next_late_s)
+
+    def _next_due_s(self) -> float:
         while self._due and self._is_stale(self._due[0]):
             heapq.heappop(self._due)
         return self._due[0][0] if self._due else float("inf")
@@ -170,7 +184,8 @@ class HandoverDesk(Generic[Load]):
         if moving is None:
             return []
         self.stats.waited_s += now - moving.handoff.offered_s
-        orders = self._act(moving, moving.handoff.reserved(worker, now), now)
+        orders = self._take_back(moving)
+        orders += self._act(moving, moving.handoff.reserved(worker, now), now)
         return orders + self._ask(now)
 
     def no_room(self, key: int, worker: int, now: float, never: bool = False) -> list[Order[Load]]:
@@ -203,8 +218,9 @@ class HandoverDesk(Generic[Load]):
         if moving is None:
             return []
         self.stats.num_withdrawn += 1
-        worker = moving.asked if moving.asked is not None else moving.handoff.receiver
-        orders = [] if worker is None else [Order(OrderKind.CANCEL, worker, moving)]
+        orders = self._take_back(moving)
+        if moving.handoff.receiver is not None:
+            orders.append(Order(OrderKind.CANCEL, moving.handoff.receiver, moving))
         if moving.handoff.state in (HandoffState.OFFERED, HandoffState.RESERVED):
             moving.handoff.fail("withdrawn")
         self._forget(moving)
@@ -214,18 +230,19 @@ class HandoverDesk(Generic[Load]):
     def worker_gone(self, worker: int, now: float) -> list[Order[Load]]:
         """Nothing is to be expected of ``worker`` any more. Hand-offs from it are withdrawn; those to it are the senders' again."""
         orders = list[Order[Load]]()
+        for key in (asked := self._questions.gone(worker)):
+            self._moving[key].full.add(worker)
         for moving in list(self._moving.values()):
             if moving.sender == worker:
                 orders += self.withdraw(moving.key, now)
-            elif moving.asked == worker:
-                orders += self.no_room(moving.key, worker, now)
             elif moving.handoff.receiver == worker:
                 orders += self.failed(moving.key, "its receiver is gone", now)
+        orders += self._ask(now) if asked else []
         return [order for order in orders if order.worker != worker]
 
     def give_up(self, may_be_taken: Callable[[Moving[Load]], bool], now: float) -> list[Order[Load]]:
         """Those without a receiver for which ``may_be_taken`` sees none to come are their senders' again, at once."""
-        offered = [moving for moving in self._moving.values() if moving.handoff.state is HandoffState.OFFERED and moving.asked is None]
+        offered = [one for one in self._moving.values() if one.handoff.state is HandoffState.OFFERED and not self._questions.of(one.key)]
         orders = list[Order[Load]]()
         for moving in offered:
             if not may_be_taken(moving):
@@ -239,9 +256,10 @@ class HandoverDesk(Generic[Load]):
     def tick(self, now: float) -> list[Order[Load]]:
         """All that is due by ``now``: what has taken too long, and offers that may find room."""
         orders = list[Order[Load]]()
-        while self.next_s <= now:
+        while self._next_due_s() <= now:
             moving = heapq.heappop(self._due)[2]
             orders += self._act(moving, moving.handoff.expire(now), now)
+        self._is_new |= self._questions.tick(now)
         if self._room_may_be_there:
             for moving in self._waiting:
                 moving.full.clear()
@@ -254,29 +272,29 @@ class HandoverDesk(Generic[Load]):
 
     def _answered(self, key: int, worker: int) -> Moving[Load] | None:
         """The hand-off whose question ``worker`` has answered; None when it does not matter any more."""
-        moving = self._moving.get(key)
-        if moving is None or moving.asked != worker:
-            return None
-        moving.asked = None
-        self._num_asked -= 1
-        return moving
+        counts, may_be_asked = self._questions.answered(key, worker)
+        self._is_new |= may_be_asked
+        return self._moving[key] if counts else None
+
+    def _take_back(self, moving: Moving[Load]) -> list[Order[Load]]:
+        """All that was asked for ``moving`` is void: whoever may find room is not to keep it."""
+        return [Order(OrderKind.CANCEL, worker, moving) for worker in self._questions.take_back(moving.key)]
 
     def _ask(self, now: float) -> list[Order[Load]]:
         """Ask for room for those that have waited longest."""
         while self._waiting and self._waiting[0].handoff.state is not HandoffState.OFFERED:
             self._waiting.popleft()
-        orders = list[Order[Load]]()
+        orders, questions = list[Order[Load]](), self._questions
         for moving in list(self._waiting):
-            if self._num_asked >= self._most_asked:
+            if questions.is_full:
                 break
-            if moving.handoff.state is not HandoffState.OFFERED or moving.asked is not None:
+            if moving.handoff.state is not HandoffState.OFFERED or questions.waits(moving.key):
                 continue
-            worker = self._choose(moving)
-            if worker is None:
+            worker = self._choose(moving, moving.refused_by | questions.silent)
+            if worker is not None and questions.ask(moving.key, worker, now):
+                orders.append(Order(OrderKind.RESERVE, worker, moving))
+            if worker is None and (not questions.silent or self._choose(moving, moving.refused_by) is None):
                 break
-            moving.asked = worker
-            self._num_asked += 1
-            orders.append(Order(OrderKind.RESERVE, worker, moving))
         return orders
 
     def _act(self, moving: Moving[Load], actions: Iterable[Action], now: float) -> list[Order[Load]]:
@@ -285,8 +303,7 @@ class HandoverDesk(Generic[Load]):
         if handoff.state is HandoffState.FAILED:
             self.stats.num_failed += 1
             self.stats.first_failure = self.stats.first_failure or handoff.failure
-            if moving.asked is not None:  # it may find room, and is not to keep it
-                orders.append(Order(OrderKind.CANCEL, moving.asked, moving))
+            orders += self._take_back(moving)
         for action in actions:
             kind = _ORDERS[action]
             worker = handoff.sender if kind in _TO_SENDER else handoff.receiver
@@ -306,9 +323,7 @@ class HandoverDesk(Generic[Load]):
 
     def _forget(self, moving: Moving[Load]) -> None:
         del self._moving[moving.key]
-        if moving.asked is not None:
-            moving.asked = None
-            self._num_asked -= 1
+        self._questions.take_back(moving.key)
 
     def _time(self, moving: Moving[Load]) -> None:
         heapq.heappush(self._due, (moving.handoff.deadline_s, next(self._numbers), moving))
@@ -322,14 +337,13 @@ class HandoverDesk(Generic[Load]):
 
     def check_invariants(self) -> None:
         """AssertionError unless the books agree. For tests."""
-        asked = [moving for moving in self._moving.values() if moving.asked is not None]
-        assert len(asked) == self._num_asked <= self._most_asked, "questions are lost"
+        self._questions.check_invariants()
         waiting = {moving.key for moving in self._waiting if not moving.handoff.is_over}
         for key, moving in self._moving.items():
             handoff = moving.handoff
             assert key == moving.key and not handoff.is_over and handoff.state is not HandoffState.COPIED
             assert (handoff.state is HandoffState.OFFERED) == (handoff.receiver is None)
-            assert moving.asked is None or handoff.state is HandoffState.OFFERED, f"{key} has a receiver and asks another"
+            assert not self._questions.of(key) or handoff.state is HandoffState.OFFERED, f"{key} has a receiver and asks another"
             assert handoff.receiver is not None or key in waiting, f"{key} waits for room and is forgotten"
             assert handoff.drawn or not moving.output_token_ids
             assert any(due == handoff.deadline_s and other is moving for due, _, other in self._due), f"{key} is not timed"

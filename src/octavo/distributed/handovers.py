@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -103,6 +104,10 @@ class Handovers:
         self._ticketed[key] = _Ticketed(flight, num_tokens, wanted)
         return Ticket(layerwise=num_tokens >= self._options.min_layerwise)
 
+    def drew(self, flight: Flight) -> None:
+        """Its worker has computed its prompt, handed over or not: tokens have come, the first of this attempt or others."""
+        self._router.pools.prefilled(flight.request.request_id)
+
     def left(self, key: int) -> None:
         """Its worker has it no longer: it has ended, or was given up."""
         self._begun.pop(key, None)
@@ -168,7 +173,6 @@ class Handovers:
             case Offered():
                 ticketed = self._ticketed.get(message.key)
                 if ticketed is not None and ticketed.flight.link is link:
-                    self._router.pools.prefilled(ticketed.flight.request.request_id)
                     self._started(link, message.key)  # unless it has said so
                     self._follow(desk.drew(message.key, message.output_token_ids, now))
             case Reserved():
@@ -227,9 +231,9 @@ class Handovers:
             link = None if index is None else self._known.get(index)
         return link
 
-    def _choose(self, moving: Moving[_Ticketed]) -> int | None:
+    def _choose(self, moving: Moving[_Ticketed], away: AbstractSet[int]) -> int | None:
         """The worker that was chosen when the request came; else, of the others that may decode, the one with most room."""
-        able = [link for link in self._receivers(moving) if link.index not in moving.refused_by]
+        able = [link for link in self._receivers(moving) if link.index not in away]
         if any(link.index == moving.load.wanted for link in able):
             return moving.load.wanted
         best = max(able, key=lambda link: (link.worker.role == "decode", link.view.num_available_blocks), default=None)

@@ -29,7 +29,6 @@ from octavo.distributed.wire import Event, MessageError, Ticket, WireRequest, Wo
 
 PROTOCOL = 1
 SHORT_KEY_BYTES = 8  # of a block's key: what routing compares
-ROLES = ("both", "prefill", "decode")
 MAX_NAME_CHARS = 128
 MAX_REASON_CHARS = 1000
 

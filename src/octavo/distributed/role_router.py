@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
+from collections.abc import Set as AbstractSet
 
 from octavo.distributed.roles import RolePools
-from octavo.distributed.views import EngineView, Router, RouteRequest
+from octavo.distributed.views import EngineView, Router, RouteRequest, Wait
 
 
 class RoleRouter(Router):
@@ -38,6 +39,17 @@ class RoleRouter(Router):
         self.pools.ended(request.request_id)
         return self._prompts.choose(request, engines)
 
+    def waits_for(self, request: RouteRequest, engines: Seq[EngineView], open_places: AbstractSet[int]) -> Wait | None:
+        """Of those whose role it is to compute prompts. When others are borrowed for that, because these have too much to do, nobody
+        waits for one of them."""
+        own = [place for place, view in enumerate(engines) if self.pools.role_of(view.index) != "decode"] or list(range(len(engines)))
+        is_open = {i for i, place in enumerate(own) if place in open_places}
+        found = self._prompts.waits_for(request, [engines[place] for place in own], is_open) if is_open else None
+        return None if found is None else found._replace(place=own[found.place])
+
+    def num_cached(self, request_id: str) -> int:
+        return self._prompts.num_cached(request_id)
+
     def receiver_of(self, request_id: str) -> int | None:
         """Who goes on with it after its prompt; None: whoever computes that."""
         placed = self.pools.placement(request_id)
@@ -53,6 +65,6 @@ class RoleRouter(Router):
         self.pools.ended(request_id)
         self._prompts.lost(request_id)
 
-    def ended(self, request_id: str, num_output: int) -> None:
+    def ended(self, request_id: str, num_output: int | None) -> None:
         self.pools.ended(request_id, num_output)
         self._prompts.ended(request_id, num_output)

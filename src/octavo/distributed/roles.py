@@ -234,7 +234,7 @@ class RolePools:
         self._placed[request_id] = Placement(placed.prefill, placed.prefill)
 
     def ended(self, request_id: str, num_output: int | None = None) -> None:
-        """It is over, for whatever reason; one that is not known changes nothing. ``num_output``: its tokens, if it was answered."""
+        """It is over, for whatever reason; one that is not known changes nothing. ``num_output``: as ``Router.ended`` is told."""
         if num_output:
             self._guess_output += 0.02 * (num_output - self._guess_output)
         placed = self._placed.pop(request_id, None)

@@ -13,13 +13,14 @@ from a cost model where there is one (``Costs``), else they are learned from wha
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
+from collections.abc import Set as AbstractSet
 
 from octavo.distributed.learned_costs import LearnedCosts
 from octavo.distributed.published_keys import PublishedKeys
 from octavo.distributed.reuse import Reuse
-from octavo.distributed.views import Costs, EngineView, Router, RouteRequest
+from octavo.distributed.views import Costs, EngineView, Router, RouteRequest, Wait
 
 
 class SoonestDone(Router):
@@ -58,9 +59,34 @@ class SoonestDone(Router):
         self._guess_output = guess_output
         self._homes: OrderedDict[str, tuple[int, int]] = OrderedDict()  # session -> (engine index, how many had that and are gone)
         self._num_gone = Counter[int]()  # by engine index
+        self._cached: dict[str, int] = {}  # by request: tokens of its prompt that were found where it was sent
 
     def choose(self, request: RouteRequest, engines: Seq[EngineView]) -> int:
+        if self._learned is not None:
+            for engine in engines:
+                self._learned.saw(engine)
         matched = self.keys.matched(request.prefix_keys)
+        place = self._best(request, engines, matched)
+        self._cached[request.request_id] = self._num_cached(request, matched.get(engines[place].index, 0))
+        self._sent(request, engines[place].index)
+        return place
+
+    def waits_for(self, request: RouteRequest, engines: Seq[EngineView], open_places: AbstractSet[int]) -> Wait | None:
+        """Beside engines that work, by the same reckoning as without limits: what they are spared counts. An idle one is spared nothing;
+        beside it seconds count as the request has them."""
+        matched = self.keys.matched(request.prefix_keys)
+        place = self._best(request, engines, matched)
+        if place in open_places:
+            return None
+        done_s = {i: self._done_s(request, engines[i], matched) for i in {place, *open_places}}
+        if any(done_s[i] <= done_s[place] and not engines[i].num_sequences for i in open_places):
+            return None
+        return Wait(place, min(done_s[i] for i in open_places))
+
+    def num_cached(self, request_id: str) -> int:
+        return self._cached.get(request_id, 0)
+
+    def _best(self, request: RouteRequest, engines: Seq[EngineView], matched: Mapping[int, int]) -> int:
         scores = [self._score(request, engine, matched.get(engine.index, 0)) for engine in engines]
         place = min(range(len(engines)), key=lambda i: (*scores[i], engines[i].num_sequences, i))
         home = None if request.session is None else self._homes.get(request.session)
@@ -68,22 +94,30 @@ class SoonestDone(Router):
             is_home = home == self._home(engine.index)
             if is_home and scores[i][0] <= scores[place][0] and scores[i][1] <= (1.0 + self._stickiness) * scores[place][1]:
                 place = i
-        self._sent(request, engines[place].index)
         return place
+
+    def _done_s(self, request: RouteRequest, engine: EngineView, matched: Mapping[int, int]) -> float:
+        """Seconds until it would be done there."""
+        num_cached = self._num_cached(request, matched.get(engine.index, 0))
+        prompt_s = self._costs.prompt_s(engine, num_cached, request.num_prompt - num_cached)
+        return engine.pending_s + prompt_s + self._answer_s(request, engine)
+
+    def _num_cached(self, request: RouteRequest, num_blocks: int) -> int:
+        return min(num_blocks * self._block_size, request.num_prompt - 1)
+
+    def _answer_s(self, request: RouteRequest, engine: EngineView) -> float:
+        return request.output_or(self._guess_output) * self._costs.token_s(engine, engine.num_sequences + 1, request.num_prompt)
 
     def _score(self, request: RouteRequest, engine: EngineView, num_blocks: int) -> tuple[bool, float]:
         """(whether the prompt has no room there now, seconds until it would be done, computing weighted)."""
-        if self._learned is not None:
-            self._learned.saw(engine)
-        num_cached = min(num_blocks * self._block_size, request.num_prompt - 1)
+        num_cached = self._num_cached(request, num_blocks)
         num_new = request.num_prompt - num_cached
         num_output = request.output_or(self._guess_output)
         work_s = self._costs.prompt_s(engine, num_cached, num_new)
         uses_lost = self._reuse.uses_lost(engine.index, engine.num_blocks)
         if uses_lost:
             work_s += uses_lost * self._costs.prompt_s(engine, 0, max(1, round(num_new + num_output)))
-        answer_s = num_output * self._costs.token_s(engine, engine.num_sequences + 1, request.num_prompt)
-        seconds = engine.pending_s + self._work_weight * work_s + answer_s
+        seconds = engine.pending_s + self._work_weight * work_s + self._answer_s(request, engine)
         return num_new > engine.num_available_blocks * self._block_size, seconds
 
     def _sent(self, request: RouteRequest, index: int) -> None:
@@ -113,7 +147,10 @@ class SoonestDone(Router):
 
     def lost(self, request_id: str) -> None:
         self.keys.ended(request_id)
+        self._cached.pop(request_id, None)
 
-    def ended(self, request_id: str, num_output: int) -> None:
+    def ended(self, request_id: str, num_output: int | None) -> None:
         self.keys.ended(request_id)
-        self._guess_output += 0.02 * (num_output - self._guess_output)
+        self._cached.pop(request_id, None)
+        if num_output is not None:  # what clients leave or what fails says nothing of how long answers are
+            self._guess_output += 0.02 * (num_output - self._guess_output)

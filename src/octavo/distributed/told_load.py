@@ -36,7 +36,7 @@ class ToldLoad:
     token_s: float = 1e-3
     lengths: LengthLimits | None = None
     last: Told = field(init=False)
-    _sent: deque[int] = field(default_factory=deque)  # prompt tokens to compute, of requests that ``last`` does not count
+    _sent: deque[tuple[int, int]] = field(default_factory=deque)  # (tokens to compute, blocks) of requests that ``last`` does not count
     _num_sent: int = 0  # of all time
     _extra_tokens: int = 0
     _knows_prompts: bool = False
@@ -44,10 +44,11 @@ class ToldLoad:
     def __post_init__(self) -> None:
         self.last = Told(num_available_blocks=self.num_blocks)
 
-    def sent(self, num_new: int) -> None:
-        """A request was sent whose prompt has ``num_new`` tokens to compute there."""
+    def sent(self, num_tokens: int, num_cached: int = 0) -> None:
+        """A request was sent with so many tokens, of which ``num_cached`` are taken not to be computed there, since they are cached."""
+        num_new = max(1, num_tokens - num_cached)
         self._num_sent += 1
-        self._sent.append(num_new)
+        self._sent.append((num_new, -(-num_tokens // self.block_size)))
         self._extra_tokens += num_new
 
     def told(self, told: Told) -> None:
@@ -56,7 +57,7 @@ class ToldLoad:
             limit = f"from {self.last.num_received} to {self._num_sent}"
             raise ValueError(f"num_received: {told.num_received!r} is not allowed; {limit}")
         for _ in range(told.num_received - self.last.num_received):
-            self._extra_tokens -= self._sent.popleft()
+            self._extra_tokens -= self._sent.popleft()[0]
         self.last = told
         is_prompt = told.pending_tokens > told.num_sequences
         if told.pending_tokens > 0 and told.pending_s > 0.0 and (is_prompt or not self._knows_prompts):
@@ -84,7 +85,7 @@ class ToldLoad:
 
     @property
     def num_available_blocks(self) -> int:
-        return max(0, self.last.num_available_blocks - sum(-(-tokens // self.block_size) for tokens in self._sent))
+        return max(0, self.last.num_available_blocks - sum(num_blocks for _, num_blocks in self._sent))
 
     @property
     def pending_s(self) -> float:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 MAX_PIECE_BYTES = 8 << 20  # what a buffer holds: at least one block of a layer, or no KV goes
+KV_TRANSPORTS = ("auto", "shm", "tcp")  # what may be asked for
 CHECKSUMS = ("none", "crc32", "blake2b")
 CHECKSUM_BYTES = 16  # on the wire, whichever it is
 

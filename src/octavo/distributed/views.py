@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 
 class EngineView(Protocol):
@@ -77,6 +78,13 @@ class RouteRequest:
         return guess if self.most_output is None else min(guess, self.most_output)
 
 
+class Wait(NamedTuple):
+    """``place`` is worth waiting for; ``elsewhere_s``: predicted seconds of the request at the best of those that need no waiting."""
+
+    place: int
+    elsewhere_s: float
+
+
 class Router(Protocol):
     """Whoever subclasses it needs ``choose`` alone; the others are for routers that learn."""
 
@@ -85,6 +93,15 @@ class Router(Protocol):
     def choose(self, request: RouteRequest, engines: Seq[EngineView]) -> int:
         """The place in ``engines``, of which there is at least one, of the engine that is to take ``request``."""
         ...
+
+    def waits_for(self, request: RouteRequest, engines: Seq[EngineView], open_places: AbstractSet[int]) -> Wait | None:
+        """An engine that takes no more now, and where ``request`` would be sent if all did, in place of ``open_places``, of which there is
+        at least one. None: it had better go now, as where an idle one is predicted to have it done sooner. Changes nothing."""
+        return None
+
+    def num_cached(self, request_id: str) -> int:
+        """Prompt tokens of a request that were taken to be cached where it was sent last."""
+        return 0
 
     def told(self, index: int, published: Iterable[bytes], forgotten: Iterable[bytes]) -> None:
         """Engine ``index`` offers the blocks of these keys from now on, and of those no longer. Keys may be cut short, alike everywhere."""
@@ -98,8 +115,8 @@ class Router(Protocol):
         """The engine that a request was routed to has it no longer; the request is not over."""
         return None
 
-    def ended(self, request_id: str, num_output: int) -> None:
-        """A request that was routed is over, with so many output tokens."""
+    def ended(self, request_id: str, num_output: int | None) -> None:
+        """A request that was routed is over. ``num_output``: tokens of its answer, of several the mean; None: it had none to its end."""
         return None
 
 

@@ -10,9 +10,9 @@ from octavo.config import CacheConfig, SchedulerConfig
 from octavo.core.cost import CostModel
 from octavo.core.kv_pages import PageLayout
 from octavo.core.scheduler import Scheduler
+from octavo.distributed.roles import ROLES
 
 MOST_BLOCKS = 1 << 26  # whose books take gigabytes
-ROLES = ("both", "prefill", "decode")
 
 
 @dataclass(frozen=True, slots=True)

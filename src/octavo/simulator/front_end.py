@@ -131,11 +131,11 @@ class FrontEnd:
             self.pools.stayed(route.request_id)
             receiver = None
         view = [*firsts, *others][place]
-        view.sent(route.num_prompt)
+        view.sent(route.num_prompt, self._router.num_cached(route.request_id))
         self._num_received[view.index] += 1
         return Sent(request, view.index, receiver)
 
-    def ended(self, request_id: str, num_output: int) -> None:
+    def ended(self, request_id: str, num_output: int | None) -> None:
         """It is over; one that never waited here changes nothing."""
         self._dispatcher.ended(request_id, num_output)
 

@@ -93,6 +93,6 @@ class FrontedSimulation(Simulation):
         told = request.session, self._keys_of(request), request.priority, request.user, self._most_output.get(name, num_output)
         return RouteRequest(name, len(request.prompt_token_ids), None, *told)
 
-    def _routed(self, request_id: str, num_output: int) -> None:
+    def _routed(self, request_id: str, num_output: int | None) -> None:
         self._most_output.pop(request_id, None)
         self._front.ended(request_id, num_output)

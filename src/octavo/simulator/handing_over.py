@@ -10,6 +10,7 @@ import heapq
 from collections import deque
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -64,9 +65,10 @@ class Handovers:
         self._engines = engines
         self._receiving = "decode" if any(engine.spec.role == "decode" for engine in engines) else "both"
         self._down = set[int]()  # engines that are gone, or take nothing new
+        self._is_to_give_up = False  # hand-offs that nobody is left for: there may be some
         self._open: list[int] = []  # keys of hand-offs, some of them over
         self._links = Links(options.link, options.links)
-        self._desk: HandoverDesk[_Load] = HandoverDesk(options.limits, self._choose, most_asked=1)  # answers come at once
+        self._desk: HandoverDesk[_Load] = HandoverDesk(options.limits, self._choose, most_in_all=1)  # answers come at once
         self._copies: list[tuple[float, int]] = []  # (copied, key)
         self._copy_s = 0.0
         self._keys = count()
@@ -95,6 +97,7 @@ class Handovers:
         if len(self._open) > 64 + 2 * len(self._desk):
             self._open = [one for one in self._open if self._desk.find(one) is not None]
         self._open.append(key)
+        self._is_to_give_up |= bool(self._down)
         self._desk.offered(key, load, sender.index, num_tokens, num_bytes, now, output_token_ids)
 
     def room_may_be_there(self) -> None:
@@ -106,7 +109,7 @@ class Handovers:
 
         Those on their way to it are their senders' again.
         """
-        self._down.add(index)
+        self.close(index)
         touched, moving_ones = set[int](), [self._desk.find(key) for key in self._open]
         lost = [(one.load.request, one.output_token_ids) for one in moving_ones if one is not None and one.sender == index]
         self._follow(self._desk.worker_gone(index, now), now, touched)
@@ -123,6 +126,12 @@ class Handovers:
     def close(self, index: int) -> None:
         """Engine ``index`` takes nothing new."""
         self._down.add(index)
+        self._is_to_give_up = True
+
+    def has_receivers(self, away: AbstractSet[int] | None = None) -> bool:
+        """Some engine is there that goes on with answers. ``away``: engines that do not count; None: those that are gone."""
+        away = self._down if away is None else away
+        return any(engine.spec.role == self._receiving and engine.index not in away for engine in self._engines)
 
     def back(self, index: int) -> None:
         """Engine ``index`` is there, or is there again, and takes what comes."""
@@ -138,12 +147,20 @@ class Handovers:
         while self.next_s() <= now and self._copies and self._copies[0][0] <= now:
             self._follow(self._desk.copied(heapq.heappop(self._copies)[1], now), now, touched)
         self._follow(self._desk.tick(now), now, touched)
+        if self._is_to_give_up:
+            self._is_to_give_up = False
+            self._follow(self._desk.give_up(self._may_be_taken, now), now, touched)
         return touched
 
-    def _choose(self, moving: Moving[_Load]) -> int | None:
+    def _may_be_taken(self, moving: Moving[_Load]) -> bool:
+        """Somebody is there for it, given room: else waiting would be in vain."""
+        away = {*self._down, moving.sender}
+        return moving.load.wanted not in (None, *away) or self.has_receivers(away)
+
+    def _choose(self, moving: Moving[_Load], refused: AbstractSet[int]) -> int | None:
         """The engine that was chosen before, else the one that the router chooses, of those that have not said that they have no room."""
         request, wanted = moving.load.request, moving.load.wanted
-        away = moving.refused_by | self._down | {moving.sender}
+        away = {*refused, *self._down, moving.sender}
         if wanted is not None and wanted not in away:
             return wanted
         route = RouteRequest(request.request_id, len(request.prompt_token_ids), request.params.max_tokens)

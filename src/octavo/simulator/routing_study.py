@@ -15,6 +15,8 @@ from itertools import takewhile
 from octavo.backends.sim import PlaceholderText
 from octavo.distributed.router import create_router
 from octavo.simulator.engine_spec import EngineSpec
+from octavo.simulator.front_end import FrontEndOptions
+from octavo.simulator.fronted import FrontedSimulation
 from octavo.simulator.report import SimulationReport
 from octavo.simulator.sim_costs import SimCosts
 from octavo.simulator.simulation import Simulation, SimulationOptions
@@ -83,12 +85,17 @@ class Routed:
         }  # fmt: skip
 
 
-def route_once(spec: EngineSpec, case: RoutingCase, router: str, seed: int, learn: bool = False) -> Routed:
+def route_once(
+    spec: EngineSpec, case: RoutingCase, router: str, seed: int, learn: bool = False, front_end: FrontEndOptions | None = None
+) -> Routed:
     """One run of ``case`` over engines like ``spec``, whose text is the answers that the conversations expect. ``learn``: a router that
-    wants prices learns them from what engines tell, as in a cluster; else it asks the engines' cost model."""
+    wants prices learns them from what engines tell, as in a cluster; else it asks the engines' cost model. ``front_end``: requests wait
+    before it while engines have enough to do, and of engines and answers no more is known than in a cluster; None: each goes at once."""
     specs = [replace(spec, name=f"engine-{i}", text=PlaceholderText(only=ANSWER_TOKEN)) for i in range(case.num_engines)]
-    made = create_router(router, spec.cache.block_size, None if learn else SimCosts())
-    report = Simulation(specs, made, SimulationOptions(seed=seed)).run(case.requests(seed))
+    made = create_router(router, spec.cache.block_size, None if learn or front_end is not None else SimCosts())
+    options = SimulationOptions(seed=seed)
+    run = Simulation(specs, made, options) if front_end is None else FrontedSimulation(specs, made, options, front_end)
+    report = run.run(case.requests(seed))
     if report.num_completed < report.num_arrived:
         raise ValueError(f"requests: {report.num_arrived - report.num_completed} did not complete: {report.first_refusal}")
     return _routed(report, router, seed)

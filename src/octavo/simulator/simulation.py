@@ -84,7 +84,7 @@ class Simulation:
         self._able = [engine for engine in self.engines if self._computes_prompts(engine)]
         self.handoffs = Handovers(self.engines, self.options.handoff, self._pools)
         self._wants_keys = self._router.wants_keys
-        for engine in self._able if self._wants_keys else ():
+        for engine in self.engines if self._wants_keys else ():
             engine.tell_keys()
         self._scaling = SimScaling(self.options.scale, self.engines, self.log) if self.options.scale else None
         self._numbers = count()
@@ -110,11 +110,12 @@ class Simulation:
         return engine.spec.role != "decode" or self._pools is not None
 
     def _entries(self) -> Seq[SimEngine]:
-        """Engines that take requests, as far as they are there."""
+        """Engines that take requests, as far as they are there; while none of them is, others answer whole requests, as in a cluster."""
         away, scaling = self._down, self._scaling
         if not away and scaling is None:
             return self._able
-        return [one for one in self._able if one.index not in away and not (scaling is not None and scaling.is_closed(one.index))]
+        there = [one for one in self.engines if one.index not in away and not (scaling is not None and scaling.is_closed(one.index))]
+        return [one for one in there if self._computes_prompts(one)] or there
 
     # --- the run ------------------------------------------------------------------------------------------------------------------------
 
@@ -253,7 +254,7 @@ class Simulation:
             scaling.starts(engine, now)
             if self._pools is not None:
                 self._pools.add(engine.index, role, engine.spec.num_blocks)
-            if self._wants_keys and self._computes_prompts(engine):
+            if self._wants_keys:
                 engine.tell_keys()
         for index in changes.closed:
             self.handoffs.close(index)
@@ -289,11 +290,10 @@ class Simulation:
     def _place(self, request: Request) -> bool:
         """Route a request, which may have drawn some tokens elsewhere, to an engine. False: it can never run there."""
         entries = self._entries()
-        engine = self._engine_for(self._route(request, entries), request, entries) if entries else None
-        if engine is None:
+        if not entries:
             self._held.append(request)
             return True
-        return self._add(engine, request)
+        return self._add(self._engine_for(self._route(request, entries), request, entries), request)
 
     def _add(self, engine: SimEngine, request: Request) -> bool:
         """Queue it there. False: it can never run there."""
@@ -306,7 +306,7 @@ class Simulation:
 
     def _refuse(self, request: Request, error: Exception) -> bool:
         """False."""
-        self._over(request.request_id, 0)
+        self._over(request.request_id, None)
         self.log.refused(request.request_id, str(error))
         return False
 
@@ -322,28 +322,27 @@ class Simulation:
         block_size = self.engines[0].spec.cache.block_size
         return tuple(prompt_keys("sim", Namespace(), request.prompt_token_ids, block_size)) if self._wants_keys else ()
 
-    def _engine_for(self, route: RouteRequest, request: Request, entries: Seq[SimEngine]) -> SimEngine | None:
-        """The engine that is to compute the prompt. Who is to be handed over is remembered until then. None: nobody computes prompts."""
-        if self._pools is None:
+    def _engine_for(self, route: RouteRequest, request: Request, entries: Seq[SimEngine]) -> SimEngine:
+        """The engine that is to compute the prompt. Who is to be handed over is remembered until then."""
+        self._requests.pop(request.request_id, None)  # of an engine that is gone
+        placed = None if self._pools is None else self._pools.place(route, entries, self.clock.now())
+        if placed is None:
             engine = entries[self._router.choose(route, entries)]
-            if engine.spec.role == "prefill":
+            if engine.spec.role == "prefill" and self.handoffs.has_receivers():
                 self._requests[request.request_id] = request, None
             return engine
-        placed = self._pools.place(route, entries, self.clock.now())
-        if placed is None:
-            return None
         if placed.is_split:
             self._requests[request.request_id] = request, placed.decode
         return self.engines[placed.prefill]
 
-    def _over(self, request_id: str, num_output: int) -> None:
-        """A request has ended, or was refused: whoever remembers it may forget it."""
+    def _over(self, request_id: str, num_output: int | None) -> None:
+        """A request has ended, or was refused: whoever remembers it may forget it. ``num_output``: tokens of its answer, if it had one."""
         self._requests.pop(request_id, None)
         if self._reader is not None:
             self._reader.ended(request_id)
         self._routed(request_id, num_output)
 
-    def _routed(self, request_id: str, num_output: int) -> None:
+    def _routed(self, request_id: str, num_output: int | None) -> None:
         """A request is over: whoever chose for it is told."""
         if self._wants_keys:
             self._router.ended(request_id, num_output)
@@ -382,7 +381,7 @@ class Simulation:
                 request, receiver = self._requests.pop(event.request_id)
                 self.handoffs.offer(engine, request, now, engine.last_step_s, receiver)
             return 0
-        self._over(event.request_id, self.log.live[event.request_id].num_output)
+        self._over(event.request_id, None if event.error is not None else self.log.live[event.request_id].num_output)
         if engine.spec.role == "decode" or self._pools is not None:
             self.handoffs.room_may_be_there()
         if event.error is not None:
