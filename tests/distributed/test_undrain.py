@@ -206,6 +206,47 @@ def test_one_from_elsewhere_that_still_drains_takes_requests_again() -> None:
     asyncio.run(run())
 
 
+class Slow(Launcher):
+    """Processes end when the test says so, and others follow them then unless they are released."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__(*names)
+        self.is_ending, self.ends = True, asyncio.Event()
+
+    async def replace(self, name: str) -> None:
+        await self.ends.wait()
+        if name in self.kept:
+            await super().replace(name)
+
+
+@pytest.mark.parametrize("num_cuts", [1, 3])
+def test_a_process_that_connects_again_does_not_take_back_that_it_is_followed(num_cuts: int) -> None:
+    """It was cut off while it drained, another was asked for, and it comes back before it has ended: it goes on leaving."""
+
+    async def run() -> None:
+        launcher = Slow("a", "b")
+        engine, (a, task), (_, other) = await two(launcher)
+        stream = open_stream(engine, 0, 3)
+        await until(lambda: a.num_attempts == 1)
+        await engine.cluster.drain("a")
+        a._channel.abort("the test has cut it")
+        await asyncio.wait_for(task, 60)
+        await gone(engine, "a")
+        assert (await engine.cluster.undrain("a"))["state"] == "starting"
+        for _ in range(num_cuts):
+            await asyncio.wait_for(a.run(engine.control.address, SECRET), 60)
+            await gone(engine, "a")
+            assert launcher.kept == ["b", "a"] and absent(engine) == [("a", "starting", "")]
+        launcher.ends.set()
+        await until(lambda: not engine.cluster._coming)
+        assert launcher.replaced == ["a"]
+        engine.abort(stream)
+        await engine.stop()
+        await other
+
+    asyncio.run(run())
+
+
 async def refused(engine: ClusterEngine, name: str) -> Exception:
     try:
         await engine.cluster.undrain(name)

@@ -236,6 +236,9 @@ class Operations:
             raise self._not_drained(name, link)
         self._check_room(name)
         self._by_hand.pop(name, None)
+        for boot_id, (known, _) in self._sent_away.items():
+            if known == name:  # should that process connect once more, it goes on leaving, and does not take this back
+                self._sent_away[boot_id] = name, False
         logger.info("worker %s is started again", name)
         if not launcher.keep(name):
             self._coming[name] = asyncio.create_task(self._follow(launcher, name))
