@@ -12,6 +12,7 @@ from octavo.cli.cluster import _has_ended, _takes_requests, status_lines
 from octavo.distributed.autoscale import ScaleLimits
 from octavo.distributed.cluster_engine import ClusterEngine
 from octavo.distributed.cluster_options import ClusterOptions
+from octavo.distributed.launcher import KeptWorker, KeptWorkers, cancelled
 from octavo.distributed.messages import Goodbye
 from octavo.distributed.operations import Operations
 from octavo.engine.serving import UnknownWorker
@@ -243,6 +244,64 @@ def test_a_process_that_connects_again_does_not_take_back_that_it_is_followed(nu
         engine.abort(stream)
         await engine.stop()
         await other
+
+    asyncio.run(run())
+
+
+def test_one_follows_a_process_however_often_it_is_drained_and_undrained() -> None:
+    async def run() -> None:
+        launcher = Slow("a", "b")
+        engine, (a, _), (_, other) = await two(launcher)
+        open_stream(engine, 0, 3)
+        await until(lambda: a.num_attempts == 1)
+        link = engine.control.find("a")
+        assert link is not None
+        link.is_leaving = True  # it has been told to end, and hangs
+        follows = set[asyncio.Task[None]]()
+        for _ in range(3):
+            await engine.cluster.drain("a")
+            await engine.cluster.undrain("a")
+            follows.add(engine.cluster._coming["a"])
+            link.is_leaving = False  # it has come back, and is not told to end yet; it will be ended all the same
+            assert str(await refused(engine, "a")) == "a is not drained; it is being started"
+            link.is_leaving = True
+            with pytest.raises(ValueError, match="a is being started again"):
+                await engine.cluster.restart()
+        launcher.ends.set()
+        assert [await follow for follow in follows] == [None] and launcher.replaced == ["a"] and not engine.cluster._coming
+        await engine.stop()
+        await other
+
+    asyncio.run(run())
+
+
+def test_ending_a_keeper_leaves_alone_one_that_begins_meanwhile() -> None:
+    """Somebody else, who has seen the first one end, has begun another."""
+
+    class Kept(KeptWorkers[KeptWorker]):
+        async def _keep(self, worker: KeptWorker) -> None:
+            await asyncio.Event().wait()
+
+    async def run() -> None:
+        worker = KeptWorker("a", "both")
+        kept = Kept({"a": worker})
+        await kept._end_keeper(worker, 60.0)  # there is none
+        kept.keep("a")
+        first = worker.keeper
+        assert first is not None
+        first.add_done_callback(lambda _: kept.keep("a"))
+        await kept._end_keeper(worker, 0.01)  # a hung one is cancelled
+        second = worker.keeper
+        assert first.cancelled() and second is not None and second is not first and not second.done()
+
+        second.add_done_callback(lambda _: kept.keep("a"))
+        ending = asyncio.create_task(kept._end_keeper(worker, 60.0))
+        await asyncio.sleep(0)
+        second.cancel()
+        await ending
+        third = worker.keeper
+        assert third is not None and third is not second and not third.done()
+        await cancelled(third)
 
     asyncio.run(run())
 

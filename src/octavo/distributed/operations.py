@@ -194,7 +194,7 @@ class Operations:
         if self._is_stopped:
             raise ValueError("the server is shutting down")
         link = self._control.find(worker)
-        if link is None or link.is_leaving:
+        if link is None or link.is_leaving or worker in self._coming:
             return self._start_again(worker, link)
         if not link.worker.draining:
             raise ValueError(f"{worker} is not being drained; it is {link.worker.state.value}")
@@ -240,7 +240,7 @@ class Operations:
             if known == name:  # should that process connect once more, it goes on leaving, and does not take this back
                 self._sent_away[boot_id] = name, False
         logger.info("worker %s is started again", name)
-        if not launcher.keep(name):
+        if not launcher.keep(name) and name not in self._coming:  # whoever waits for its end looks then whether it is kept
             self._coming[name] = asyncio.create_task(self._follow(launcher, name))
         return {
             "name": name, "role": launcher.role_of(name), "state": "starting", "draining": False, "reason": "it is started again",
