@@ -56,7 +56,7 @@ def test_while_it_drains_it_takes_requests_again_and_is_not_told_to_end() -> Non
             assert launcher.kept == ["b", "a"] and not launcher.released and len(engine.open_links()) == 2
             with pytest.raises(ClickException, match="a is not drained any more"):
                 _has_ended(engine.cluster.status(), drained)
-        assert _takes_requests(engine.cluster.status(), "a")
+        assert _takes_requests(engine.cluster.status(), entry)
         a.give(3)
         assert await read(stream) == expected(0, 3)
         await until(lambda: not engine.cluster._leaving)
@@ -108,11 +108,11 @@ def test_once_it_has_ended_its_launcher_starts_it_again(is_ending: bool) -> None
         status = engine.cluster.status()
         assert status_lines(status)[-1] == "a is not there: drained; `octavo cluster undrain` starts it again"
         with pytest.raises(ClickException, match="a is drained again"):
-            _takes_requests(status, "a")
+            _takes_requests(status, {"name": "a"})
         entry = await engine.cluster.undrain("a")
         assert (entry["name"], entry["role"], entry["state"], entry["draining"], entry["pid"]) == ("a", "both", "starting", False, None)
         assert launcher.kept == ["b", "a"] and absent(engine) == [("a", "starting", "")]
-        assert not _takes_requests(engine.cluster.status(), "a")
+        assert not _takes_requests(engine.cluster.status(), entry)
         if is_ending:
             with pytest.raises(ValueError, match="a is being started again; a restart can begin when that is done"):
                 await engine.cluster.restart()
@@ -126,7 +126,7 @@ def test_once_it_has_ended_its_launcher_starts_it_again(is_ending: bool) -> None
             await engine.cluster.undrain("a")
         assert absent(engine) == [("a", "failed", "the model's file is gone")]
         with pytest.raises(ClickException, match="a cannot run: the model's file is gone"):
-            _takes_requests(engine.cluster.status(), "a")
+            _takes_requests(engine.cluster.status(), entry)
         launcher.trouble = None
         again, last = stub(engine, "a")
         await until(lambda: len(engine.open_links()) == 2)
@@ -244,6 +244,49 @@ def test_a_process_that_connects_again_does_not_take_back_that_it_is_followed(nu
         engine.abort(stream)
         await engine.stop()
         await other
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_whoever_waits_for_a_worker_passes_over_the_process_that_it_follows(is_cut: bool) -> None:
+    """It drains, for as long as it takes to end; what it is followed by does not. Drained once more it is waited for in vain."""
+
+    async def run() -> None:
+        launcher = Slow("a", "b")
+        engine, (a, task), (_, other) = await two(launcher)
+        stream = open_stream(engine, 0, 3)
+        await until(lambda: a.num_attempts == 1)
+        link = engine.control.find("a")
+        assert link is not None
+        await engine.cluster.drain("a")
+        if is_cut:
+            a._channel.abort("the test has cut it")
+            await asyncio.wait_for(task, 60)
+            await gone(engine, "a")
+        else:
+            link.is_leaving = True  # it has been told to end, and hangs
+        entry = await engine.cluster.undrain("a")
+        assert entry["follows"] == a.boot_id and entry["boot_id"] is None
+        assert _takes_requests(engine.cluster.status(), entry) is False
+        if not is_cut:
+            a._channel.abort("it is killed")
+            await asyncio.wait_for(task, 60)
+            await gone(engine, "a")
+        assert _takes_requests(engine.cluster.status(), entry) is False
+        launcher.ends.set()
+        again, last = stub(engine, "a")
+        await until(lambda: len(engine.open_links()) == 2)
+        assert _takes_requests(engine.cluster.status(), entry)
+        open_stream(engine, 1, 3)
+        open_stream(engine, 2, 3)
+        await until(lambda: again.num_attempts > 0)
+        await engine.cluster.drain("a")
+        with pytest.raises(ClickException, match="a is drained again"):
+            _takes_requests(engine.cluster.status(), entry)
+        engine.abort(stream)
+        await engine.stop()
+        await asyncio.gather(other, last)
 
     asyncio.run(run())
 

@@ -242,9 +242,11 @@ class Operations:
         logger.info("worker %s is started again", name)
         if not launcher.keep(name) and name not in self._coming:  # whoever waits for its end looks then whether it is kept
             self._coming[name] = asyncio.create_task(self._follow(launcher, name))
+        processes = [boot_id for boot_id, (known, _) in self._sent_away.items() if known == name]
+        processes += [] if link is None else [link.worker.boot_id]
         return {
             "name": name, "role": launcher.role_of(name), "state": "starting", "draining": False, "reason": "it is started again",
-            "host": None, "pid": None, "boot_id": None, "attempts": 0, "age_s": 0.0, "load": None,
+            "host": None, "pid": None, "boot_id": None, "attempts": 0, "age_s": 0.0, "load": None, "follows": processes[-1] if processes else None,
         }  # fmt: skip
 
     def _not_drained(self, name: str, link: Link | None) -> ValueError:
