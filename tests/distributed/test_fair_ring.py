@@ -65,11 +65,8 @@ class PlainQueue(FairQueue):
         return self._rings.setdefault(level, PlainRing())
 
 
-Moves = st.lists(
-    st.tuples(st.sampled_from(["add"] * 5 + ["take", "aside", "aside", "some", "alone", "only", "remove", "leave", "leave"]), st.integers(0, 2**32)),
-    min_size=40,
-    max_size=120,
-)
+KINDS = ["add"] * 5 + ["take", "aside", "aside", "some", "alone", "only", "remove", "leave", "leave"]
+Moves = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 2**32)), min_size=40, max_size=120)
 
 
 @given(Moves, st.integers(1, 40), st.floats(0.5, 30.0))

@@ -5,8 +5,8 @@
       with set-aside ones:    ·  ·  ·  ·          and these too with a ``MayGo``, each once
       vacant:                             ·       lose their turns when those come
 
-A key keeps its turn whichever of these lists it is in. So thousands of keys that have nothing but set-aside requests cost nothing as long as
-none of these may go. Owns the turns and deficits of keys; which request waits where is ``FairQueue``'s.
+A key keeps its turn whichever of these lists it is in. So thousands of keys that have nothing but set-aside requests cost nothing as long
+as none of these may go. Owns the turns and deficits of keys; which request waits where is ``FairQueue``'s.
 """
 
 from __future__ import annotations
@@ -111,7 +111,8 @@ class _Turns:
         """Whose turns were before that one."""
         return [key for _, key in self._entries[: bisect_left(self._entries, turn, key=itemgetter(0))]]
 
-    def keys(self) -> set[Key]:
+    @property
+    def members(self) -> set[Key]:
         return self._keys
 
     def is_sorted(self) -> bool:
@@ -142,7 +143,7 @@ class MayGo:
         """By their turns: all keys of a ring that may have somebody."""
         if self.groups is None:
             return asides.walk(self._none_before.get(ring, 0))
-        some = [key for key in self.groups if key in asides.keys() and self._found.get(key, key) is not None]
+        some = [key for key in self.groups if key in asides.members and self._found.get(key, key) is not None]
         return iter(sorted(((key.turn, key) for key in some), key=itemgetter(0)))
 
     def have_none(self, ring: Ring, turn: int) -> None:
@@ -293,8 +294,8 @@ class Ring:
             assert all(held.is_aside for held in key.aside) and not any(held.is_aside for held in key.waiting)
         keys = self._keys.values()
         assert len({key.turn for key in keys}) == len(keys), "two keys have one turn"
-        assert self._heads.keys() == {key for key in keys if key.head() is not None}
-        assert self._asides.keys() == {key for key in keys if key.has_aside()}
-        assert self._vacant.keys() == {key for key in keys if key.is_empty()}
+        assert self._heads.members == {key for key in keys if key.head() is not None}
+        assert self._asides.members == {key for key in keys if key.has_aside()}
+        assert self._vacant.members == {key for key in keys if key.is_empty()}
         assert all(turns.is_sorted() for turns in (self._heads, self._asides, self._vacant))
         return found

@@ -178,7 +178,7 @@ class KeptWorkers(Generic[W]):
         return True
 
     async def _end_keeper(self, worker: W, timeout_s: float) -> None:
-        """Wait for the end of the keeper that there is now, and cancel it when that takes too long; not one that another begins meanwhile."""
+        """Wait for the end of the keeper that there is now, and cancel it when that takes too long; not one that is begun meanwhile."""
         keeper = worker.keeper
         if keeper is not None:
             await asyncio.wait([keeper], timeout=timeout_s)

@@ -246,7 +246,8 @@ class Operations:
         processes += [] if link is None else [link.worker.boot_id]
         return {
             "name": name, "role": launcher.role_of(name), "state": "starting", "draining": False, "reason": "it is started again",
-            "host": None, "pid": None, "boot_id": None, "attempts": 0, "age_s": 0.0, "load": None, "follows": processes[-1] if processes else None,
+            "host": None, "pid": None, "boot_id": None, "attempts": 0, "age_s": 0.0, "load": None,
+            "follows": processes[-1] if processes else None,
         }  # fmt: skip
 
     def _not_drained(self, name: str, link: Link | None) -> ValueError:
