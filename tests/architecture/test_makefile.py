@@ -36,7 +36,7 @@ def test_native_test_builds_once_where_the_folder_is_missing(tmp_path: Path, is_
         (tmp_path / ".venv/.octavo").touch()
     calls = tmp_path / "calls"
     calls.touch()
-    outside = {name: value for name, value in os.environ.items() if not name.startswith("MAKE") and name != "MFLAGS"}  # make may run the tests
+    outside = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}  # of a make test
     path = f"{tmp_path / 'tools'}{os.pathsep}{os.environ['PATH']}"
     for num_builds in (1, 1, 2):
         if num_builds == 2:

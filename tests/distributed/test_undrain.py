@@ -349,6 +349,32 @@ def test_ending_a_keeper_leaves_alone_one_that_begins_meanwhile() -> None:
     asyncio.run(run())
 
 
+def test_of_workers_from_elsewhere_that_were_drained_nothing_is_listed_or_kept() -> None:
+    """They may each have a name of their own, or join again under it. The launcher's are listed while they are not here."""
+
+    async def run() -> None:
+        launcher = Launcher("mine", "b")
+        engine = engine_of(launcher)
+        engine.start()
+        await launcher.opened.wait()
+        (_, mine), (_, other) = stub(engine, "mine"), stub(engine, "b")
+        await until(lambda: len(engine.open_links()) == 2)
+        for name in ("x", "y", "x", "mine"):
+            task = mine if name == "mine" else stub(engine, name)[1]
+            await until(lambda name=name: any(link.name == name for link in engine.open_links()))  # type: ignore[misc]
+            await engine.cluster.drain(name)
+            await asyncio.wait_for(task, 60)
+            await gone(engine, name)
+        assert str(await refused(engine, "nobody")).endswith("there are: b; drained: mine") and list(engine.cluster._by_hand) == ["mine"]
+        _, again = stub(engine, "mine")  # somebody has started one of that name elsewhere
+        await until(lambda: len(engine.open_links()) == 2)
+        assert str(await refused(engine, "nobody")).endswith("drained: none")
+        await engine.stop()
+        await asyncio.gather(other, again)
+
+    asyncio.run(run())
+
+
 async def refused(engine: ClusterEngine, name: str) -> Exception:
     try:
         await engine.cluster.undrain(name)

@@ -49,7 +49,7 @@ class Operations:
         self._leaving: dict[Link, asyncio.Task[None]] = {}
         self._coming: dict[str, asyncio.Task[None]] = {}  # workers that are started again once their process has ended
         self._sent_away: OrderedDict[str, tuple[str, bool]] = OrderedDict()  # by boot id: name, and whether for good
-        self._by_hand: dict[str, None] = {}  # names of workers that were drained by ``drain``, and not undrained
+        self._by_hand: dict[str, None] = {}  # the launcher's workers that were drained by ``drain``, and not undrained
         self._is_stopped = False
         self._restart: asyncio.Task[None] | None = None
         self._done = self._of = 0
@@ -135,7 +135,8 @@ class Operations:
             who = f"{number} waiting {'request' if number == 1 else 'requests'} that no other worker can hold"
             raise ValueError(f"{worker} is needed for {who}; drain it when none waits, or end its process")
         self.let_go(link)
-        self._by_hand[worker] = None
+        released = () if self._launcher is None else self._launcher.released
+        self._by_hand = {name: None for name in (*self._by_hand, worker) if name in released}  # others cannot be had back from here
         return self._entry(link)
 
     def _there(self) -> str:
@@ -261,7 +262,7 @@ class Operations:
             has = "has ended" if link is None else "has been told to end"
             how = f"start it there again (octavo worker --connect ... --name {name}): it joins by itself, and takes requests"
             return ValueError(f"{name} came from elsewhere and {has}; {how}")
-        drained = ", ".join(list(self._by_hand)[-8:]) or "none"
+        drained = ", ".join([one for one in self._by_hand if self._control.find(one) is None][-8:]) or "none"
         return UnknownWorker(f"{name!r:.200} is not here; there are: {self._there()}; drained: {drained}")
 
     async def _follow(self, launcher: Launcher, name: str) -> None:
