@@ -236,7 +236,7 @@ def test_where_workers_may_connect_to_is_said_when_they_can(launcher: Launcher |
 def test_rounded_kv_between_workers_is_said_at_the_start(kv_dtype: str, wire_dtype: str, says: bool) -> None:
     async def run() -> None:
         config, told = bigram_config(), list[str]()
-        config = replace(config, cache=replace(config.cache, kv_dtype=kv_dtype))
+        config = replace(config, cache=replace(config.cache, kv_cache_dtype=kv_dtype))
         options = ClusterOptions(handover=HandoverOptions(wire_dtype=wire_dtype))
         engine = ClusterEngine(bigram_model(TOKENIZER, context=8192), config, Address("127.0.0.1", 0), SECRET, options, Launcher("a"))
         engine.announce = told.append
