@@ -238,7 +238,8 @@ def test_rounded_kv_between_workers_is_said_at_the_start(kv_dtype: str, wire_dty
         config, told = bigram_config(), list[str]()
         config = replace(config, cache=replace(config.cache, kv_cache_dtype=kv_dtype))
         options = ClusterOptions(handover=HandoverOptions(wire_dtype=wire_dtype))
-        engine = ClusterEngine(bigram_model(TOKENIZER, context=8192), config, Address("127.0.0.1", 0), SECRET, options, Launcher("a"))
+        model, address = bigram_model(TOKENIZER, context=8192), Address("127.0.0.1", 0)
+        engine = ClusterEngine(model, config, address, SECRET, options, Launcher("a"), others_may_join=False)
         engine.announce = told.append
         engine.start()
         assert engine._opening is not None
