@@ -105,6 +105,12 @@ class KeptWorker:
 W = TypeVar("W", bound=KeptWorker)
 
 
+async def cancelled(task: asyncio.Task[None]) -> None:
+    """End a task, whatever it does."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
 class KeptWorkers(Generic[W]):
     """The part of a ``Launcher`` that is the same whatever its processes are. ``workers`` by name."""
 
@@ -170,6 +176,13 @@ class KeptWorkers(Generic[W]):
         worker.begin_anew()
         self._begin(worker)
         return True
+
+    async def _end_keeper(self, worker: W, timeout_s: float) -> None:
+        """Wait for the end of the keeper that there is now, and cancel it when that takes too long; not one that another begins meanwhile."""
+        keeper = worker.keeper
+        if keeper is not None:
+            await asyncio.wait([keeper], timeout=timeout_s)
+            await cancelled(keeper)
 
     @abstractmethod
     async def _keep(self, worker: W) -> None:

@@ -194,7 +194,7 @@ class Operations:
         if self._is_stopped:
             raise ValueError("the server is shutting down")
         link = self._control.find(worker)
-        if link is None or link.is_leaving:
+        if link is None or link.is_leaving or worker in self._coming:
             return self._start_again(worker, link)
         if not link.worker.draining:
             raise ValueError(f"{worker} is not being drained; it is {link.worker.state.value}")
@@ -236,12 +236,17 @@ class Operations:
             raise self._not_drained(name, link)
         self._check_room(name)
         self._by_hand.pop(name, None)
+        for boot_id, (known, _) in self._sent_away.items():
+            if known == name:  # should that process connect once more, it goes on leaving, and does not take this back
+                self._sent_away[boot_id] = name, False
         logger.info("worker %s is started again", name)
-        if not launcher.keep(name):
+        if not launcher.keep(name) and name not in self._coming:  # whoever waits for its end looks then whether it is kept
             self._coming[name] = asyncio.create_task(self._follow(launcher, name))
+        processes = [boot_id for boot_id, (known, _) in self._sent_away.items() if known == name]
+        processes += [] if link is None else [link.worker.boot_id]
         return {
             "name": name, "role": launcher.role_of(name), "state": "starting", "draining": False, "reason": "it is started again",
-            "host": None, "pid": None, "boot_id": None, "attempts": 0, "age_s": 0.0, "load": None,
+            "host": None, "pid": None, "boot_id": None, "attempts": 0, "age_s": 0.0, "load": None, "follows": processes[-1] if processes else None,
         }  # fmt: skip
 
     def _not_drained(self, name: str, link: Link | None) -> ValueError:
