@@ -409,6 +409,9 @@ def test_where_the_number_is_scaled_it_comes_back_into_a_place_that_is_free() ->
         await operations.drain("a")
         await asyncio.wait_for(task, 60)
         await gone(engine, "a")
+        assert absent(engine) == []  # it is followed, and not lacking
+        with pytest.raises(ValueError, match="a has been drained already, and has ended"):
+            await operations.drain("a")
         launcher.kept.append("c")  # the scaler has started another
         found = str(await refused(engine, "a"))
         assert found == "a would be one worker more than --max-workers (2): others have taken its place; drain one of them"
