@@ -70,12 +70,14 @@ class Operations:
         }
 
     def _absent(self) -> list[dict[str, Any]]:
-        """Workers that the launcher keeps running, or did until they were drained by hand, and that are not here."""
+        """Workers that the launcher keeps running, or did until they were drained by hand, and that are not here. Where a role's
+        number goes by load another has taken the place of a drained one, which is not lacking."""
         launcher = self._launcher
         if launcher is None:
             return []
         found = []
-        for name in (*launcher.names, *(name for name in launcher.released if name in self._by_hand)):
+        drained = [name for name in launcher.released if name in self._by_hand and launcher.role_of(name) not in self._scale]
+        for name in (*launcher.names, *drained):
             if self._control.find(name) is None:
                 trouble = launcher.trouble_of(name)
                 state = "drained" if name in self._by_hand else "starting" if trouble is None else "failed"
@@ -124,6 +126,8 @@ class Operations:
     async def drain(self, worker: str) -> dict[str, Any]:
         """See Cluster."""
         link = self._control.find(worker)
+        if link is None and worker in self._by_hand:
+            raise ValueError(f"{worker} has been drained already, and has ended")
         if link is None:
             raise UnknownWorker(f"{worker!r:.200} is not here; there are: {self._there()}")
         if self._restart is not None:
