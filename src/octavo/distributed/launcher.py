@@ -83,7 +83,7 @@ class GrowingLauncher(Launcher, Protocol):
         ...
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class KeptWorker:
     """A worker that is kept running, by its ``keeper``, unless it is ``released``. ``trouble``: why it can never run, as far as is known;
     ``is_hopeless``: it has said so itself, and is not tried again. ``num_failed``: starts in a row that came to nothing."""

@@ -49,7 +49,7 @@ class RayUnavailable(RuntimeError):
     """Ray can neither be reached nor started; the message says why."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class _Worker(KeptWorker):
     """One of ``group``. ``wanted``: another one at once, after this. ``num_failed``: starts in a row that ended by the worker's own
     error."""
@@ -64,7 +64,7 @@ class _Worker(KeptWorker):
         return cls(name, group.role, group=group)
 
     def begin_anew(self) -> None:
-        KeptWorker.begin_anew(self)  # super() does not find a class whose slots were made for it
+        super().begin_anew()
         self.wanted = False
 
 
