@@ -51,7 +51,7 @@ LIBRARIES = {
     "server": {"starlette", "uvicorn", "httptools", "msgspec", "prometheus_client", "anyio", "uvloop"},
     "workload": set(),
     "bench": {"numpy", "httptools", "msgspec"},
-    "cli": {"click"},
+    "cli": {"click", "msgspec"},
     "distributed": {"msgspec", "ray"},
     "simulator": set(),
     "planning": set(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -11,6 +12,7 @@ import pytest
 
 from octavo.core.cluster_window import ClusterWindow, WindowFrontEnd
 from octavo.core.recorded_window import Figures, RecordedWindow, WindowReplay, packed, salt_key, unpacked
+from octavo.core.request import FinishReason
 from octavo.distributed import recorded_cluster
 from octavo.distributed.answers import AboutRecorded, QuestionError, Recorded, answer_now
 from octavo.distributed.cluster_options import ClusterOptions, HandoverOptions
@@ -152,6 +154,11 @@ def no_step(told: Recorded) -> Recorded:
     return told
 
 
+def no_end_of_blocks(told: Recorded) -> Recorded:
+    told.engine = replace(told.engine, num_blocks=1 << 40)
+    return told
+
+
 def test_a_front_end_that_has_no_time_to_ask_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("octavo.distributed.cluster_reports._TAKE_S", 0.01)
     cluster = pair()
@@ -163,7 +170,8 @@ def test_a_front_end_that_has_no_time_to_ask_says_so(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize(
     ("lie", "match"),
-    [(more_keys, "w1 did not say"), (more_steps, "w1 did not say"), (half_a_key, "keys: 4 bytes"), (no_step, "steps: w1 tells of some")],
+    [(more_keys, "w1 did not say"), (more_steps, "w1 did not say"), (half_a_key, "keys: 4 bytes"), (no_step, "steps: w1 tells of some"),
+     (no_end_of_blocks, "num_blocks: w1 tells of 1099511627776; at most 16777216 can be simulated")],
 )
 def test_what_no_worker_can_have_is_refused(lie: Callable[[Recorded], Recorded], match: str) -> None:
     cluster, asked = pair(), ToldCluster.ask
@@ -190,10 +198,17 @@ def test_what_is_told_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     window = recorded(cluster)
     age_s = cluster.clock.now() - cluster.find("r1").arrival_s
     assert len(window.requests) == 3 and window.notes == (f"of the window only the last 3 requests, from {age_s:.0f} s ago on",)
+    cluster.open("left", 40, 5)
+    cluster.place("left", "w0")
+    cluster.journeys.ended("left", FinishReason.ABORT, cluster.clock.now())  # before its first token: it takes a place, and is not replayed
+    left = recorded(cluster)
+    assert len(left.requests) == 2 and left.notes[0].startswith("of the window only the last 2 requests")
     part = RecordedCluster(cluster.journeys.all(), 600.0, cluster.clock.now(), float("-inf"))
     few, many = part.questions(["w0"]), part.questions([f"w{i}" for i in range(200)])
     assert few["w0"].most_keys == 1 << 18 and sum(about.most_keys for about in many.values()) <= 1 << 18
     assert few["w0"].most_steps == 4096 and all(about.most_steps == 100 for about in many.values())
+    monkeypatch.setattr(recorded_cluster, "MAX_ASKED", 1)
+    assert [len(about.names) for about in part.questions(["w0", "w1"]).values()] == [1, 1]
     engine = cluster.workers["w0"].run.engine
     names = [leg.name for name in ("r0", "r2") for leg in cluster.find(name).legs]
 

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from octavo.cli.what_if import replay_of_lines
-from octavo.core.cluster_window import ClusterWindow
+from octavo.core.cluster_window import ClusterWindow, WindowFrontEnd
 from octavo.core.recorded_window import WindowReplay
 from octavo.distributed.cluster_options import ClusterOptions, HandoverOptions, parse_workers
 from octavo.distributed.handoff import Link
 from octavo.engine.replay_advice import ReplayedAdvice
-from octavo.simulator.cluster_what_if import UNSEEN_LINK, ClusterWhatIf, link_of
+from octavo.simulator.cluster_switches import Setup, _fewer
+from octavo.simulator.cluster_what_if import UNSEEN_LINK, ClusterWhatIf, _place, link_of
 from octavo.simulator.what_if import main, what_if
 from tests.engine.planted import Arrival, steady_load, tokens
 from tests.engine.timed import Law
+from tests.simulator.test_front_end import spec
 from tests.simulator.timed_cluster import TimedCluster
 
 LAW = Law(noise=0.03)
@@ -120,6 +124,25 @@ def test_where_hand_offs_are_slow_together_comes_first() -> None:
     assert gain > 0.3 and gain_of(replay, changes[0]) == pytest.approx(gain, rel=0.2)
 
 
+def test_where_decode_workers_are_full_the_link_is_not_to_blame() -> None:
+    """Most answers wait for room, and the link is fast: a line through all of their seconds would be one of waits."""
+    load, law, link = steady_load(60, 14.0, 1), Law(step=8e-3, row=1e-4, noise=0.03), Link(1e9, 3e-3)
+    options = replace(SHORTEST, handover=HandoverOptions(may_borrow=False))
+    full = TimedCluster(APART, law, options, link, decode_blocks=16, max_num_seqs=16).serve(load)
+    legs = [one.legs[0] for one in full.journeys.all() if len(one.legs) > 1]
+    waits = [leg.found_s - leg.first_s for leg in legs if leg.found_s is not None and leg.first_s is not None]
+    assert len(waits) == len(legs) and sum(wait_s > 0.05 for wait_s in waits) > len(legs) // 2
+    window = full.window()
+    assert link_of(window).latency_s == pytest.approx(3e-3, abs=1e-3) and link_of(window).bytes_per_s > 1e8
+    one = ClusterWhatIf(window)
+    one.switches = [switch for switch in one.switches if switch.kind == "more_decode"]
+    replay = replace(one.base(), outcomes=tuple(one.outcomes()))
+    assert replay.error("wall") == pytest.approx(0.0, abs=0.1)
+    more = TimedCluster({**APART, "decode-1": "decode"}, law, options, link, decode_blocks=16, max_num_seqs=16).serve(load)
+    gain = 1.0 - wall_s(more) / wall_s(full)
+    assert gain > 0.3 and gain_of(replay, one.switches[0].change) == pytest.approx(gain, rel=0.2)
+
+
 def test_where_beginnings_are_computed_twice_another_router_comes_first() -> None:
     """Six beginnings, of which a worker's cache holds four: sent round, all are computed again and again."""
     beginnings = [tokens(random.Random(5 + k), 640) for k in range(6)]
@@ -157,8 +180,10 @@ def test_what_each_cache_had_before_the_window_it_has_in_the_replay(cluster: Tim
 
 def test_a_window_holds_no_tokens_and_survives_json(cluster: TimedCluster) -> None:
     window = cluster.window()
-    written = json.dumps(window.to_dict())
-    assert ClusterWindow.of_dict(json.loads(written)) == window
+    for most_pending_s in (0.5, math.inf):
+        window = replace(window, front_end=replace(window.front_end, most_pending_s=most_pending_s))
+        written = msgspec.json.encode(window.to_dict()).decode()  # which has no infinite numbers
+        assert ClusterWindow.of_dict(json.loads(written)) == window
     assert not {"prompt_token_ids", "token_ids"} & set(written.split('"'))
 
 
@@ -220,6 +245,16 @@ def test_workers_are_added_taken_away_and_given_other_roles(cluster: TimedCluste
     assert changes_of(window, {"worker-0": "both", "prefill-0": "prefill"}) == [
         "one worker more (--workers both=2,prefill=1)", "one prefill worker more (--workers both=1,prefill=2)",
     ]  # fmt: skip
+
+
+def test_with_a_worker_less_each_of_the_others_keeps_what_its_cache_had() -> None:
+    roles = {"decode-0": "decode", "decode-1": "decode", "prefill-0": "prefill", "prefill-1": "prefill"}
+    setup = Setup(tuple(spec(name, role) for name, role in roles.items()), WindowFrontEnd("soonest"))
+    for less in (one.setup for one in _fewer(setup)):
+        there = [one.name for one in less.specs]
+        for number, (name, role) in enumerate(roles.items()):
+            place = there[_place(name, number, less)]
+            assert place == name if name in there and role == "prefill" else roles[place] == "prefill"
 
 
 def test_every_switch_can_be_replayed_with_any_roles(cluster: TimedCluster) -> None:

@@ -13,6 +13,8 @@ import threading
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from octavo.core.recorded_window import SwitchOutcome, WindowReplay
 from octavo.engine.replay_advice import ReplayError, Window
 
@@ -22,16 +24,17 @@ _ARGV = [sys.executable, "-m", "octavo.simulator.what_if"]
 
 def replay_window(window: Window, limit_s: float = LIMIT_S) -> WindowReplay:
     """A Replayer. Switches that have not been simulated after ``limit_s`` are left out, and named. Raises ReplayError."""
-    with subprocess.Popen(_ARGV, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+    told = msgspec.json.encode(window.to_dict())  # quick: whoever serves in this process stands still meanwhile
+    with subprocess.Popen(_ARGV, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
         timer = threading.Timer(limit_s, child.kill)
         timer.daemon = True  # a server that ends does not wait for it
         timer.start()
         try:
-            said, complaint = child.communicate(json.dumps(window.to_dict()))
+            said, complaint = child.communicate(told)
         finally:
             timer.cancel()
             child.kill()
-    return replay_of_lines(said.splitlines(), complaint, limit_s)
+    return replay_of_lines(said.decode().splitlines(), complaint.decode(errors="replace"), limit_s)
 
 
 def replay_of_lines(lines: list[str], complaint: str, limit_s: float) -> WindowReplay:

@@ -6,6 +6,7 @@ of a prompt, the workers tell. Two clocks are never compared.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, replace
@@ -37,7 +38,8 @@ class WindowFrontEnd:
 
 @dataclass(frozen=True, slots=True)
 class ClusterWindow:
-    """``requests`` by arrival; ``hand_offs``: (tokens of KV, seconds from the first token until the other worker was told to go on).
+    """``requests`` by arrival; ``hand_offs``: (tokens of KV, seconds until the other worker was told to go on, from when there was a first
+    token and room for it).
     ``way_s``: seconds from the front end to a worker and back. ``starts_idle``: nothing that came before the first of the requests ran on
     beside them; ``from_start``: nothing at all has come before. ``notes``: what is known to be other than in the run that was."""
 
@@ -66,7 +68,11 @@ class ClusterWindow:
     def to_dict(self) -> dict[str, Any]:
         plain = {name: getattr(self, name) for name in ("hand_offs", "way_s", "starts_idle", "from_start", "notes")}
         requests = [one.to_dict() for one in self.requests]
-        return {"workers": list(map(asdict, self.workers)), "front_end": asdict(self.front_end), "requests": requests, **plain}
+        workers = [{"name": one.name, "role": one.role, "engine": asdict(one.engine), "steps": one.steps} for one in self.workers]
+        front_end = asdict(self.front_end)
+        if math.isinf(self.front_end.most_pending_s):
+            front_end["most_pending_s"] = None  # JSON has no number for it
+        return {"workers": workers, "front_end": front_end, "requests": requests, **plain}
 
     @classmethod
     def of_dict(cls, data: Mapping[str, Any]) -> ClusterWindow:
@@ -76,5 +82,7 @@ class ClusterWindow:
             for one in data["workers"]
         )
         requests, hand_offs = tuple(map(WindowRequest.of_dict, data["requests"])), tuple((tokens, s) for tokens, s in data["hand_offs"])
-        front_end, starts = WindowFrontEnd(**data["front_end"]), (data["starts_idle"], data["from_start"])
+        told = data["front_end"]
+        front_end = WindowFrontEnd(**{**told, "most_pending_s": math.inf if told["most_pending_s"] is None else told["most_pending_s"]})
+        starts = (data["starts_idle"], data["from_start"])
         return cls(workers, front_end, requests, hand_offs, data["way_s"], *starts, tuple(data["notes"]))

@@ -208,7 +208,7 @@ class ClusterReports:
             names = ", ".join(silent)
             raise ReplayError(f"workers: {names} did not say what steps take there; a replay needs all of them, ask again later")
         try:
-            return part.window(roles, told, self._front_end)
+            return await asyncio.to_thread(part.window, roles, told, self._front_end)  # tens of milliseconds
         except ValueError as error:
             raise ReplayError(str(error)) from error
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from octavo.core.cluster_window import ClusterWindow, WindowFrontEnd, WindowWorker
 from octavo.core.recorded_window import WindowRequest, salt_key, unpacked
 from octavo.core.words import counted
-from octavo.distributed.answers import AboutRecorded, Recorded, ToldAttempt
+from octavo.distributed.answers import MAX_ASKED, MAX_TOLD_STEPS, AboutRecorded, Recorded, ToldAttempt
 from octavo.distributed.cluster_options import ClusterOptions
 from octavo.distributed.journeys import Journey, Leg, LegEnd
 from octavo.engine.ended_records import MAX_KEYS
@@ -23,6 +23,7 @@ from octavo.engine.window_snapshot import measured_of, num_output_of
 MAX_REQUESTS = 1000
 _MOST_STEPS = 20_000  # of all workers together
 _STEP_FIELDS = 6
+_MOST_BLOCKS = 1 << 24  # of a worker: a simulated one takes 100 bytes for each
 _FEWEST_STEPS = 64  # of each, however many there are
 
 
@@ -41,10 +42,12 @@ class RecordedCluster:
     now: float
     forgotten_s: float
     recent: list[Journey] = field(init=False)
+    is_cut: bool = field(init=False)
 
     def __post_init__(self) -> None:
         since_s = self.now - self.window_s
         came = sorted((one for one in self.journeys if one.arrival_s >= since_s), key=lambda one: one.arrival_s)
+        self.is_cut = len(came) > MAX_REQUESTS
         self.recent = [one for one in came[-MAX_REQUESTS:] if one.ended_s is None or one.num_output_tokens]
 
     @property
@@ -58,8 +61,8 @@ class RecordedCluster:
             if leg.worker in names and leg.end is not LegEnd.LOST:
                 names[leg.worker].append(leg.name)
         num = max(1, len(names))
-        limits = max(1, MAX_KEYS // num), max(_FEWEST_STEPS, min(_MOST_STEPS // num, 4096))
-        return {worker: AboutRecorded(some, *limits) for worker, some in names.items()}
+        limits = max(1, MAX_KEYS // num), max(_FEWEST_STEPS, min(_MOST_STEPS // num, MAX_TOLD_STEPS))
+        return {worker: AboutRecorded(some[-MAX_ASKED:], *limits) for worker, some in names.items()}
 
     def window(self, roles: Mapping[str, str], told: Mapping[str, Recorded], front_end: WindowFrontEnd) -> ClusterWindow:
         """``told``: by worker, of all in ``roles``. Raises ValueError for what no worker tells."""
@@ -75,8 +78,9 @@ class RecordedCluster:
         return ClusterWindow(workers, front_end, requests, *found)
 
     def _hand_offs(self) -> tuple[tuple[float, float], ...]:
+        """Without the wait for a worker with room, which a replay has of itself."""
         found = (
-            (float(one.num_prompt_tokens), leg.end_s - leg.first_s)
+            (float(one.num_prompt_tokens), leg.end_s - max(leg.first_s, leg.found_s or 0.0))
             for one in self.recent
             for leg in one.legs
             if leg.end is LegEnd.HANDED_OVER and leg.first_s is not None and leg.end_s is not None
@@ -85,7 +89,7 @@ class RecordedCluster:
 
     def _notes(self, parts: _Parts, places: Mapping[str, int]) -> tuple[str, ...]:
         notes, since_s = [], self.now - self.window_s
-        if self.recent and (len(self.recent) >= MAX_REQUESTS or self.forgotten_s > since_s):
+        if self.recent and (self.is_cut or self.forgotten_s > since_s):
             age_s = self.now - self.recent[0].arrival_s
             notes.append(f"of the window only the last {counted(len(self.recent), 'request')}, from {age_s:.0f} s ago on")
         num_lost = sum(_was_lost(one) for one in self.recent)
@@ -127,7 +131,10 @@ class _Parts:
 
 
 def _worker(name: str, role: str, told: Recorded) -> WindowWorker:
-    """ValueError for steps that are none."""
+    """ValueError for steps that are none, and for more blocks than can be simulated."""
+    for field_name in ("num_blocks", "num_host_blocks"):
+        if not 0 <= (number := getattr(told.engine, field_name)) <= _MOST_BLOCKS:
+            raise ValueError(f"{field_name}: {name} tells of {number}; at most {_MOST_BLOCKS} can be simulated")
     if any(len(step) != _STEP_FIELDS for step in told.steps):
         raise ValueError(f"steps: {name} tells of some that are not {_STEP_FIELDS} numbers")
     return WindowWorker(name, role, told.engine, tuple(told.steps))
