@@ -120,6 +120,25 @@ def test_where_hand_offs_are_slow_together_comes_first() -> None:
     assert gain > 0.3 and gain_of(replay, changes[0]) == pytest.approx(gain, rel=0.2)
 
 
+def test_where_decode_workers_are_full_the_link_is_not_to_blame() -> None:
+    """Most answers wait for room, and the link is fast: a line through all of their seconds would be one of waits."""
+    load, law, link = steady_load(60, 14.0, 1), Law(step=8e-3, row=1e-4, noise=0.03), Link(1e9, 3e-3)
+    options = replace(SHORTEST, handover=HandoverOptions(may_borrow=False))
+    full = TimedCluster(APART, law, options, link, decode_blocks=16, max_num_seqs=16).serve(load)
+    legs = [one.legs[0] for one in full.journeys.all() if len(one.legs) > 1]
+    waits = [leg.found_s - leg.first_s for leg in legs if leg.found_s is not None and leg.first_s is not None]
+    assert len(waits) == len(legs) and sum(wait_s > 0.05 for wait_s in waits) > len(legs) // 2
+    window = full.window()
+    assert link_of(window).latency_s == pytest.approx(3e-3, abs=1e-3) and link_of(window).bytes_per_s > 1e8
+    one = ClusterWhatIf(window)
+    one.switches = [switch for switch in one.switches if switch.kind == "more_decode"]
+    replay = replace(one.base(), outcomes=tuple(one.outcomes()))
+    assert replay.error("wall") == pytest.approx(0.0, abs=0.1)
+    more = TimedCluster({**APART, "decode-1": "decode"}, law, options, link, decode_blocks=16, max_num_seqs=16).serve(load)
+    gain = 1.0 - wall_s(more) / wall_s(full)
+    assert gain > 0.3 and gain_of(replay, one.switches[0].change) == pytest.approx(gain, rel=0.2)
+
+
 def test_where_beginnings_are_computed_twice_another_router_comes_first() -> None:
     """Six beginnings, of which a worker's cache holds four: sent round, all are computed again and again."""
     beginnings = [tokens(random.Random(5 + k), 640) for k in range(6)]

@@ -70,14 +70,19 @@ class Node:
 
 
 class TimedCluster:
-    """``roles`` by name of a worker. ``link``: of hand-offs, from each prefill worker to all others."""
+    """``roles`` by name of a worker. ``link``: of hand-offs, from each prefill worker to all others. ``decode_blocks``: of decode workers,
+    where they have others than the rest."""
 
     def __init__(
-        self, roles: Mapping[str, str], law: Law, options: ClusterOptions | None = None, link: Link | None = None, **settings: object
-    ) -> None:
+        self, roles: Mapping[str, str], law: Law, options: ClusterOptions | None = None, link: Link | None = None,
+        decode_blocks: int | None = None, **settings: object
+    ) -> None:  # fmt: skip
         self.clock, self.journeys, self.options = VirtualClock(), Journeys(), options or ClusterOptions()
-        self.nodes = [self._node(i, name, role, law, settings) for i, (name, role) in enumerate(roles.items())]
-        self.link = link or Link(1e9, 1e-3)
+        of_decode = settings if decode_blocks is None else {**settings, "num_kv_blocks": decode_blocks}
+        self.nodes = [
+            self._node(i, name, role, law, of_decode if role == "decode" else settings) for i, (name, role) in enumerate(roles.items())
+        ]
+        self.link = replace(link or Link(1e9, 1e-3), free_s=0.0)  # its own: a link knows when it is free
         prompts = create_router(self.options.router, BLOCK)
         self.pools = RolePools(prompts, None, BLOCK, self.options.handover.may_borrow)
         for node in self.nodes:
@@ -86,8 +91,10 @@ class TimedCluster:
         self.dispatcher = Dispatcher(self.router, self.options.backpressure)
         self.requests: dict[str, Request] = {}
         self.times_s: dict[str, list[float]] = {}
+        self._offered: list[tuple[str, Node, Node, list[int]]] = []  # those for which nobody has had room yet
         self._copies: list[tuple[float, str, Node, Node, list[int]]] = []
         self._receivers: dict[str, int] = {}
+        self._found_s: dict[str, float] = {}
 
     def _node(self, index: int, name: str, role: str, law: Law, settings: Mapping[str, object]) -> Node:
         run = TimedRun(law, **{"num_kv_blocks": NUM_BLOCKS, **settings})  # type: ignore[arg-type]
@@ -115,10 +122,11 @@ class TimedCluster:
                     self._arrived(*copy)
             while coming and coming[0].at_s <= now:
                 self._came(coming.pop(0))
+            self._find_room(now)
             self._pump(now)
             for node in self.nodes:
                 node.begin(now)
-        assert not len(self.dispatcher)
+        assert not len(self.dispatcher) and not self._offered
         return self
 
     def _ended(self, node: Node, now: float) -> None:
@@ -135,22 +143,32 @@ class TimedCluster:
                 self.journeys.ended(name, event.finish_reason, now)
                 self.dispatcher.ended(name, len(self.times_s[name]))
             elif name in self._receivers:
-                self._hand_over(name, node, self.nodes[self._receivers.pop(name)], now)
+                made = node.run.engine.loop.offer(name)
+                self._offered.append((name, node, self.nodes[self._receivers.pop(name)], made))
 
-    def _hand_over(self, name: str, sender: Node, receiver: Node, now: float) -> None:
-        """There is room, as the test sees to."""
-        request, engine = self.requests[name], sender.run.engine
-        made = engine.loop.offer(name)
-        num_tokens = len(request.prompt_token_ids) + len(made) - 1
-        assert receiver.run.engine.scheduler.transfers.reserve(request, num_tokens) is not None
-        kv_bytes = engine.backend.kv_capacity(0).bytes_per_block // BLOCK
-        self._copies.append((self.link.copy(num_tokens * kv_bytes, now), name, sender, receiver, made))
+    def _find_room(self, now: float) -> None:
+        """For those that were offered, in their order: where it was meant to go, else at another that decodes."""
+        while self._offered:
+            name, sender, meant, made = self._offered[0]
+            request = self.requests[name]
+            num_tokens = len(request.prompt_token_ids) + len(made) - 1
+            others = (node for node in self.nodes if node.role == "decode" and node is not meant)
+            for node in (meant, *others):
+                if node.run.engine.scheduler.transfers.reserve(request, num_tokens) is not None:
+                    break
+            else:
+                return
+            del self._offered[0]
+            self._found_s[name] = now
+            kv_bytes = sender.run.engine.backend.kv_capacity(0).bytes_per_block // BLOCK
+            self._copies.append((self.link.copy(num_tokens * kv_bytes, now), name, sender, node, made))
 
     def _arrived(self, now: float, name: str, sender: Node, receiver: Node, made: list[int]) -> None:
         sender.run.engine.release(name)
+        self.router.told(sender.view.index, *sender.tell(now))
         receiver.run.engine.begin(self.requests[name], made, True)
         self.pools.arrived(name)
-        self.journeys.handed_over(name, receiver.name, name, now)
+        self.journeys.handed_over(name, receiver.name, name, now, self._found_s[name])
 
     def _came(self, one: Arrival) -> None:
         params = SamplingParams(temperature=0.0, max_tokens=one.num_output, ignore_eos=True)

@@ -297,7 +297,7 @@ class Handovers:
                 self._begun[key] = link
                 if flight.link is not None:
                     self._trials.arrived(_pair(flight.link, link))
-                self._flights.moved(key, link)
+                self._flights.moved(key, link, moving.handoff.found_s)
                 self._router.pools.arrived(flight.request.request_id)
                 link.channel.send(Begin(key, moving.output_token_ids))
             case OrderKind.RELEASE:

@@ -41,7 +41,8 @@ class LegEnd(Enum):
 @dataclass(slots=True)
 class Leg:
     """``name``: of the attempt in the worker's engine. ``first_s`` and ``last_s``: when tokens of it came, the first and the last time.
-    ``makes_good``: tokens had come before, from a worker that was lost."""
+    ``makes_good``: tokens had come before, from a worker that was lost. ``found_s``: of one that was handed over, when the next worker had
+    room."""
 
     worker: str
     name: str
@@ -50,6 +51,7 @@ class Leg:
     first_s: float | None = None
     last_s: float | None = None
     end_s: float | None = None
+    found_s: float | None = None
     end: LegEnd = LegEnd.RUNNING
 
 
@@ -131,10 +133,12 @@ class Journeys:
         lost_before = journey.waits_for is Cause.WORKER_LOST and journey.first_token_s is not None
         journey.legs.append(Leg(worker, name, now, lost_before))
 
-    def handed_over(self, request_id: str, worker: str, name: str, now: float) -> None:
-        """``worker`` has its KV and is told to go on with it."""
+    def handed_over(self, request_id: str, worker: str, name: str, now: float, found_s: float | None = None) -> None:
+        """``worker`` has its KV and is told to go on with it. ``found_s``: when it said that it has room."""
         journey = self._live.get(request_id)
         if journey is not None:
+            if journey.leg is not None:
+                journey.leg.found_s = found_s
             journey.end_leg(LegEnd.HANDED_OVER, now)
             journey.legs.append(Leg(worker, name, now))
             self.num_handed_over += 1

@@ -75,8 +75,9 @@ class RecordedCluster:
         return ClusterWindow(workers, front_end, requests, *found)
 
     def _hand_offs(self) -> tuple[tuple[float, float], ...]:
+        """Without the wait for a worker with room, which a replay has of itself."""
         found = (
-            (float(one.num_prompt_tokens), leg.end_s - leg.first_s)
+            (float(one.num_prompt_tokens), leg.end_s - max(leg.first_s, leg.found_s or leg.first_s))
             for one in self.recent
             for leg in one.legs
             if leg.end is LegEnd.HANDED_OVER and leg.first_s is not None and leg.end_s is not None
