@@ -41,10 +41,12 @@ class RecordedCluster:
     now: float
     forgotten_s: float
     recent: list[Journey] = field(init=False)
+    is_cut: bool = field(init=False)  # more came than count
 
     def __post_init__(self) -> None:
         since_s = self.now - self.window_s
         came = sorted((one for one in self.journeys if one.arrival_s >= since_s), key=lambda one: one.arrival_s)
+        self.is_cut = len(came) > MAX_REQUESTS
         self.recent = [one for one in came[-MAX_REQUESTS:] if one.ended_s is None or one.num_output_tokens]
 
     @property
@@ -86,7 +88,7 @@ class RecordedCluster:
 
     def _notes(self, parts: _Parts, places: Mapping[str, int]) -> tuple[str, ...]:
         notes, since_s = [], self.now - self.window_s
-        if self.recent and (len(self.recent) >= MAX_REQUESTS or self.forgotten_s > since_s):
+        if self.recent and (self.is_cut or self.forgotten_s > since_s):
             age_s = self.now - self.recent[0].arrival_s
             notes.append(f"of the window only the last {counted(len(self.recent), 'request')}, from {age_s:.0f} s ago on")
         num_lost = sum(_was_lost(one) for one in self.recent)
