@@ -16,7 +16,7 @@ from octavo.core.recorded_window import WindowReplay
 from octavo.distributed.cluster_options import ClusterOptions, HandoverOptions, parse_workers
 from octavo.distributed.handoff import Link
 from octavo.engine.replay_advice import ReplayedAdvice
-from octavo.simulator.cluster_what_if import UNSEEN_LINK, ClusterWhatIf, link_of
+from octavo.simulator.cluster_what_if import UNSEEN_LINK, ClusterWhatIf, _place, link_of
 from octavo.simulator.what_if import main, what_if
 from tests.engine.planted import Arrival, steady_load, tokens
 from tests.engine.timed import Law
@@ -172,6 +172,18 @@ def test_what_each_cache_had_before_the_window_it_has_in_the_replay(cluster: Tim
     cold = one.simulated(replace(one.load, warmed=(0, 0)), one.setup)
     assert cold.ttft_p99 is not None and one.base().replayed.ttft_p99 is not None
     assert cold.ttft_p99 > 1.5 * one.base().replayed.ttft_p99
+
+
+def test_with_a_worker_less_the_others_keep_their_caches(cluster: TimedCluster) -> None:
+    window = cluster.window()
+    names = ("decode-0", "decode-1", "prefill-0", "prefill-1")
+    workers = tuple(replace(window.workers[0], name=name, role=name.split("-")[0]) for name in names)
+    one = ClusterWhatIf(replace(window, workers=workers))
+    for switch in one.switches:
+        if switch.kind == "fewer_decode":
+            placed = [switch.setup.specs[_place(worker, names[worker], switch.setup)].name for worker in (2, 3)]
+            assert placed == ["prefill-0", "prefill-1"]
+    assert "fewer_decode" in {switch.kind for switch in one.switches}
 
 
 def test_a_window_holds_no_tokens_and_survives_json(cluster: TimedCluster) -> None:

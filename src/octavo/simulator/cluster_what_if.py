@@ -88,7 +88,8 @@ class ClusterWhatIf:
         """Of the compared requests on this cluster."""
         told = setup.front_end
         limits = Backpressure(told.most_pending_s, told.most_sequences)
-        placed = {str(number): _place(worker, setup) for number, worker in enumerate(load.warmed)}
+        names = [worker.name for worker in self._window.workers]
+        placed = {str(number): _place(worker, names[worker], setup) for number, worker in enumerate(load.warmed)}
         mixed = MixedLimits() if self._guess is None else MixedLimits(guess_output=self._guess)
         front_end = FrontEndOptions(limits, mixed, told.may_borrow, placed)
         options = SimulationOptions(seed=SEED, concurrency=load.concurrency, keep_requests=True, handoff=HandoffOptions(self._link))
@@ -102,7 +103,8 @@ class ClusterWhatIf:
         return create_router(name, block_size)
 
 
-def _place(worker: int, setup: Setup) -> int:
-    """Who has what that worker's cache had: itself, if it computes prompts; else one that does, each its share. A new one has nothing."""
+def _place(worker: int, name: str, setup: Setup) -> int:
+    """Who has what the cache of that worker of the window had: itself, if it is there and computes prompts; else one that does, each its
+    share. A new one has nothing."""
     able = [place for place, role in enumerate(setup.roles) if role != "decode"]
-    return worker if worker in able else able[worker % len(able)]
+    return next((place for place in able if setup.specs[place].name == name), able[worker % len(able)])
