@@ -189,6 +189,8 @@ def test_with_a_worker_less_the_others_keep_their_caches(cluster: TimedCluster) 
 def test_a_window_holds_no_tokens_and_survives_json(cluster: TimedCluster) -> None:
     window = cluster.window()
     written = json.dumps(window.to_dict())
+    told = zip(window.to_dict()["workers"], window.workers, strict=True)
+    assert all(plain["steps"] is worker.steps for plain, worker in told)  # tens of thousands of numbers: not copied one by one
     assert ClusterWindow.of_dict(json.loads(written)) == window
     assert not {"prompt_token_ids", "token_ids"} & set(written.split('"'))
 

@@ -37,7 +37,7 @@ class WindowFrontEnd:
 
 @dataclass(frozen=True, slots=True)
 class ClusterWindow:
-    """``requests`` by arrival; ``hand_offs``: (tokens of KV, seconds from the first token, and room for it, until the other worker was told to go on).
+    """``requests`` by arrival; ``hand_offs``: (tokens of KV, seconds from the first token, and room, until the other worker was told to go on).
     ``way_s``: seconds from the front end to a worker and back. ``starts_idle``: nothing that came before the first of the requests ran on
     beside them; ``from_start``: nothing at all has come before. ``notes``: what is known to be other than in the run that was."""
 
@@ -66,7 +66,11 @@ class ClusterWindow:
     def to_dict(self) -> dict[str, Any]:
         plain = {name: getattr(self, name) for name in ("hand_offs", "way_s", "starts_idle", "from_start", "notes")}
         requests = [one.to_dict() for one in self.requests]
-        return {"workers": list(map(asdict, self.workers)), "front_end": asdict(self.front_end), "requests": requests, **plain}
+        workers = [
+            {"name": one.name, "role": one.role, "engine": asdict(one.engine), "steps": one.steps}  # numbers: copied deep they hold us up
+            for one in self.workers
+        ]
+        return {"workers": workers, "front_end": asdict(self.front_end), "requests": requests, **plain}
 
     @classmethod
     def of_dict(cls, data: Mapping[str, Any]) -> ClusterWindow:
