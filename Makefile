@@ -7,7 +7,7 @@ endif
 VENV   := .venv
 PY     := $(VENV)/bin/python
 NATIVE := CMakeLists.txt pyproject.toml $(shell find native/src -type f 2>/dev/null)
-# The extension's build; pyproject.toml names it too.
+# The extension's build; pyproject.toml names it too. One folder for all environments of a tree: build for one at a time.
 BUILD  := build/extension
 export PATH := $(abspath $(VENV)/bin):$(PATH)
 PROMPT ?= What is the capital of France?
@@ -75,8 +75,12 @@ $(VENV)/.models: $(VENV)/.octavo
 	@$(VENV)/bin/octavo pull gemma3-270m
 	@touch $@
 
+# What was installed from this folder may have outlived it.
+$(BUILD)/CMakeCache.txt: | $(VENV)/.octavo
+	@test -f $@ || { rm -f $(VENV)/.octavo; $(MAKE) --no-print-directory $(VENV)/.octavo; }
+
 # In the extension's build: the library that they link is compiled there already.
-$(BUILD)/.tests: $(VENV)/.octavo $(NATIVE) $(wildcard native/tests/*.cc)
+$(BUILD)/.tests: $(VENV)/.octavo $(NATIVE) $(wildcard native/tests/*.cc) | $(BUILD)/CMakeCache.txt
 	@cmake $(BUILD) -DOCTAVO_NATIVE_TESTS=ON > $(BUILD)/configure.log
 	@cmake --build $(BUILD) --target native_tests -j 2 > $(BUILD)/build.log || (cat $(BUILD)/build.log; false)
 	@touch $@

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.distributed.fair_queue import FairQueue, MayGo
+from octavo.distributed.fair_queue import FairQueue
+from octavo.distributed.fair_ring import MayGo
 
 COSTS = st.integers(1, 50)
 

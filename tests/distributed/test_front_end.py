@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Sequence
+from dataclasses import replace
 from operator import attrgetter
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from octavo.distributed import cluster_engine, control
 from octavo.distributed.channel import Address, Channel, connect
 from octavo.distributed.cluster_engine import ClusterEngine
-from octavo.distributed.cluster_options import ClusterOptions
+from octavo.distributed.cluster_options import ClusterOptions, HandoverOptions
 from octavo.distributed.link import Link
 from octavo.distributed.messages import PROTOCOL, Hello, ToWorker, to_worker
 from tests.distributed.clusters import PATIENT
@@ -226,6 +227,24 @@ def test_where_workers_may_connect_to_is_said_when_they_can(launcher: Launcher |
         assert engine._opening is not None and not told
         await engine._opening
         assert told == ([] if words is None else [f"{words} {engine.control.address}"]) and engine.control.address.port
+        await engine.stop()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("kv_dtype", "wire_dtype", "says"), [("auto", "int8", True), ("int8", "int8", False), ("auto", "auto", False)])
+def test_rounded_kv_between_workers_is_said_at_the_start(kv_dtype: str, wire_dtype: str, says: bool) -> None:
+    async def run() -> None:
+        config, told = bigram_config(), list[str]()
+        config = replace(config, cache=replace(config.cache, kv_cache_dtype=kv_dtype))
+        options = ClusterOptions(handover=HandoverOptions(wire_dtype=wire_dtype))
+        model, address = bigram_model(TOKENIZER, context=8192), Address("127.0.0.1", 0)
+        engine = ClusterEngine(model, config, address, SECRET, options, Launcher("a"), others_may_join=False)
+        engine.announce = told.append
+        engine.start()
+        assert engine._opening is not None
+        await engine._opening
+        assert told == ["kv_wire_dtype int8: KV is rounded on its way between workers, and answers behind it may differ"] * says
         await engine.stop()
 
     asyncio.run(run())

@@ -18,6 +18,7 @@ from octavo.distributed.cluster_engine import ClusterEngine
 from octavo.distributed.cluster_options import ClusterOptions
 from octavo.distributed.frames import MAX_FRAME_BYTES
 from octavo.distributed.messages import (
+    MAX_BOOT_ID_CHARS,
     PROTOCOL,
     Event,
     Events,
@@ -30,6 +31,7 @@ from octavo.distributed.messages import (
     Refuse,
     Submit,
     ToWorker,
+    Welcome,
     WorkerLimits,
     to_worker,
 )
@@ -353,6 +355,27 @@ def test_other_protocols_and_roles_are_refused_with_the_reason(protocol: int, ro
             await until(lambda: channel.closed_for is not None)
             (refuse,) = heard
             assert isinstance(refuse, Refuse) and word in refuse.reason and refuse.is_final
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("number", [0, MAX_BOOT_ID_CHARS, MAX_BOOT_ID_CHARS + 1, 100_000])
+def test_a_process_whose_id_is_long_is_refused(number: int) -> None:
+    """Processes are remembered by their ids, thousands of them."""
+
+    async def run() -> None:
+        async with Cluster() as cluster:
+            heard: list[Message] = []
+            channel = await connect(cluster.engine.control.address, SECRET, to_worker)
+            channel.start(heard.extend, lambda reason: None)
+            channel.send(Hello(PROTOCOL, "third", "both", "here", 1, "b" * number))
+            await until(lambda: bool(heard))
+            if number == MAX_BOOT_ID_CHARS:
+                assert cluster.engine.control.find("third") is not None and isinstance(heard[0], Welcome)
+                return
+            (refuse,) = heard
+            assert isinstance(refuse, Refuse) and refuse.is_final
+            assert refuse.reason == f"boot_id: {number} characters are not allowed; 1 to {MAX_BOOT_ID_CHARS}"
 
     asyncio.run(run())
 

@@ -12,7 +12,7 @@ from octavo.bench.stub_worker import StubWorker
 from octavo.distributed import cluster_engine
 from octavo.distributed.cluster_engine import ClusterEngine
 from octavo.distributed.cluster_options import ClusterOptions
-from octavo.distributed.outlook import ALL_DRAINED
+from octavo.distributed.outlook import ALL_DRAINED, CANNOT_RUN
 from octavo.engine.event_stream import EngineUnavailable, EventStream
 from octavo.engine.serving import NO_WORKER
 from tests.distributed.clusters import PATIENT
@@ -20,7 +20,7 @@ from tests.distributed.test_front_end import Launcher, engine_of
 from tests.distributed.test_stub_worker import expected, open_stream, read, stub, until
 
 OPTIONS = ClusterOptions(liveness=PATIENT, worker_wait_s=3600.0)
-WHY = "no worker can run: a: model: '/models/m.gguf' is not there"
+WHY = "no worker can run: a: model: '/models/m.gguf' is not there"  # for the log alone
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +62,11 @@ async def stays(engine: ClusterEngine, num_looks: int = 8) -> None:
     assert len(engine.flights) == number
 
 
-def test_what_waits_ends_at_once_when_no_worker_can_run_any_more_and_new_requests_are_refused() -> None:
+def test_what_waits_ends_at_once_when_no_worker_can_run_any_more_and_new_requests_are_refused(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Clients learn no path of a worker's host; the log has what it said, once."""
+
     async def run() -> None:
         async with one_lost(launcher := Launcher("a")) as (engine, stream):
             other = open_stream(engine, 1, 3)
@@ -71,13 +75,18 @@ def test_what_waits_ends_at_once_when_no_worker_can_run_any_more_and_new_request
             launcher.trouble, launcher.is_at_end = "worker a cannot run; its message is above", True
             for waiting in (stream, other):
                 (event,) = await asyncio.wait_for(waiting.read(), 60)
-                assert (event.error_code, event.error) == (NO_WORKER, WHY)
-            with pytest.raises(EngineUnavailable, match=WHY):
+                assert (event.error_code, event.error) == (NO_WORKER, CANNOT_RUN)
+            with pytest.raises(EngineUnavailable, match=CANNOT_RUN):
                 open_stream(engine, 2, 3)
+            await stays(engine)
+            assert [one.getMessage() for one in caplog.records].count(WHY) == 1
+            assert engine.cluster.status()["absent"] == [{"name": "a", "state": "failed", "reason": "model: '/models/m.gguf' is not there"}]
             health = engine.health()
             assert (health.live, health.ready, health.detail) == (False, False, "no worker can come any more: none is there")
             engine.control.last_words.clear()
-            assert engine.outlook.hopeless() == f"no worker can run: {launcher.trouble}"
+            engine.outlook._logged = None
+            engine._look()
+            assert caplog.records[-1].getMessage() == f"no worker can run: {launcher.trouble}"
 
             await launcher.replace("a")  # it is tried again
             waiting = open_stream(engine, 3, 3)

@@ -55,7 +55,7 @@ def test_while_it_drains_it_takes_requests_again_and_is_not_told_to_end() -> Non
             assert launcher.kept == ["b", "a"] and not launcher.released and len(engine.open_links()) == 2
             with pytest.raises(ClickException, match="a is not drained any more"):
                 _has_ended(engine.cluster.status(), drained)
-        assert _takes_requests(engine.cluster.status(), "a")
+        assert _takes_requests(engine.cluster.status(), entry)
         a.give(3)
         assert await read(stream) == expected(0, 3)
         await until(lambda: not engine.cluster._leaving)
@@ -107,11 +107,11 @@ def test_once_it_has_ended_its_launcher_starts_it_again(is_ending: bool) -> None
         status = engine.cluster.status()
         assert status_lines(status)[-1] == "a is not there: drained; `octavo cluster undrain` starts it again"
         with pytest.raises(ClickException, match="a is drained again"):
-            _takes_requests(status, "a")
+            _takes_requests(status, {"name": "a"})
         entry = await engine.cluster.undrain("a")
         assert (entry["name"], entry["role"], entry["state"], entry["draining"], entry["pid"]) == ("a", "both", "starting", False, None)
         assert launcher.kept == ["b", "a"] and absent(engine) == [("a", "starting", "")]
-        assert not _takes_requests(engine.cluster.status(), "a")
+        assert not _takes_requests(engine.cluster.status(), entry)
         if is_ending:
             with pytest.raises(ValueError, match="a is being started again; a restart can begin when that is done"):
                 await engine.cluster.restart()
@@ -125,7 +125,7 @@ def test_once_it_has_ended_its_launcher_starts_it_again(is_ending: bool) -> None
             await engine.cluster.undrain("a")
         assert absent(engine) == [("a", "failed", "the model's file is gone")]
         with pytest.raises(ClickException, match="a cannot run: the model's file is gone"):
-            _takes_requests(engine.cluster.status(), "a")
+            _takes_requests(engine.cluster.status(), entry)
         launcher.trouble = None
         again, last = stub(engine, "a")
         await until(lambda: len(engine.open_links()) == 2)
@@ -206,6 +206,32 @@ def test_one_from_elsewhere_that_still_drains_takes_requests_again() -> None:
     asyncio.run(run())
 
 
+def test_of_workers_from_elsewhere_that_were_drained_nothing_is_listed_or_kept() -> None:
+    """They may each have a name of their own, or join again under it. The launcher's are listed while they are not here."""
+
+    async def run() -> None:
+        launcher = Launcher("mine", "b")
+        engine = engine_of(launcher)
+        engine.start()
+        await launcher.opened.wait()
+        (_, mine), (_, other) = stub(engine, "mine"), stub(engine, "b")
+        await until(lambda: len(engine.open_links()) == 2)
+        for name in ("x", "y", "x", "mine"):
+            task = mine if name == "mine" else stub(engine, name)[1]
+            await until(lambda name=name: any(link.name == name for link in engine.open_links()))  # type: ignore[misc]
+            await engine.cluster.drain(name)
+            await asyncio.wait_for(task, 60)
+            await gone(engine, name)
+        assert str(await refused(engine, "nobody")).endswith("there are: b; drained: mine") and list(engine.cluster._by_hand) == ["mine"]
+        _, again = stub(engine, "mine")  # somebody has started one of that name elsewhere
+        await until(lambda: len(engine.open_links()) == 2)
+        assert str(await refused(engine, "nobody")).endswith("drained: none")
+        await engine.stop()
+        await asyncio.gather(other, again)
+
+    asyncio.run(run())
+
+
 async def refused(engine: ClusterEngine, name: str) -> Exception:
     try:
         await engine.cluster.undrain(name)
@@ -266,6 +292,9 @@ def test_where_the_number_is_scaled_it_comes_back_into_a_place_that_is_free() ->
         await operations.drain("a")
         await asyncio.wait_for(task, 60)
         await gone(engine, "a")
+        assert absent(engine) == []  # it is followed, and not lacking
+        with pytest.raises(ValueError, match="a has been drained already, and has ended"):
+            await operations.drain("a")
         launcher.kept.append("c")  # the scaler has started another
         found = str(await refused(engine, "a"))
         assert found == "a would be one worker more than --max-workers (2): others have taken its place; drain one of them"

@@ -390,11 +390,11 @@ def test_what_only_lacks_memory_threads_or_files_is_tried_again(
     assert capsys.readouterr().err == f"octavo worker: {error}\n"
 
 
-def test_files_of_one_engine_alone_get_the_workers_name() -> None:
+def test_a_file_of_one_engine_alone_gets_the_workers_name_and_a_store_of_kv_is_everybodys() -> None:
     config = bigram_config()
     config = replace(config, cache=replace(config.cache, kv_disk_path="/d"), scheduler=replace(config.scheduler, record=None))
     own = own_config(config, WorkerOptions("w", threads=3, model="/m"))
-    assert (own.cache.kv_disk_path, own.backend.threads, own.model.model) == ("/d/w", 3, "/m")
+    assert (own.cache.kv_disk_path, own.backend.threads, own.model.model) == ("/d", 3, "/m")
     recorded = own_config(replace(bigram_config(), scheduler=replace(config.scheduler, record="/r")), WorkerOptions("w"))
     assert recorded.scheduler.record == "/r.w"
 

@@ -59,7 +59,7 @@ def undrain(worker: str, wait: bool, timeout: float, url: str, api_key: str | No
     else:
         click.echo(f"{worker} is not drained any more; it is {found['state']}")
     if wait:
-        _wait(url, api_key, timeout, lambda cluster: _takes_requests(cluster, worker), worker)
+        _wait(url, api_key, timeout, lambda cluster: _takes_requests(cluster, found), worker)
 
 
 @cluster.command()
@@ -102,11 +102,14 @@ def _has_ended(cluster: dict[str, Any], drained: dict[str, Any]) -> bool:
     return False
 
 
-def _takes_requests(cluster: dict[str, Any], name: str) -> bool:
-    """ClickException when it cannot run, or is taken out again."""
+def _takes_requests(cluster: dict[str, Any], undrained: dict[str, Any]) -> bool:
+    """ClickException when it cannot run, or is taken out again. The process that another follows may still be there, and is not it."""
+    name = undrained["name"]
     found, absent = _find(cluster["workers"], name), _find(cluster["absent"], name)
     if absent is not None and absent["state"] == "failed":
         raise click.ClickException(f"{name} cannot run: {absent['reason']}")
+    if found is not None and found["boot_id"] == undrained.get("follows"):
+        return False
     if (found is not None and found["draining"]) or (absent is not None and absent["state"] == "drained"):
         raise click.ClickException(f"{name} is drained again")
     return found is not None and found["state"] == "ready"

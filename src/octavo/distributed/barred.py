@@ -16,14 +16,8 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 MAX_KEPT = 256  # whoever failed longest ago is forgotten
-ID_CHARS = 64  # of a process's id: they are the worker's own to choose
 
 Who = TypeVar("Who", bound=Hashable)
-
-
-def short_id(boot_id: str) -> str:
-    """What is kept of a process's id."""
-    return boot_id[:ID_CHARS]
 
 
 @dataclass(slots=True)

@@ -117,6 +117,8 @@ class ClusterEngine:
         if self.announce is not None and self._others_may_join:
             what = "waiting for workers at" if self.launcher is None else "more workers may connect to"
             self.announce(f"{what} {self.control.address}")
+        if self.announce is not None and self.options.handover.wire_dtype == "int8" and self.config.cache.kv_cache_dtype != "int8":
+            self.announce("kv_wire_dtype int8: KV is rounded on its way between workers, and answers behind it may differ")
         if self.launcher is not None:
             await self.launcher.start(self.control.address)
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 
 from octavo.config import EngineConfig
 from octavo.distributed.attempts import Loss
-from octavo.distributed.barred import Barred, short_id
+from octavo.distributed.barred import Barred
 from octavo.distributed.channel import HANDSHAKE_S, Address, Channel, Listener
 from octavo.distributed.control_handler import ControlHandler
 from octavo.distributed.fingerprints import misfit
@@ -26,6 +26,7 @@ from octavo.distributed.flood_log import FloodLog
 from octavo.distributed.kv_ways import KVPlace, kv_host_for
 from octavo.distributed.link import Link
 from octavo.distributed.messages import (
+    MAX_BOOT_ID_CHARS,
     MAX_NAME_CHARS,
     PROTOCOL,
     Answer,
@@ -172,10 +173,12 @@ class Control:
             fault = f"it speaks protocol {message.protocol}, this front end {PROTOCOL}"
         elif message.role not in ROLES:
             fault = f"role: {message.role!r} is not allowed; one of {', '.join(ROLES)}"
+        elif not 0 < len(message.boot_id) <= MAX_BOOT_ID_CHARS:
+            fault = f"boot_id: {len(message.boot_id)} characters are not allowed; 1 to {MAX_BOOT_ID_CHARS}"
         elif known is not None and is_taken:
             fault = f"name: {message.name!r} is not allowed; a worker of that name is here, from {known.channel.peer}"
         is_final = not is_taken
-        if fault is None and (wait_s := self._barred.wait_s(short_id(message.boot_id), self._now())) > 0.0:
+        if fault is None and (wait_s := self._barred.wait_s(message.boot_id, self._now())) > 0.0:
             fault, is_final = f"it said what cannot be, and may come again in {wait_s:.1f} s", False
         if fault is not None:
             self._refuse(channel, message.name, fault, is_final)
@@ -305,7 +308,7 @@ class Control:
         loss = Loss.LEFT if link.is_leaving else Loss.DIED
         if link.channel.is_peers_doing:
             loss = Loss.LIED
-            self._barred.failed(short_id(link.worker.boot_id), self._now())
+            self._barred.failed(link.worker.boot_id, self._now())
         if was_trusted:
             self._handler.worker_lost(link, loss)
         if link.ready is not None:

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from octavo.distributed.delays import Delays
-from octavo.distributed.fair_queue import FairQueue, MayGo
+from octavo.distributed.fair_queue import FairQueue
+from octavo.distributed.fair_ring import MayGo
 from octavo.distributed.router import Router
 from octavo.distributed.views import EngineView, RouteRequest, waiting_s
 
@@ -195,7 +196,7 @@ class Dispatcher:
 
         is_open = any(place < len(engines) for place in open_places)
         may_some = self._aside and (not is_tried or (open_places and len(self._delays)))
-        aside = MayGo(may_go, alone=not is_open) if may_some else None
+        aside = MayGo(may_go, alone=not is_open, only=list(self._delays) if is_tried else None) if may_some else None
         while (is_open or aside is not None) and (request_id := self.queue.first(now, aside)) is not None:
             request = self._waiting[request_id]
             if places := places_of(request_id):

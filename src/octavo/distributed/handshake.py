@@ -99,7 +99,8 @@ def read_secret(path: str | None = None) -> bytes:
     else:
         text, where = os.environ.get(SECRET_VARIABLE, "").strip(), SECRET_VARIABLE
         if not text:
-            raise SecretError(f"{SECRET_VARIABLE}: '' is not allowed; a front end and its workers need a common secret")
+            need = "a front end and its workers need a common secret, here or in a file (--cluster-secret-file)"
+            raise SecretError(f"{SECRET_VARIABLE}: '' is not allowed; {need}")
     if len(text) < MIN_SECRET_CHARS:
         raise SecretError(f"{where} holds a secret of {len(text)} characters; at least {MIN_SECRET_CHARS} are needed")
     return text.encode()

@@ -83,7 +83,7 @@ class GrowingLauncher(Launcher, Protocol):
         ...
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class KeptWorker:
     """A worker that is kept running, by its ``keeper``, unless it is ``released``. ``trouble``: why it can never run, as far as is known;
     ``is_hopeless``: it has said so itself, and is not tried again. ``num_failed``: starts in a row that came to nothing."""
@@ -103,6 +103,12 @@ class KeptWorker:
 
 
 W = TypeVar("W", bound=KeptWorker)
+
+
+async def cancelled(task: asyncio.Task[None]) -> None:
+    """End a task, whatever it does."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 class KeptWorkers(Generic[W]):
@@ -170,6 +176,13 @@ class KeptWorkers(Generic[W]):
         worker.begin_anew()
         self._begin(worker)
         return True
+
+    async def _end_keeper(self, worker: W, timeout_s: float) -> None:
+        """Wait for the end of the keeper that there is now, and cancel it when that takes too long; not one that is begun meanwhile."""
+        keeper = worker.keeper
+        if keeper is not None:
+            await asyncio.wait([keeper], timeout=timeout_s)
+            await cancelled(keeper)
 
     @abstractmethod
     async def _keep(self, worker: W) -> None:

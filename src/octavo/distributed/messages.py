@@ -30,6 +30,7 @@ from octavo.distributed.wire import Event, MessageError, Ticket, WireRequest, Wo
 PROTOCOL = 1
 SHORT_KEY_BYTES = 8  # of a block's key: what routing compares
 MAX_NAME_CHARS = 128
+MAX_BOOT_ID_CHARS = 64
 MAX_REASON_CHARS = 1000
 
 
@@ -41,7 +42,8 @@ class Message(msgspec.Struct, tag_field="t", omit_defaults=True, gc=False):
 
 
 class Hello(Message, tag="hello"):
-    """The first message. ``boot_id``: drawn when the process began, so that a worker that comes back is told from one that was gone."""
+    """The first message. ``boot_id``: drawn when the process began, so that a worker that comes back is told from one that was gone;
+    at most ``MAX_BOOT_ID_CHARS`` (it is the worker's own to choose, and much is kept by it)."""
 
     protocol: int
     name: str

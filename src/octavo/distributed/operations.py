@@ -49,7 +49,7 @@ class Operations:
         self._leaving: dict[Link, asyncio.Task[None]] = {}
         self._coming: dict[str, asyncio.Task[None]] = {}  # workers that are started again once their process has ended
         self._sent_away: OrderedDict[str, tuple[str, bool]] = OrderedDict()  # by boot id: name, and whether for good
-        self._by_hand: dict[str, None] = {}  # names of workers that were drained by ``drain``, and not undrained
+        self._by_hand: dict[str, None] = {}  # the launcher's workers that were drained by ``drain``, and not undrained
         self._is_stopped = False
         self._restart: asyncio.Task[None] | None = None
         self._done = self._of = 0
@@ -70,12 +70,14 @@ class Operations:
         }
 
     def _absent(self) -> list[dict[str, Any]]:
-        """Workers that the launcher keeps running, or did until they were drained by hand, and that are not here."""
+        """Workers that the launcher keeps running, or did until they were drained by hand, and that are not here. Where a role's
+        number goes by load another has taken the place of a drained one, which is not lacking."""
         launcher = self._launcher
         if launcher is None:
             return []
         found = []
-        for name in (*launcher.names, *(name for name in launcher.released if name in self._by_hand)):
+        drained = [name for name in launcher.released if name in self._by_hand and launcher.role_of(name) not in self._scale]
+        for name in (*launcher.names, *drained):
             if self._control.find(name) is None:
                 trouble = launcher.trouble_of(name)
                 state = "drained" if name in self._by_hand else "starting" if trouble is None else "failed"
@@ -124,6 +126,8 @@ class Operations:
     async def drain(self, worker: str) -> dict[str, Any]:
         """See Cluster."""
         link = self._control.find(worker)
+        if link is None and worker in self._by_hand:
+            raise ValueError(f"{worker} has been drained already, and has ended")
         if link is None:
             raise UnknownWorker(f"{worker!r:.200} is not here; there are: {self._there()}")
         if self._restart is not None:
@@ -135,7 +139,8 @@ class Operations:
             who = f"{number} waiting {'request' if number == 1 else 'requests'} that no other worker can hold"
             raise ValueError(f"{worker} is needed for {who}; drain it when none waits, or end its process")
         self.let_go(link)
-        self._by_hand[worker] = None
+        released = () if self._launcher is None else self._launcher.released
+        self._by_hand = {name: None for name in (*self._by_hand, worker) if name in released}  # others cannot be had back from here
         return self._entry(link)
 
     def _there(self) -> str:
@@ -194,7 +199,7 @@ class Operations:
         if self._is_stopped:
             raise ValueError("the server is shutting down")
         link = self._control.find(worker)
-        if link is None or link.is_leaving:
+        if link is None or link.is_leaving or worker in self._coming:
             return self._start_again(worker, link)
         if not link.worker.draining:
             raise ValueError(f"{worker} is not being drained; it is {link.worker.state.value}")
@@ -236,12 +241,18 @@ class Operations:
             raise self._not_drained(name, link)
         self._check_room(name)
         self._by_hand.pop(name, None)
+        for boot_id, (known, _) in self._sent_away.items():
+            if known == name:  # should that process connect once more, it goes on leaving, and does not take this back
+                self._sent_away[boot_id] = name, False
         logger.info("worker %s is started again", name)
-        if not launcher.keep(name):
+        if not launcher.keep(name) and name not in self._coming:  # whoever waits for its end looks then whether it is kept
             self._coming[name] = asyncio.create_task(self._follow(launcher, name))
+        processes = [boot_id for boot_id, (known, _) in self._sent_away.items() if known == name]
+        processes += [] if link is None else [link.worker.boot_id]
         return {
             "name": name, "role": launcher.role_of(name), "state": "starting", "draining": False, "reason": "it is started again",
             "host": None, "pid": None, "boot_id": None, "attempts": 0, "age_s": 0.0, "load": None,
+            "follows": processes[-1] if processes else None,
         }  # fmt: skip
 
     def _not_drained(self, name: str, link: Link | None) -> ValueError:
@@ -255,7 +266,7 @@ class Operations:
             has = "has ended" if link is None else "has been told to end"
             how = f"start it there again (octavo worker --connect ... --name {name}): it joins by itself, and takes requests"
             return ValueError(f"{name} came from elsewhere and {has}; {how}")
-        drained = ", ".join(list(self._by_hand)[-8:]) or "none"
+        drained = ", ".join([one for one in self._by_hand if self._control.find(one) is None][-8:]) or "none"
         return UnknownWorker(f"{name!r:.200} is not here; there are: {self._there()}; drained: {drained}")
 
     async def _follow(self, launcher: Launcher, name: str) -> None:

@@ -10,6 +10,7 @@ flights; starts nobody, and owns nothing but the moment since when nobody has be
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Container
 from typing import TYPE_CHECKING
@@ -22,6 +23,9 @@ from octavo.distributed.link import Link
 if TYPE_CHECKING:
     from octavo.distributed.launcher import Launcher
 
+logger = logging.getLogger("octavo.cluster")
+
+CANNOT_RUN = "no worker can run; the server's log says why"
 ALL_DRAINED = "all workers have been drained; `octavo cluster undrain` brings one back"
 
 
@@ -43,18 +47,25 @@ class Outlook:
         self._control, self._flights, self._now = control, flights, clock
         self._launcher = None if others_may_join else launcher  # that alone can bring workers
         self._kept, self._grows = launcher, grows
+        self._logged: str | None = None  # why none could come, at the last look
         self._none_since_s = 0.0  # no worker takes requests
 
     def hopeless(self) -> str | None:
-        """Why no worker can come any more; None: one is there, or may come. Any thread may ask."""
+        """Why no worker can come any more; None: one is there, or may come. Any thread may ask. Clients read it: what workers said, which
+        may name paths of their hosts, is for the log and for ``GET /v1/cluster``."""
         if self._launcher is None or not self._launcher.is_at_end:
             return None
         if any(not (link.worker.draining or link.is_leaving) for link in self._control):
             return None
-        names = self._launcher.names
-        if not names:
+        if not self._launcher.names:
             return None if self._grows else ALL_DRAINED
-        return f"no worker can run: {self.last_words(names) or self._launcher.trouble}"
+        return CANNOT_RUN
+
+    def _log(self, why: str | None) -> None:
+        """For whoever looks after the workers: what they said, once each time that it comes to that."""
+        if why == CANNOT_RUN != self._logged and self._launcher is not None:
+            logger.error("no worker can run: %s", self.last_words(self._launcher.names) or self._launcher.trouble)
+        self._logged = why
 
     def last_words(self, names: Container[str] | None = None) -> str:
         """What workers, or those of ``names``, said before they ended, each thing once."""
@@ -67,7 +78,9 @@ class Outlook:
     def end_waiting(self) -> None:
         """End requests that wait while there is no worker: at once where none can come."""
         now = self._now()
-        if (why := self.hopeless()) is not None:
+        why = self.hopeless()
+        self._log(why)
+        if why is not None:
             self._flights.fail_waiting(why, math.inf)
         elif self._worth_waiting_for():
             self._none_since_s = now

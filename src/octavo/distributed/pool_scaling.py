@@ -25,6 +25,7 @@ from dataclasses import dataclass
 
 from octavo.distributed.autoscale import Autoscaler, ScaledWorker, ScaleLimits, ScaleStep
 from octavo.distributed.roles import ROLES
+from octavo.distributed.views import EngineView, waiting_s
 
 ROOM_MEMORY = 10.0  # the room that an answer takes is averaged over so many times what the rate of work is
 
@@ -50,6 +51,29 @@ class PoolWorker:
     prompt_token_s: float = 0.0
     output_token_s: float = 0.0
     is_own: bool = True
+
+    @classmethod
+    def of(
+        cls,
+        index: int,
+        view: EngineView,
+        num_blocks: int,
+        role: str,
+        state: str,
+        num_here: int,
+        num_coming: int,
+        num_waiting: int,
+        num_foreign: int,
+        is_mixed: bool,
+        prices: tuple[float, float],
+        is_own: bool = True,
+    ) -> PoolWorker:
+        """Of what is known of it. ``num_here``: sequences, ``num_foreign`` of them for want of room elsewhere; ``prices``: of a prompt's
+        and an output's token."""
+        room = 1.0 - min(1.0, view.num_available_blocks / num_blocks) if num_blocks else 0.0
+        lent = room * min(1.0, num_foreign / num_here) if num_here else 0.0
+        there = (num_here + num_coming, view.pending_s, waiting_s(view), num_waiting)
+        return cls(index, role, state, *there, room, lent, is_mixed, *prices, is_own)
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:

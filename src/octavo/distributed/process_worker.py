@@ -33,7 +33,7 @@ END_S = 30.0  # that a worker gets to end by itself, and to write its cache to d
 GIVE_UP_S = 5.0  # that a child looks for its front end
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class _Child(KeptWorker):
     process: asyncio.subprocess.Process | None = None
     is_awaited: bool = False  # whoever has begun waits for it to be ready, and says why it is not
@@ -41,7 +41,7 @@ class _Child(KeptWorker):
     pause_s: float = FIRST_PAUSE_S
 
     def begin_anew(self) -> None:
-        KeptWorker.begin_anew(self)  # super() does not find a class whose slots were made for it
+        super().begin_anew()
         self.pause_s = FIRST_PAUSE_S
 
 

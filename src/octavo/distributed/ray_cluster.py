@@ -32,7 +32,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noq
 
 from octavo.distributed.channel import Address  # noqa: E402
 from octavo.distributed.cluster_file import WorkerGroup  # noqa: E402
-from octavo.distributed.launcher import FIRST_PAUSE_S, LONGEST_PAUSE_S, MAX_FAILED, KeptWorker, KeptWorkers  # noqa: E402
+from octavo.distributed.launcher import FIRST_PAUSE_S, LONGEST_PAUSE_S, MAX_FAILED, KeptWorker, KeptWorkers, cancelled  # noqa: E402
 from octavo.distributed.placing import Node, alive, check_fits, demand, equal_share, find_node, named, shown  # noqa: E402
 from octavo.distributed.ray_worker import WorkerActor, WorkerEnd  # noqa: E402
 from octavo.distributed.worker import WorkerOptions, WorkerPost  # noqa: E402
@@ -49,7 +49,7 @@ class RayUnavailable(RuntimeError):
     """Ray can neither be reached nor started; the message says why."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class _Worker(KeptWorker):
     """One of ``group``. ``wanted``: another one at once, after this. ``num_failed``: starts in a row that ended by the worker's own
     error."""
@@ -64,7 +64,7 @@ class _Worker(KeptWorker):
         return cls(name, group.role, group=group)
 
     def begin_anew(self) -> None:
-        KeptWorker.begin_anew(self)  # super() does not find a class whose slots were made for it
+        super().begin_anew()
         self.wanted = False
 
 
@@ -151,9 +151,7 @@ class RayLauncher(KeptWorkers[_Worker]):
         """See Launcher. A process that does not end by itself is ended after ``END_S``."""
         worker = self._workers[name]
         worker.wanted = True
-        if worker.keeper is not None:
-            await asyncio.wait([worker.keeper], timeout=END_S)
-            await _cancelled(worker.keeper)
+        await self._end_keeper(worker, END_S)
         if not worker.released:
             self._begin_anew(worker)
 
@@ -166,7 +164,7 @@ class RayLauncher(KeptWorkers[_Worker]):
                 worker.keeper.cancel()  # it has no process, and none is to be waited for
         if keepers:
             await asyncio.wait(keepers, timeout=END_S)
-        await asyncio.gather(*map(_cancelled, keepers))
+        await asyncio.gather(*map(cancelled, keepers))
 
     async def _keep(self, worker: _Worker) -> None:
         """One process after another, until the worker is released or replaced, or this task is cancelled."""
@@ -228,11 +226,6 @@ class RayLauncher(KeptWorkers[_Worker]):
 
 async def _awaited(reference: Any) -> Any:
     return await reference
-
-
-async def _cancelled(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
 
 
 def _new_actor(group: WorkerGroup, cpus: int) -> Any:

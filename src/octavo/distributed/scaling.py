@@ -23,7 +23,6 @@ from octavo.distributed.flights import Flights
 from octavo.distributed.link import Link
 from octavo.distributed.operations import Operations
 from octavo.distributed.pool_scaling import ClusterLoad, PoolScaling, PoolWorker
-from octavo.distributed.views import waiting_s
 
 if TYPE_CHECKING:
     from octavo.distributed.handovers import Handovers
@@ -108,22 +107,10 @@ class Scaling:
     def _worker(self, link: Link, is_own: bool) -> PoolWorker:
         handovers, load, view = self._flights.handovers, link.load, link.view
         num_coming, num_foreign, is_mixed = (0, 0, False) if handovers is None else _borrowed(handovers, link)
-        room = 1.0 - min(1.0, view.num_available_blocks / view.num_blocks) if view.num_blocks else 0.0
-        return PoolWorker(
-            link.index,
-            link.worker.role,
-            "draining" if link.worker.draining else "ready" if link.takes_requests else "starting",
-            len(link.keys) + num_coming,
-            view.pending_s,
-            waiting_s(view),
-            load.num_waiting,
-            room,
-            room * min(1.0, num_foreign / len(link.keys)) if link.keys else 0.0,
-            is_mixed,
-            load.prompt_token_s,
-            load.output_token_s,
-            is_own,
-        )
+        state = "draining" if link.worker.draining else "ready" if link.takes_requests else "starting"
+        prices = load.prompt_token_s, load.output_token_s
+        there = (len(link.keys), num_coming, load.num_waiting, num_foreign)
+        return PoolWorker.of(link.index, view, view.num_blocks, link.worker.role, state, *there, is_mixed, prices, is_own)
 
     def _num_coming(self, role: str, links: Collection[Link]) -> int:
         """Workers of a role that are being started. While others of it serve, or have, those that cannot run are given up: they would be

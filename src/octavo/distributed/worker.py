@@ -133,12 +133,11 @@ def next_wait_s(wait_s: float, was_refused: bool) -> float:
 
 
 def own_config(config: EngineConfig, options: WorkerOptions) -> EngineConfig:
-    """What this worker runs of the cluster's configuration: files that one engine alone may write get its name."""
+    """What this worker runs of the cluster's configuration. A file that one engine alone may write gets its name; stores of KV on disk are
+    made to be shared, limit and all."""
     cache, scheduler, backend = config.cache, config.scheduler, config.backend
     if options.num_kv_blocks is not None or options.kv_cache_memory is not None:
         cache = replace(cache, num_kv_blocks=options.num_kv_blocks, kv_cache_memory=options.kv_cache_memory)
-    if cache.kv_disk_path is not None:
-        cache = replace(cache, kv_disk_path=os.path.join(cache.kv_disk_path, options.name))
     if scheduler.record is not None:
         scheduler = replace(scheduler, record=unused(f"{scheduler.record}.{options.name}"))  # one that comes back records anew
     if options.threads is not None:

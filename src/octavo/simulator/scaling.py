@@ -16,7 +16,6 @@ from octavo.costs.full_step import USUAL_CONTEXT, full_step_prices
 from octavo.distributed.autoscale import ScaleAction, ScaleLimits
 from octavo.distributed.pool_scaling import ClusterLoad, PoolScaling, PoolWorker
 from octavo.distributed.roles import RolePools
-from octavo.distributed.views import waiting_s
 from octavo.simulator.handing_over import Handovers
 from octavo.simulator.records import RequestLog
 from octavo.simulator.sim_engine import SimEngine
@@ -111,24 +110,11 @@ class SimScaling:
         return ClusterLoad(*came, open_ones, num_waiting, num_waiting_tokens, *handoffs.without_room(now))
 
     def _worker(self, engine: SimEngine, handoffs: Handovers, pools: RolePools | None, is_down: bool) -> PoolWorker:
-        index, scheduler, num_blocks = engine.index, engine.scheduler, engine.spec.num_blocks
+        index, scheduler = engine.index, engine.scheduler
         state = "draining" if index in self._draining else "starting" if index in self._starts or is_down else "ready"
-        room = 1.0 - engine.num_available_blocks / num_blocks
-        num_sequences = engine.num_sequences + scheduler.num_offered
-        num_foreign = 0 if pools is None else pools.num_foreign(index)
-        return PoolWorker(
-            index,
-            engine.spec.role,
-            state,
-            num_sequences + handoffs.num_coming(index),
-            engine.pending_s,
-            waiting_s(engine),
-            scheduler.num_waiting,
-            room,
-            room * min(1.0, num_foreign / num_sequences) if num_sequences else 0.0,
-            pools is not None and pools.is_mixed(index),
-            *_prices(engine),
-        )
+        num_foreign, is_mixed = (0, False) if pools is None else (pools.num_foreign(index), pools.is_mixed(index))
+        there = (engine.num_sequences + scheduler.num_offered, handoffs.num_coming(index), scheduler.num_waiting, num_foreign)
+        return PoolWorker.of(index, engine, engine.spec.num_blocks, engine.spec.role, state, *there, is_mixed, _prices(engine))
 
 
 def _prices(engine: SimEngine) -> tuple[float, float]:
