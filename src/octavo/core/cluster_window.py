@@ -37,7 +37,7 @@ class WindowFrontEnd:
 
 @dataclass(frozen=True, slots=True)
 class ClusterWindow:
-    """``requests`` by arrival; ``hand_offs``: (tokens of KV, seconds from the first token, and room, until the other worker was told to go on).
+    """``requests`` by arrival; ``hand_offs``: (tokens of KV, seconds from first token and room until the other worker was told to go on).
     ``way_s``: seconds from the front end to a worker and back. ``starts_idle``: nothing that came before the first of the requests ran on
     beside them; ``from_start``: nothing at all has come before. ``notes``: what is known to be other than in the run that was."""
 
