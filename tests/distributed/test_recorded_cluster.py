@@ -224,6 +224,17 @@ def test_what_is_told_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
             told(**limits)
 
 
+def test_that_more_came_is_said_though_some_of_the_last_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorded_cluster, "MAX_REQUESTS", 3)
+    cluster = pair()
+    cluster.open("aborted", 40, 5)
+    cluster.abort("aborted")
+    window = recorded(cluster)
+    assert len(window.requests) == 2 and window.notes[0].startswith("of the window only the last 2 requests, from ")
+    monkeypatch.setattr(recorded_cluster, "MAX_REQUESTS", 5)
+    assert recorded(cluster).notes == ()
+
+
 def test_how_requests_are_spread_goes_along_and_so_does_whose_they_are() -> None:
     options = ClusterOptions(router="round-robin", backpressure=Backpressure(0.1, 7), handover=HandoverOptions(may_borrow=False))
     assert front_end_of(options) == WindowFrontEnd("round-robin", False, 0.1, 7)
