@@ -66,6 +66,8 @@ def test_a_pair_answers_as_one_engine(path: Path, expected: list[RequestOutput],
             goes = [one for one in jobs(42) if one[1].n == 1 and one[1].max_tokens != 1]
             assert stats.num_failed == 0 and stats.num_handed_over >= len(goes) - 7, stats  # a stop may come with the first token
             await pair.until(lambda: is_empty(pair))
+            first = [one.legs[0] for one in pair.engine.journeys.all() if len(one.legs) == 2]  # prefill, then decode
+            assert first and all(leg.found_s is not None and leg.sent_s <= leg.found_s <= (leg.end_s or 0.0) for leg in first)
 
     asyncio.run(run())
 
