@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import os
 import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import pytest
 
-from octavo.backends.base import BackendError, OutOfResources
-from octavo.cli.worker import run as run_process
 from octavo.config import ConfigError, EngineConfig
 from octavo.core.request import SamplingParams
 from octavo.core.step import StepPlan
@@ -23,7 +19,6 @@ from octavo.distributed import worker_engine
 from octavo.distributed.channel import Address
 from octavo.distributed.cluster_engine import ClusterEngine
 from octavo.distributed.cluster_options import ClusterOptions
-from octavo.distributed.process_worker import HOPELESS
 from octavo.distributed.role_router import RoleRouter
 from octavo.distributed.soonest import SoonestDone
 from octavo.distributed.worker import (
@@ -33,11 +28,9 @@ from octavo.distributed.worker import (
     WorkerOptions,
     WorkerRefused,
     WorkerServer,
-    own_config,
 )
 from octavo.engine.engine import Engine
 from octavo.engine.outputs import RequestOutput
-from octavo.models.model_file import ModelFileError
 from tests.distributed import scripted_worker
 from tests.distributed.clusters import PATIENT, WAIT_S, alone, run_alone
 from tests.engine.scripted import Bigram, bigram_config, bigram_model, byte_tokenizer
@@ -363,50 +356,6 @@ def test_a_worker_whose_model_is_not_there_says_that_another_try_is_of_no_use() 
             await until(lambda: "/nowhere/m.gguf" in engine.control.last_words.get("a", ""))
 
     asyncio.run(run())
-
-
-@pytest.mark.parametrize(
-    ("error", "cause", "status"),
-    [
-        (ConfigError("num_kv_blocks: 7 is not allowed"), None, HOPELESS),
-        (BackendError("num_kv_blocks: -1 is not allowed"), ValueError("-1"), HOPELESS),
-        (OutOfResources("num_kv_blocks: 7 blocks cannot be allocated"), MemoryError(), 1),
-        (OutOfResources("threads: 2 cannot be started"), RuntimeError("Resource temporarily unavailable"), 1),
-        (ModelFileError("/m: cannot be read: No such file"), OSError(errno.ENOENT, "No such file"), HOPELESS),
-        (ModelFileError("/m: cannot be read: Too many open files"), OSError(errno.EMFILE, "Too many open files"), 1),
-        (ModelFileError("/m: cannot be read: Cannot allocate memory"), OSError(errno.ENOMEM, "Cannot allocate memory"), 1),
-    ],
-)
-def test_what_only_lacks_memory_threads_or_files_is_tried_again(
-    error: Exception, cause: Exception | None, status: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A worker that was killed for memory, say, comes up while that is still short."""
-
-    class Lacking:
-        async def run(self) -> None:
-            raise error from cause
-
-    assert run_process(cast(WorkerServer, Lacking())) == status
-    assert capsys.readouterr().err == f"octavo worker: {error}\n"
-
-
-def test_a_file_of_one_engine_alone_gets_the_workers_name_and_a_store_of_kv_is_everybodys() -> None:
-    config = bigram_config()
-    config = replace(config, cache=replace(config.cache, kv_disk_path="/d"), scheduler=replace(config.scheduler, record=None))
-    own = own_config(config, WorkerOptions("w", threads=3, model="/m"))
-    assert (own.cache.kv_disk_path, own.backend.threads, own.model.model) == ("/d", 3, "/m")
-    recorded = own_config(replace(bigram_config(), scheduler=replace(config.scheduler, record="/r")), WorkerOptions("w"))
-    assert recorded.scheduler.record == "/r.w"
-
-
-@pytest.mark.parametrize(("blocks", "num_bytes"), [(48, None), (None, 1 << 20)])
-def test_how_large_its_kv_pool_is_a_worker_knows_better(blocks: int | None, num_bytes: int | None) -> None:
-    """In whichever way the front end says it, for its own host."""
-    config = bigram_config()
-    for cache in (replace(config.cache, num_kv_blocks=9), replace(config.cache, num_kv_blocks=None, kv_cache_memory=9)):
-        own = own_config(replace(config, cache=cache), WorkerOptions("w", num_kv_blocks=blocks, kv_cache_memory=num_bytes)).cache
-        assert (own.num_kv_blocks, own.kv_cache_memory) == (blocks, num_bytes)
-        assert own_config(replace(config, cache=cache), WorkerOptions("w")).cache == cache
 
 
 def test_workers_of_pools_of_their_own_say_so_and_work_together() -> None:
