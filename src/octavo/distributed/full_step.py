@@ -11,8 +11,7 @@ def full_step_prices(engine: Engine) -> tuple[float, float]:
     engine's steps allow; 0 while nothing is known. Sequences are taken to be as long as those that run now."""
     cost, limits, pool = engine.step_cost, engine.config.scheduler, engine.scheduler.kv.pool
     trusted = max(1, cost.max_trusted_rows)
-    running = engine.scheduler.running_sequences
-    context = sum(seq.num_computed for seq in running) // len(running) if running else full_step.USUAL_CONTEXT
+    contexts = [seq.num_computed for seq in engine.scheduler.running_sequences]
     num_held = pool.num_blocks * engine.config.cache.block_size
     num_rows = min(limits.max_num_batched_tokens, trusted)
-    return full_step.full_step_prices(cost.seconds_of, num_rows, min(limits.max_num_seqs, trusted), num_held, context)
+    return full_step.full_step_prices(cost.seconds_of, num_rows, min(limits.max_num_seqs, trusted), num_held, contexts)

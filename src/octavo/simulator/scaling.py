@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from octavo.costs.full_step import USUAL_CONTEXT, full_step_prices
+from octavo.costs.full_step import full_step_prices
 from octavo.distributed.autoscale import ScaleAction, ScaleLimits
 from octavo.distributed.pool_scaling import ClusterLoad, PoolScaling, PoolWorker
 from octavo.distributed.roles import RolePools
@@ -118,8 +118,8 @@ class SimScaling:
 
 
 def _prices(engine: SimEngine) -> tuple[float, float]:
-    limits, running = engine.spec.scheduler, engine.scheduler.running_sequences
-    context = sum(seq.num_computed for seq in running) // len(running) if running else USUAL_CONTEXT
+    limits = engine.spec.scheduler
+    contexts = [seq.num_computed for seq in engine.scheduler.running_sequences]
     num_held = engine.spec.num_blocks * engine.spec.cache.block_size
     shape_seconds = engine.backend.shape_seconds
-    return full_step_prices(shape_seconds, limits.max_num_batched_tokens, limits.max_num_seqs, num_held, context)
+    return full_step_prices(shape_seconds, limits.max_num_batched_tokens, limits.max_num_seqs, num_held, contexts)
