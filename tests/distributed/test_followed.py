@@ -10,7 +10,7 @@ from click import ClickException
 from octavo.cli.cluster import _takes_requests
 from octavo.distributed.launcher import KeptWorker, KeptWorkers, cancelled
 from tests.distributed.test_front_end import Launcher
-from tests.distributed.test_stub_worker import SECRET, open_stream, stub, until
+from tests.distributed.test_stub_worker import SECRET, cut_off, open_stream, stub, until
 from tests.distributed.test_undrain import absent, gone, refused, two
 
 
@@ -37,9 +37,7 @@ def test_a_process_that_connects_again_does_not_take_back_that_it_is_followed(nu
         stream = open_stream(engine, 0, 3)
         await until(lambda: a.num_attempts == 1)
         await engine.cluster.drain("a")
-        a._channel.abort("the test has cut it")
-        await asyncio.wait_for(task, 60)
-        await gone(engine, "a")
+        await cut_off(engine, a, task)
         assert (await engine.cluster.undrain("a"))["state"] == "starting"
         for _ in range(num_cuts):
             await asyncio.wait_for(a.run(engine.control.address, SECRET), 60)
@@ -68,18 +66,14 @@ def test_whoever_waits_for_a_worker_passes_over_the_process_that_it_follows(is_c
         assert link is not None
         await engine.cluster.drain("a")
         if is_cut:
-            a._channel.abort("the test has cut it")
-            await asyncio.wait_for(task, 60)
-            await gone(engine, "a")
+            await cut_off(engine, a, task)
         else:
             link.is_leaving = True  # it has been told to end, and hangs
         entry = await engine.cluster.undrain("a")
         assert entry["follows"] == a.boot_id and entry["boot_id"] is None
         assert _takes_requests(engine.cluster.status(), entry) is False
         if not is_cut:
-            a._channel.abort("it is killed")
-            await asyncio.wait_for(task, 60)
-            await gone(engine, "a")
+            await cut_off(engine, a, task)
         assert _takes_requests(engine.cluster.status(), entry) is False
         launcher.ends.set()
         again, last = stub(engine, "a")

@@ -17,7 +17,7 @@ from octavo.distributed.cluster_options import ClusterOptions, HandoverOptions
 from octavo.distributed.link import Link
 from octavo.distributed.messages import PROTOCOL, Hello, ToWorker, to_worker
 from tests.distributed.clusters import PATIENT
-from tests.distributed.test_stub_worker import SECRET, TOKENIZER, expected, front_end, open_stream, read, stub, until
+from tests.distributed.test_stub_worker import SECRET, TOKENIZER, cut_off, expected, front_end, open_stream, read, stub, until
 from tests.engine.scripted import bigram_config, bigram_model
 
 
@@ -308,10 +308,7 @@ def test_a_worker_that_is_cut_off_while_a_restart_drains_it_comes_back_to_end() 
         await until(lambda: worker.num_attempts == 1)
         await engine.cluster.restart()
         await until(lambda: not engine.open_links())
-        assert worker._channel is not None
-        worker._channel.abort("the test has cut it")
-        await asyncio.wait_for(task, 60)
-        await until(lambda: engine.control.find("a") is None)
+        await cut_off(engine, worker, task)
         await asyncio.wait_for(worker.run(engine.control.address, SECRET), 60)  # it is told to end
         assert worker.num_received == 0 and engine.flights.num_lost == 1 and engine.flights.num_waiting == 1
         launcher.has_ended.set()

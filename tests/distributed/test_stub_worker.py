@@ -35,6 +35,14 @@ def stub(engine: ClusterEngine, name: str) -> tuple[StubWorker, asyncio.Task[Non
     return worker, asyncio.create_task(worker.run(engine.control.address, SECRET))
 
 
+async def cut_off(engine: ClusterEngine, worker: StubWorker, task: asyncio.Task[None]) -> None:
+    """Its connection, with which its ``task`` ends."""
+    assert worker._channel is not None
+    worker._channel.abort("the test has cut it")
+    await asyncio.wait_for(task, 60)
+    await until(lambda: engine.control.find(worker.name) is None)
+
+
 def open_stream(engine: ClusterEngine, i: int, num_tokens: int) -> EventStream:
     params = engine.check_params(SamplingParams(max_tokens=num_tokens, seed=i))
     return engine.submit([engine.prepare_checked([3 + i % 200, 7], params, f"r{i}")])

@@ -17,7 +17,7 @@ from octavo.distributed.operations import Operations
 from octavo.engine.serving import UnknownWorker
 from tests.distributed.clusters import PATIENT
 from tests.distributed.test_front_end import Launcher, engine_of
-from tests.distributed.test_stub_worker import SECRET, expected, front_end, open_stream, read, stub, until
+from tests.distributed.test_stub_worker import SECRET, cut_off, expected, front_end, open_stream, read, stub, until
 
 
 async def two(launcher: Launcher, options: ClusterOptions | None = None) -> tuple[ClusterEngine, Any, Any]:
@@ -165,9 +165,7 @@ def test_a_worker_from_elsewhere_joins_again_by_itself_and_that_is_said() -> Non
         stream = open_stream(engine, 0, 3)
         await until(lambda: a.num_attempts == 1)
         await engine.cluster.drain("a")
-        a._channel.abort("the test has cut it")
-        await asyncio.wait_for(task, 60)
-        await gone(engine, "a")
+        await cut_off(engine, a, task)
         await asyncio.wait_for(a.run(engine.control.address, SECRET), 60)  # it joins, and is told to end: it has not forgotten
         await gone(engine, "a")
         assert a.num_attempts == 0 and engine.flights.num_lost == 1
@@ -194,9 +192,7 @@ def test_one_from_elsewhere_that_still_drains_takes_requests_again() -> None:
         await until(lambda: a.num_attempts == 1)
         await engine.cluster.drain("a")
         await engine.cluster.undrain("a")
-        a._channel.abort("the test has cut it")  # type: ignore[union-attr]
-        await asyncio.wait_for(task, 60)
-        await gone(engine, "a")
+        await cut_off(engine, a, task)
         back = asyncio.create_task(a.run(engine.control.address, SECRET))
         await until(lambda: len(engine.open_links()) == 2)  # the same process: nobody holds the drain against it
         engine.abort(stream)
