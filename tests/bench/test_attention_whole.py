@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import statistics
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -54,11 +56,15 @@ def test_pieces_that_differ_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_growth_is_that_of_the_work() -> None:
-    grown = growth_bytes(lambda: np.ones(50_000_000, np.uint8).sum())
-    if grown is None:
+    """Medians: what tests before this one have left to be freed, or other threads take, is in one measurement, and not in most."""
+
+    def usual(work: Callable[[], object]) -> float:
+        return statistics.median(growth_bytes(work) or 0 for _ in range(5))
+
+    if growth_bytes(lambda: None) is None:
         pytest.skip("this system does not tell")
-    assert 45_000_000 < grown < 120_000_000
-    assert growth_bytes(lambda: None) < 10_000_000  # type: ignore[operator]
+    assert 45_000_000 < usual(lambda: np.ones(50_000_000, np.uint8).sum()) < 120_000_000
+    assert usual(lambda: None) < 10_000_000
     assert peak_growth(SHAPE, 256) is not None
 
 
