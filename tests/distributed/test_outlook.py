@@ -100,6 +100,30 @@ def test_what_waits_ends_at_once_when_no_worker_can_run_any_more_and_new_request
     asyncio.run(run())
 
 
+def test_whoever_starts_workers_that_cannot_run_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """By what is raised, however often the front end looks before and after that; the log, which the same person reads, says nothing."""
+
+    async def run() -> None:
+        engine = engine_of(launcher := Launcher("a"), OPTIONS, others_may_join=False)
+        engine.start()
+        await launcher.opened.wait()
+        ready = asyncio.create_task(engine.ready())
+        await asyncio.sleep(0)
+        engine.control.last_words["a"] = "no memory"
+        launcher.is_at_end = True
+        for _ in range(3):
+            engine._look()
+        launcher.trouble = "worker a cannot run; its message is above"
+        with pytest.raises(EngineUnavailable, match="the workers cannot be started: a: no memory"):
+            await ready
+        for _ in range(3):
+            engine._look()
+        await engine.stop()
+        assert not caplog.records
+
+    asyncio.run(run())
+
+
 def test_while_others_may_join_requests_wait_for_them() -> None:
     async def run() -> None:
         async with one_lost(launcher := Launcher("a"), others_may_join=True) as (engine, stream):

@@ -126,6 +126,7 @@ class ClusterEngine:
         """Wait until the launcher's workers are there, or, without one, any. Raises EngineUnavailable when they cannot be started, or are
         not ready in time; OSError when the address that they are to come to cannot be had."""
         assert self._opening is not None
+        self.outlook.starter_waits = True  # and is told of a failure even when it comes to nothing: until all are there
         await self._opening
         try:
             async with asyncio.timeout(self.options.start_s):
@@ -139,6 +140,7 @@ class ClusterEngine:
             there = ", ".join(f"{link.name} is {link.worker.state.value}" for link in self.control) or "none is there"
             words = f"; {last}" if (last := self.outlook.last_words()) else ""
             raise EngineUnavailable(f"the workers are not ready after {self.options.start_s or 0:g} s: {there}{words}") from None
+        self.outlook.starter_waits = False
 
     def _is_complete(self) -> bool:
         ready = {link.name for link in self.open_links()}

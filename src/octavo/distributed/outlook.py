@@ -44,6 +44,7 @@ class Outlook:
         clock: Callable[[], float],
     ) -> None:
         self.wait_s = wait_s
+        self.starter_waits = False  # somebody waits for the first workers, and is told what they said: no second time in the log
         self._control, self._flights, self._now = control, flights, clock
         self._launcher = None if others_may_join else launcher  # that alone can bring workers
         self._kept, self._grows = launcher, grows
@@ -63,6 +64,8 @@ class Outlook:
 
     def _log(self, why: str | None) -> None:
         """For whoever looks after the workers: what they said, once each time that it comes to that."""
+        if self.starter_waits:
+            return
         if why == CANNOT_RUN != self._logged and self._launcher is not None:
             logger.error("no worker can run: %s", self.last_words(self._launcher.names) or self._launcher.trouble)
         self._logged = why
