@@ -13,6 +13,7 @@ from octavo.distributed.attempts import Attempts
 from octavo.distributed.messages import Event, MessageError
 from octavo.distributed.told_load import ToldLoad
 from octavo.distributed.views import EngineView, RouteRequest
+from octavo.distributed.worker_account import WorkerAccount
 from octavo.distributed.worker_sizes import lack
 from octavo.engine.event_stream import EventStream
 from octavo.engine.params import PreparedRequest
@@ -114,6 +115,8 @@ class Watcher(Protocol):
     def handed_over(self, request_id: str, worker: str, name: str, now: float, found_s: float | None = None) -> None: ...
 
     def lost(self, request_id: str, now: float) -> None: ...
+
+    def told(self, worker: str, name: str, account: WorkerAccount) -> None: ...
 
     def tokens(self, request_id: str, num_tokens: int, now: float) -> None: ...
 

@@ -31,6 +31,7 @@ from octavo.distributed.lost_flights import LostFlights
 from octavo.distributed.messages import Abort, Event, MessageError, Submit, WireRequest
 from octavo.distributed.running_attempts import RunningAttempts
 from octavo.distributed.struck import Struck
+from octavo.distributed.worker_account import WorkerAccount
 from octavo.distributed.worker_engine import REFUSED, engine_id
 from octavo.engine.event_stream import EventStream
 from octavo.engine.outputs import OutputEvent
@@ -250,8 +251,11 @@ class Flights:
     # --- from workers -------------------------------------------------------------------------------------------------------------------
 
     def take(self, link: Link, events: Sequence[Event]) -> None:
-        """Events of a worker that is trusted; those of attempts that were given up are dropped. Raises MessageError."""
+        """Events of a worker that is trusted; those of attempts that were given up are dropped, but for their accounts. Raises
+        MessageError."""
         for event in events:
+            if event.account is not None:
+                self.told(link, event.key, event.account)
             flight = self._running.find(event.key)
             if flight is None or flight.link is not link:
                 continue
@@ -292,6 +296,11 @@ class Flights:
             self._close(flight, event.finish_reason or FinishReason.STOP)
         else:
             self._lost.went_on(flight)
+
+    def told(self, link: Link, key: int, account: WorkerAccount) -> None:
+        """Where the time of an attempt went at ``link``, which has ended it or holds it to be handed over."""
+        with self.faults.guarded():
+            self.watcher.told(link.name, engine_id(key), account)
 
     def lost(self, link: Link, loss: Loss) -> None:
         """Nothing that ``link`` says of its attempts counts any more: others go on with them."""

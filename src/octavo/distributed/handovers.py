@@ -173,6 +173,8 @@ class Handovers:
             case Offered():
                 ticketed = self._ticketed.get(message.key)
                 if ticketed is not None and ticketed.flight.link is link:
+                    if message.account is not None:
+                        self._flights.told(link, message.key, message.account)
                     self._started(link, message.key)  # unless it has said so
                     self._follow(desk.drew(message.key, message.output_token_ids, now))
             case Reserved():
