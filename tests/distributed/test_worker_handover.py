@@ -264,7 +264,7 @@ def test_a_client_that_leaves_is_forgotten_everywhere(paths: dict[str, Path], mo
         assert other.by == [SENDER, RECEIVER]
         events = [event for _, said in cluster.heard(Events) for event in said.events if event.key == key]
         (end,) = [event for event in events if event.account is not None]
-        assert end.finish_reason is answer.finish_reason is FinishReason.ABORT and end.account is not None and end.account.has_ended
+        assert answer.finish_reason is None and end.finish_reason is FinishReason.ABORT and end.account.has_ended
 
     run(engines, use)
 
