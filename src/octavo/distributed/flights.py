@@ -357,13 +357,13 @@ class Flights:
             self._lose(flight, Loss.FAILED, error)
             self.pump()
 
-    def moved(self, key: int, link: Link, found_s: float | None) -> None:
-        """An attempt goes on at ``link``, which has its KV, and since ``found_s`` room for it."""
+    def moved(self, key: int, link: Link) -> None:
+        """An attempt goes on at ``link``, which has its KV."""
         flight = self._running.find(key)
         assert flight is not None
         self._lost.cleared(flight)
         self._running.moved(flight, link)
-        self.watcher.handed_over(flight.request.request_id, link.name, engine_id(key), self._now(), found_s)
+        self.watcher.handed_over(flight.request.request_id, link.name, engine_id(key), self._now())
 
     def _leave_link(self, flight: Flight) -> None:
         self._lost.cleared(flight)

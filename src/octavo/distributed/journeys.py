@@ -44,8 +44,8 @@ class LegEnd(Enum):
 @dataclass(slots=True)
 class Leg:
     """``name``: of the attempt in the worker's engine. ``first_s`` and ``last_s``: when tokens of it came, the first and the last time.
-    ``makes_good``: tokens had come before, from a worker that was lost. ``found_s``: of one that was handed over, when the next worker had
-    room. ``told``: what its worker has said of it."""
+    ``makes_good``: tokens had come before, from a worker that was lost. ``found_s``: of one that is to be handed over, when another worker
+    had room. ``told``: what its worker has said of it."""
 
     worker: str
     name: str
@@ -145,12 +145,16 @@ class Journeys:
         lost_before = journey.waits_for is Cause.WORKER_LOST and journey.first_token_s is not None
         self._begin_leg(journey, Leg(worker, name, now, lost_before))
 
-    def handed_over(self, request_id: str, worker: str, name: str, now: float, found_s: float | None = None) -> None:
-        """``worker`` has its KV and is told to go on with it. ``found_s``: when it said that it has room."""
+    def found(self, request_id: str, now: float) -> None:
+        """A worker that may be handed it has room."""
+        journey = self._live.get(request_id)
+        if journey is not None and journey.leg is not None:
+            journey.leg.found_s = now
+
+    def handed_over(self, request_id: str, worker: str, name: str, now: float) -> None:
+        """``worker`` has its KV and is told to go on with it."""
         journey = self._live.get(request_id)
         if journey is not None:
-            if journey.leg is not None:
-                journey.leg.found_s = found_s
             self._end_leg(journey, LegEnd.HANDED_OVER, now)
             self._begin_leg(journey, Leg(worker, name, now))
             self.num_handed_over += 1
