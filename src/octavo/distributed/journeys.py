@@ -257,6 +257,13 @@ class Journeys:
             assert isinstance(record, Journey)
             yield record
 
+    def check_invariants(self) -> None:
+        """AssertionError unless workers may tell of each leg that runs, and of a bounded number of others. For tests."""
+        legs = [leg for journey in self._live.values() for leg in journey.legs]
+        running = {(leg.worker, leg.name) for leg in legs if leg.end is LegEnd.RUNNING}
+        assert running <= self._untold.keys() <= running | {*self._late} and len(self._late) <= self.capacity
+        assert all(leg.account is None for leg in self._untold.values())
+
     def families(self) -> list[MetricFamily]:
         """What the front end counts of them."""
         seconds = MetricFamily("octavo_request_cause_seconds", "counter", "Time of ended requests by what it went to.")
