@@ -51,6 +51,8 @@ from octavo.distributed.messages import (
     from_worker,
     to_worker,
 )
+from octavo.distributed.worker_account import WorkerAccount
+from octavo.distributed.worker_engine import engine_id
 from octavo.engine.event_stream import EventStream
 from tests.engine.scripted import bigram_config, bigram_model, byte_tokenizer
 
@@ -137,7 +139,8 @@ class ModelWorker:
                 self.attempts[key] = Attempt(request.prompt_token_ids, choices, request.params.max_tokens or 0, ticket is not None)
             case Abort(keys):
                 for key in keys:
-                    self.attempts.pop(key, None)
+                    if self.attempts.pop(key, None) is not None:
+                        self.say(Events([Event(key, finish_reason=FinishReason.ABORT, account=told(key, "aborted"))]))
                     self.coming.pop(key, None)
             case Reset():
                 self.attempts.clear()
@@ -187,6 +190,7 @@ class ModelWorker:
         if fails and rng.random() < 0.02:
             del self.attempts[key]
             ends = [Event(key, choice, finish_reason=FinishReason.ERROR, error="a step failed") for choice in range(len(attempt.made))]
+            ends[-1].account = told(key, "failed")
             self.say(Events(ends))
             return True
         self._make(rng, key, attempt)
@@ -199,12 +203,14 @@ class ModelWorker:
         new = tokens_of(attempt.prompt, choice, len(made), number)
         made += new
         end = FinishReason.LENGTH if len(made) == attempt.max_tokens else None
-        self.say(Events([Event(key, choice, "".join(map(shown, new)), new, end)]))
-        if all(len(made) == attempt.max_tokens for made in attempt.made):
+        is_over = all(len(made) == attempt.max_tokens for made in attempt.made)
+        account = told(key, "finished") if is_over else None
+        self.say(Events([Event(key, choice, "".join(map(shown, new)), new, end, account=account)]))
+        if is_over:
             del self.attempts[key]
         elif attempt.has_ticket:
             attempt.is_off = True
-            self.say(Offered(key, list(made)))
+            self.say(Offered(key, list(made), told(key, "waiting")))
 
     def copy(self, rng: random.Random, there: Mapping[str, ModelWorker]) -> bool:
         """The KV of one of its attempts arrives, or does not; whether there was one."""
@@ -218,6 +224,11 @@ class ModelWorker:
                     receiver.say(Copied(key))
                 return True
         return False
+
+
+def told(key: int, state: str) -> WorkerAccount:
+    """What a worker says of where the time of an attempt went."""
+    return WorkerAccount(engine_id(key), 0.0, state)
 
 
 def shown(token: int) -> str:

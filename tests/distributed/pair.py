@@ -124,6 +124,8 @@ class Cluster:
         match message:
             case Events():
                 for event in message.events:
+                    if event.finish_reason is FinishReason.ABORT:
+                        continue  # ``abort`` has ended it: this has its account alone
                     self.answers[event.key].take(worker, event)
                     if event.finish_reason is not None:
                         self._follow(self.desk.withdraw(event.key, now))

@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.core.request import FinishReason, Request, SamplingParams
-from octavo.distributed.accounts import ToldAdvice, WorkerAccount, merge
+from octavo.distributed.accounts import merge
 from octavo.distributed.answers import ToldEngine, Window
 from octavo.distributed.cluster_reports import _mean_advice
 from octavo.distributed.flood_log import MAX_LINES
 from octavo.distributed.journeys import Journeys
+from octavo.distributed.worker_account import ToldAdvice, WorkerAccount
 from octavo.distributed.worker_engine import engine_id
 from octavo.engine.causes import NAMES, Cause
 from octavo.engine.serving import ReplayUnavailable
@@ -220,6 +221,8 @@ def test_metrics_have_the_worker_and_its_role() -> None:
         b"[" * 100_000,
         b'{"accounts": [{"name": "attempt-1"}]}',
         b'{"accounts": [{"name": 7, "wall_s": 1, "state": "x"}]}',
+        b'{"accounts": [{"name": "attempt-1", "wall_s": -1, "state": "finished", "ttft_s": 0.01}]}',
+        b'{"accounts": [{"name": "attempt-1", "wall_s": 1, "ttft_s": 0.1, "state": "finished", "details": {"decode": "\\u001b[2J"}}]}',
         b'{"accounts": [], "gaps": [[99999999, [1, 2]], [1, [1]]], "is_whole": true, "advice": [], "num_advised": 0, "engine": {}}',
         b'{"families": [{"name": "octavo_steps", "kind": "gauge", "help": "", "samples": [[{}, 1]]}]}',
     ],

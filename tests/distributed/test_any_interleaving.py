@@ -8,8 +8,10 @@ import logging
 import pytest
 
 from octavo.core.clock import VirtualClock
+from octavo.core.request import FinishReason
 from octavo.distributed import cluster_engine
 from octavo.distributed.fleet import WorkerState
+from octavo.distributed.journeys import LegEnd
 from tests.distributed.model_workers import World
 
 CLUSTERS = [  # roles by name, and the blocks that each has
@@ -27,6 +29,7 @@ def check(world: World) -> None:
     engine.flights.check_invariants()
     engine.handovers.check_invariants()
     engine.flights.dispatcher.check_invariants()
+    engine.journeys.check_invariants()
     assert not world.faults, world.faults[0]
 
 
@@ -73,6 +76,9 @@ def check_at_rest(world: World) -> None:
     pools, dispatcher = engine.handovers.pools, engine.flights.dispatcher
     assert not len(engine.flights) and not engine.flights.num_waiting and not len(engine.handovers.desk) and not len(dispatcher)
     assert not pools._placed and all(not one.foreign and not one.promised for one in pools._workers.values())
+    for journey in engine.journeys.all():  # those with choices may be over before their attempt is
+        untold = [leg for leg in journey.legs if leg.end is not LegEnd.LOST and leg.account is None]
+        assert not untold or journey.num_choices > 1 or journey.finish_reason in (FinishReason.ABORT, FinishReason.ERROR), untold
 
 
 @pytest.mark.parametrize(("fails", "max_choices"), [(False, 1), (True, 3)])

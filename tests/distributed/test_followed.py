@@ -9,22 +9,9 @@ from click import ClickException
 
 from octavo.cli.cluster import _takes_requests
 from octavo.distributed.launcher import KeptWorker, KeptWorkers, cancelled
-from tests.distributed.test_front_end import Launcher
+from tests.distributed.test_front_end import EndsWhenTold
 from tests.distributed.test_stub_worker import SECRET, cut_off, open_stream, stub, until
 from tests.distributed.test_undrain import absent, gone, refused, two
-
-
-class Slow(Launcher):
-    """Processes end when the test says so, and others follow them then unless they are released."""
-
-    def __init__(self, *names: str) -> None:
-        super().__init__(*names)
-        self.is_ending, self.ends = True, asyncio.Event()
-
-    async def replace(self, name: str) -> None:
-        await self.ends.wait()
-        if name in self.kept:
-            await super().replace(name)
 
 
 @pytest.mark.parametrize("num_cuts", [1, 3])
@@ -32,7 +19,7 @@ def test_a_process_that_connects_again_does_not_take_back_that_it_is_followed(nu
     """It was cut off while it drained, another was asked for, and it comes back before it has ended: it goes on leaving."""
 
     async def run() -> None:
-        launcher = Slow("a", "b")
+        launcher = EndsWhenTold("a", "b")
         engine, (a, task), (_, other) = await two(launcher)
         stream = open_stream(engine, 0, 3)
         await until(lambda: a.num_attempts == 1)
@@ -58,7 +45,7 @@ def test_whoever_waits_for_a_worker_passes_over_the_process_that_it_follows(is_c
     """It drains, for as long as it takes to end; what it is followed by does not. Drained once more it is waited for in vain."""
 
     async def run() -> None:
-        launcher = Slow("a", "b")
+        launcher = EndsWhenTold("a", "b")
         engine, (a, task), (_, other) = await two(launcher)
         stream = open_stream(engine, 0, 3)
         await until(lambda: a.num_attempts == 1)
@@ -94,7 +81,7 @@ def test_whoever_waits_for_a_worker_passes_over_the_process_that_it_follows(is_c
 
 def test_one_follows_a_process_however_often_it_is_drained_and_undrained() -> None:
     async def run() -> None:
-        launcher = Slow("a", "b")
+        launcher = EndsWhenTold("a", "b")
         engine, (a, _), (_, other) = await two(launcher)
         open_stream(engine, 0, 3)
         await until(lambda: a.num_attempts == 1)

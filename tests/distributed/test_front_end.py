@@ -68,6 +68,19 @@ class Launcher:
         self.was_stopped = True
 
 
+class EndsWhenTold(Launcher):
+    """Its processes end when the test says so, and others follow them then unless they are released."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__(*names)
+        self.is_ending, self.ends = True, asyncio.Event()
+
+    async def replace(self, name: str) -> None:
+        await self.ends.wait()
+        if name in self.kept:
+            await super().replace(name)
+
+
 def engine_of(launcher: Launcher, options: ClusterOptions | None = None, others_may_join: bool = True) -> ClusterEngine:
     model, address, options = bigram_model(TOKENIZER, context=8192), Address("127.0.0.1", 0), options or ClusterOptions(liveness=PATIENT)
     return ClusterEngine(model, bigram_config(), address, SECRET, options, launcher, others_may_join=others_may_join)
@@ -290,15 +303,8 @@ def test_a_restart_waits_for_a_worker_that_is_just_being_started() -> None:
 def test_a_worker_that_is_cut_off_while_a_restart_drains_it_comes_back_to_end() -> None:
     """Its process is waited for, and killed after a while: what it got meanwhile would be lost with it."""
 
-    class Patient(Launcher):
-        has_ended = asyncio.Event()
-
-        async def replace(self, name: str) -> None:
-            await self.has_ended.wait()
-            await super().replace(name)
-
     async def run() -> None:
-        launcher = Patient("a")
+        launcher = EndsWhenTold("a")
         engine = engine_of(launcher)
         engine.start()
         await launcher.opened.wait()
@@ -311,7 +317,7 @@ def test_a_worker_that_is_cut_off_while_a_restart_drains_it_comes_back_to_end() 
         await cut_off(engine, worker, task)
         await asyncio.wait_for(worker.run(engine.control.address, SECRET), 60)  # it is told to end
         assert worker.num_received == 0 and engine.flights.num_lost == 1 and engine.flights.num_waiting == 1
-        launcher.has_ended.set()
+        launcher.ends.set()
         second, other = stub(engine, "a")
         await until(lambda: second.num_attempts == 1)
         second.give(3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -92,7 +93,13 @@ async def answered(stream: EventStream) -> int:
     return number
 
 
-def test_one_that_hangs_since_before_its_connection_was_cut_gets_nothing_until_it_steps_again() -> None:
+def test_one_that_hangs_since_before_its_connection_was_cut_gets_nothing_until_it_steps_again(caplog: pytest.LogCaptureFixture) -> None:
+    """Nor does it say that it is ready before that."""
+    caplog.set_level(logging.INFO, "octavo.worker")
+
+    def num_ready() -> int:
+        return sum("worker w is ready" in record.getMessage() for record in caplog.records if record.name == "octavo.worker")
+
     async def run() -> None:
         async with Hanging() as hanging:
             hanging.gate.set()
@@ -103,15 +110,19 @@ def test_one_that_hangs_since_before_its_connection_was_cut_gets_nothing_until_i
             await until(lambda: hanging.is_in(WorkerState.SUSPECT))
             assert hanging.engine.flights.num_waiting == 1
             before, lost = hanging.link(), hanging.engine.flights.num_lost
-            assert before is not None
+            assert before is not None and num_ready() == 1
             before.channel.abort("as if the network had blinked")
             await until(lambda: hanging.link() not in (None, before) and hanging.is_in(WorkerState.SUSPECT))
             streams.append(hanging.submit())
             assert (entry := hanging.engine.cluster.status()["workers"][0])["reason"] == "it has made no step for 0.5 s"
             assert entry["attempts"] == 0 and hanging.engine.flights.num_waiting == 2
             assert hanging.engine.flights.num_lost == lost, "nobody was sent to it"
+            await until(lambda: (link := hanging.link()) is not None and link.ready is not None)
+            await hanging.engine.ask("w", "metrics", b"{}")  # what it had been told before that has come
+            assert num_ready() == 1
             hanging.gate.set()
             assert [await answered(stream) for stream in streams] == [5, 5]
+            await until(lambda: num_ready() == 2)
 
     asyncio.run(run())
 

@@ -27,6 +27,7 @@ from octavo.distributed.messages import (
     Keys,
     Load,
     Message,
+    Offered,
     Ready,
     Refuse,
     Submit,
@@ -35,6 +36,7 @@ from octavo.distributed.messages import (
     WorkerLimits,
     to_worker,
 )
+from octavo.distributed.worker_account import WorkerAccount
 from octavo.engine.event_stream import EventStream
 from tests.distributed.clusters import PATIENT
 from tests.engine.scripted import bigram_config, bigram_model, byte_tokenizer
@@ -123,6 +125,9 @@ def lies(key: int) -> dict[str, list[Message]]:
         "used blocks below nothing": [Load(num_used_blocks=-1)],
         "steps below nothing": [Load(num_steps=-1)],
         "less cached than nothing": [Events([Event(key, token_ids=[5], num_cached_tokens=-1)])],
+        "an account of no number": [Events([Event(key, account=WorkerAccount("a", float("nan"), "finished"))])],
+        "an account of what it never had": [Events([Event(1, account=WorkerAccount("a", -1.0, "finished"))])],
+        "an account with a hand-off": [Offered(key, [5, 6], WorkerAccount("a", 1.0, "finished", details={"decode": "\x1b[2J"}))],
         "hello again": [Hello(PROTOCOL, "liar", "both", "here", 1, "boot")],
         "ready again": [Ready("stub", "bigram/stub", LIMITS)],
         "a heartbeat from the future": [Keys(step_age_s=-1.0)],

@@ -100,7 +100,7 @@ def test_an_event_arrives_as_it_was(event: OutputEvent) -> None:
 def test_no_field_of_a_request_or_an_event_is_left_behind() -> None:
     front_ends = {"arrival_s", "received_s", "came_s", "session"}  # clocks, and what routers alone go by
     assert {f.name for f in fields(Request)} == ({*WireRequest.__struct_fields__} - {"age_s"}) | front_ends
-    assert {f.name for f in fields(OutputEvent)} == ({*Event.__struct_fields__} - {"key"}) | {"request_id"}
+    assert {f.name for f in fields(OutputEvent)} == ({*Event.__struct_fields__} - {"key", "account"}) | {"request_id"}
 
 
 def test_smallest_and_largest_numbers_survive() -> None:

@@ -15,7 +15,7 @@ from octavo.distributed import control
 from octavo.distributed import worker as worker_module
 from octavo.distributed.flood_log import MAX_LINES, FloodLog
 from octavo.distributed.messages import Ready
-from octavo.distributed.worker import next_wait_s
+from octavo.distributed.worker import WorkerRefused, next_wait_s
 from octavo.distributed.worker_engine import WorkerEngine
 from tests.distributed.test_worker import PARAMS, WAIT_S, answer, front_end, until, worker
 
@@ -111,8 +111,36 @@ def test_a_worker_that_differs_comes_seldom_while_answers_are_begun(
     asyncio.run(run())
     told = [line for line in lines(caplog, "octavo.worker", logging.INFO) if "refuses" in line or "is ready" in line]
     assert [line.split(",")[0].split(":")[0] for line in told] == [
-        "worker a is ready", "worker b is ready", "the front end refuses this worker for now",
-    ]  # fmt: skip
+        "worker a is ready", "the front end refuses this worker for now", "worker b is ready",
+    ]
     of_b = [line for line in lines(caplog, "octavo.cluster", logging.INFO) if " b" in line and "ready" not in line]
     assert sum(line.startswith("refused worker b: it computes otherwise") for line in of_b) == MAX_LINES
     assert len(of_b) <= 2 * MAX_LINES + 4 and not any("is gone" in line and "refused" in line for line in of_b)
+
+
+@pytest.mark.parametrize("another_is_there", [True, False])
+def test_a_worker_that_is_refused_for_good_does_not_say_that_it_is_ready(
+    another_is_there: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its model is loaded by then, and it has told the front end so: whoever watches its terminal took it for one that serves."""
+    ready_of = worker_module.ready_of
+    caplog.set_level(logging.INFO, "octavo.worker")
+    told = partial(lines, caplog, "octavo.worker", logging.INFO)
+
+    def other(engine: WorkerEngine) -> Ready:
+        ready = ready_of(engine)
+        return msgspec.structs.replace(ready, fingerprint=f"{ready.fingerprint}:other") if another_is_there else (
+            msgspec.structs.replace(ready, fingerprint="another/model"))  # fmt: skip
+
+    async def run() -> None:
+        async with front_end() as engine:
+            if another_is_there:
+                worker(engine.control.address, "a")
+                await until(lambda: any("worker a is ready, for the front end at " in line for line in told()))
+            monkeypatch.setattr(worker_module, "ready_of", other)
+            _, task = worker(engine.control.address, "b")
+            with pytest.raises(WorkerRefused, match="it computes otherwise" if another_is_there else "is another"):
+                await asyncio.wait_for(task, WAIT_S)
+
+    asyncio.run(run())
+    assert not any("worker b is ready" in line for line in told())

@@ -16,7 +16,7 @@ from octavo.core.request import FinishReason
 from octavo.core.step import StepPlan, StepResult
 from octavo.distributed import shm_transport
 from octavo.distributed.handover import Order, OrderKind
-from octavo.distributed.messages import Copied, CopyFailed, NoRoom, Offered, PromptStarted
+from octavo.distributed.messages import Copied, CopyFailed, Events, NoRoom, Offered, PromptStarted
 from octavo.distributed.shm_transport import ShmTransport
 from octavo.distributed.tcp_transport import TcpTransport
 from octavo.distributed.throttle import Throttle
@@ -261,7 +261,10 @@ def test_a_client_that_leaves_is_forgotten_everywhere(paths: dict[str, Path], mo
         other = cluster.submit(prompt_of(70), SAMPLED)
         await cluster.answered(other)
         check(other, expected)
-        assert other.by == [SENDER, RECEIVER] and answer.finish_reason is None
+        assert other.by == [SENDER, RECEIVER]
+        events = [event for _, said in cluster.heard(Events) for event in said.events if event.key == key]
+        (end,) = [event for event in events if event.account is not None]
+        assert answer.finish_reason is None and end.finish_reason is FinishReason.ABORT and end.account.has_ended
 
     run(engines, use)
 

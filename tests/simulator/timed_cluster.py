@@ -94,7 +94,6 @@ class TimedCluster:
         self._offered: list[tuple[str, Node, Node, list[int]]] = []  # those for which nobody has had room yet
         self._copies: list[tuple[float, str, Node, Node, list[int]]] = []
         self._receivers: dict[str, int] = {}
-        self._found_s: dict[str, float] = {}
 
     def _node(self, index: int, name: str, role: str, law: Law, settings: Mapping[str, object]) -> Node:
         run = TimedRun(law, **{"num_kv_blocks": NUM_BLOCKS, **settings})  # type: ignore[arg-type]
@@ -159,7 +158,7 @@ class TimedCluster:
             else:
                 return
             del self._offered[0]
-            self._found_s[name] = now
+            self.journeys.found(name, now)
             kv_bytes = sender.run.engine.backend.kv_capacity(0).bytes_per_block // BLOCK
             self._copies.append((self.link.copy(num_tokens * kv_bytes, now), name, sender, node, made))
 
@@ -168,7 +167,7 @@ class TimedCluster:
         self.router.told(sender.view.index, *sender.tell(now))
         receiver.run.engine.begin(self.requests[name], made, True)
         self.pools.arrived(name)
-        self.journeys.handed_over(name, receiver.name, name, now, self._found_s[name])
+        self.journeys.handed_over(name, receiver.name, name, now)
 
     def _came(self, one: Arrival) -> None:
         params = SamplingParams(temperature=0.0, max_tokens=one.num_output, ignore_eos=True)

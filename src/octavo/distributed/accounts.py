@@ -15,84 +15,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import msgspec
-
 from octavo.distributed.journeys import Journey, Leg, LegEnd
-from octavo.engine.advice import Advice
+from octavo.distributed.worker_account import ToldAdvice, WorkerAccount
 from octavo.engine.causes import MEANINGS, NAMES, Cause
-from octavo.engine.explain import CauseTime, Explanation, detail_of, explain, main_cause, state_of
+from octavo.engine.explain import CauseTime, Explanation, detail_of, main_cause, state_of
 from octavo.engine.request_record import RecordState, RequestRecord
-from octavo.engine.timeline import Timeline
 
 _CAUSES = {name: cause for name, cause in zip(NAMES, Cause, strict=True)}
 _SHOWN_S = 1e-9
 _UNTOLD = "as its events came: the worker that had it cannot be asked any more"
-
-
-class ToldAdvice(msgspec.Struct):
-    """See ``engine.advice.Advice``."""
-
-    change: str
-    gain_s: float
-    why: str
-    basis: str = "time stamps"
-
-    @classmethod
-    def of(cls, advice: Advice) -> ToldAdvice:
-        return cls(advice.change, advice.gain_s, advice.why, advice.basis)
-
-    def advice(self, share: float = 1.0) -> Advice:
-        """``share`` of its gain."""
-        return Advice(self.change, share * self.gain_s, self.why, self.basis)
-
-
-class WorkerAccount(msgspec.Struct, omit_defaults=True):
-    """What a worker says of an attempt: seconds from its arrival there, by the names of causes. ``ttft_seconds``: up to its first token;
-    ``in_flight_s``: of one that runs, since then, not charged to anything yet."""
-
-    name: str
-    wall_s: float
-    state: str
-    ttft_s: float | None = None
-    in_flight_s: float = 0.0
-    seconds: dict[str, float] = {}
-    ttft_seconds: dict[str, float] = {}
-    details: dict[str, str] = {}
-    advice: list[ToldAdvice] = []
-    num_cached: int = 0
-    num_output_tokens: int = 0
-
-    @classmethod
-    def of(cls, timeline: Timeline, record: RequestRecord, now: float, shows_misses: bool) -> WorkerAccount:
-        """By the worker's timeline, ``now`` on its clock."""
-        end_s = now if record.ended_s is None else record.ended_s
-        found = explain(timeline, record, end_s, shows_misses)
-        first = None if record.first_token_s is None else record.first_token_s - record.arrival_s
-        ttft = dict(zip(NAMES, record.ttft_seconds or (), strict=False))
-        if not shows_misses and record.ttft_seconds is not None:
-            ttft = _without_misses(record)
-        seconds = {NAMES[part.cause]: part.seconds for part in found.causes}
-        details = {NAMES[part.cause]: part.detail for part in found.causes}
-        in_flight_s = max(0.0, end_s - record.arrival_s - found.wall_s)
-        return cls(
-            record.request_id, found.wall_s, found.state, first, in_flight_s, seconds, {name: s for name, s in ttft.items() if s}, details,
-            num_cached=record.num_cached, num_output_tokens=record.num_output_tokens,
-        )  # fmt: skip
-
-    def without_details(self) -> WorkerAccount:
-        """For sums over many."""
-        self.details = {}
-        return self
-
-
-def _without_misses(record: RequestRecord) -> dict[str, float]:
-    """Up to the first token, with misses as what they look like without --explain-cache: before it, nearly all are its own prompt's."""
-    seconds = list(record.ttft_seconds or ())
-    own_s = min(record.own_missed_s, seconds[Cause.CACHE_MISS])
-    seconds[Cause.PREFILL] += own_s
-    seconds[Cause.OTHERS_PREFILL] += seconds[Cause.CACHE_MISS] - own_s
-    seconds[Cause.CACHE_MISS] = 0.0
-    return dict(zip(NAMES, seconds, strict=True))
 
 
 Told = Mapping[tuple[str, str], WorkerAccount]

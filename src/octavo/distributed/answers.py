@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from octavo.core.recorded_window import WindowEngine, packed
-from octavo.distributed.accounts import ToldAdvice, WorkerAccount
 from octavo.distributed.messages import Answer, Ask
+from octavo.distributed.worker_account import ToldAdvice, WorkerAccount
 from octavo.engine.advice import RuleAdvisor
 from octavo.engine.ended_records import MAX_KEYS
 from octavo.engine.metric_families import metric_families

@@ -19,7 +19,7 @@ from msgspec import to_builtins
 
 from octavo.core.clock import Clock
 from octavo.core.cluster_window import ClusterWindow, WindowFrontEnd
-from octavo.distributed.accounts import Merged, WorkerAccount, merge
+from octavo.distributed.accounts import Merged, merge
 from octavo.distributed.answers import (
     MAX_ASKED,
     AboutAttempts,
@@ -36,6 +36,7 @@ from octavo.distributed.flood_log import FloodLog
 from octavo.distributed.journeys import Journey, Journeys, Leg, LegEnd
 from octavo.distributed.merged_metrics import merged_families
 from octavo.distributed.recorded_cluster import RecordedCluster, front_end_of
+from octavo.distributed.worker_account import WorkerAccount
 from octavo.engine.advice import Advice
 from octavo.engine.answer_list import known_of, last_of, num_prompts, picked, row
 from octavo.engine.causes import Bottleneck
@@ -110,14 +111,17 @@ class ClusterReports:
         return [merge(journey, told, now) for journey in journeys]
 
     async def _told_of(self, legs: Iterable[Leg], advises: bool = False) -> dict[tuple[str, str], WorkerAccount]:
-        """What workers tell of these legs, as far as they were not lost."""
+        """What workers tell of these legs, as far as they were not lost, or have told. With ``advises`` all that are there are asked."""
         names: dict[str, list[str]] = {}
+        told = dict[tuple[str, str], WorkerAccount]()
         for leg in legs:
-            if leg.end is not LegEnd.LOST:
+            if (account := leg.account) is not None:
+                told[leg.worker, leg.name] = account if self._shows_misses else account.without_misses()
+            if leg.end is not LegEnd.LOST and (advises or account is None):
                 names.setdefault(leg.worker, []).append(leg.name)
         asked = {worker: AboutAttempts(some[-MAX_ASKED:], self._shows_misses, advises) for worker, some in names.items()}
         answers = await self._ask("accounts", asked, Accounts)
-        return _told((worker, answer.accounts) for worker, answer in answers.items())
+        return told | _told((worker, answer.accounts) for worker, answer in answers.items())
 
     async def _ask(self, what: str, asked: Mapping[str, msgspec.Struct], kind: type[T]) -> dict[str, T]:
         """Answers by worker, of those that are there and answer in time."""
@@ -144,10 +148,10 @@ class ClusterReports:
         since_s = self._clock.now() - window_s
         told = _told((worker, window.accounts) for worker, window in answers.items())
         recent = [journey for journey in self._journeys.all() if journey.ended_s is None or journey.ended_s >= since_s]
-        legs = (leg for journey in recent for leg in journey.legs if leg.end_s is not None and leg.end_s < since_s)
-        earlier = [leg for leg in legs if (leg.worker, leg.name) not in told]
-        if earlier:  # of requests that ended in the window, or run: legs that had ended before it
-            told |= await self._told_of(earlier)
+        ended = (leg for journey in recent for leg in journey.legs if leg.end_s is not None and (leg.worker, leg.name) not in told)
+        others = [leg for leg in ended if leg.account is not None or (leg.end_s or 0.0) < since_s]
+        if others:  # of requests that ended in the window, or run: legs that had ended before it, or whose worker has gone
+            told |= await self._told_of(others)
         now = self._clock.now()
         gaps: GapClasses = self._journeys.window.gap_classes(since_s)
         for window in answers.values():
@@ -228,7 +232,8 @@ def _is_as_asked(told: Recorded, about: AboutRecorded) -> bool:
 
 
 def _told(answers: Iterable[tuple[str, Iterable[WorkerAccount]]]) -> dict[tuple[str, str], WorkerAccount]:
-    return {(worker, account.name): account for worker, accounts in answers for account in accounts}
+    """But for those that cannot be."""
+    return {(worker, one.name): one for worker, accounts in answers for one in accounts if one.fault() is None}
 
 
 def _mean_advice(windows: Iterable[Window]) -> list[dict[str, Any]]:

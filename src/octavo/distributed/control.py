@@ -1,6 +1,6 @@
 """The front end's side of the control channels: who may join, what each worker said last, and which of them are trusted.
 
-    listen ─▶ Hello ─▶ Welcome ─▶ Ready ─▶ (Load, Keys, Events ...) ─▶ closed
+    listen ─▶ Hello ─▶ Welcome ─▶ Ready ─▶ Beat (it has joined) ─▶ (Load, Keys, Events ...) ─▶ closed
                 └─ Refuse: another protocol, another model, a name that is taken
 
 Owns the links, the fleet that says which of them to trust, and heartbeats. Knows no request: what a worker says of attempts, and that it
@@ -38,6 +38,7 @@ from octavo.distributed.messages import (
     Keys,
     Load,
     MessageError,
+    Offered,
     Ready,
     Refuse,
     Reset,
@@ -51,6 +52,7 @@ from octavo.distributed.messages import (
 )
 from octavo.distributed.roles import ROLES
 from octavo.distributed.told_load import Told, ToldLoad
+from octavo.distributed.wire import check_account
 from octavo.distributed.worker_sizes import check_limits
 from octavo.models.loaded import LoadedModel
 
@@ -230,6 +232,7 @@ class Control:
             logger.warning("worker %s is here and suspect: %s", link.name, link.worker.reason)
             return  # the handler hears of it when it has recovered
         logger.info("worker %s is ready", link.name)
+        link.channel.send(Beat(has_joined=True))
         self._handler.worker_ready(link)
 
     # --- what workers say ---------------------------------------------------------------------------------------------------------------
@@ -277,6 +280,8 @@ class Control:
                 if isinstance(message, Events):
                     for event in message.events:
                         event.check(self._model.program.vocab_size)
+                if isinstance(message, Offered):
+                    check_account(message.account)
                 if link.worker.state is WorkerState.READY:
                     self._handler.said(link, message)
 
@@ -337,6 +342,7 @@ class Control:
             self._handler.worker_lost(link, Loss.HUNG if change is Change.SUSPECTED else Loss.STALLED)
         elif change is Change.RECOVERED:
             link.channel.send(Reset())
+            link.channel.send(Beat(has_joined=True))  # it may have been suspect since before it was ready
             self._handler.worker_ready(link)
         else:
             self._closed(link, link.worker.reason)

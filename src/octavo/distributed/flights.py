@@ -31,6 +31,7 @@ from octavo.distributed.lost_flights import LostFlights
 from octavo.distributed.messages import Abort, Event, MessageError, Submit, WireRequest
 from octavo.distributed.running_attempts import RunningAttempts
 from octavo.distributed.struck import Struck
+from octavo.distributed.worker_account import WorkerAccount
 from octavo.distributed.worker_engine import REFUSED, engine_id
 from octavo.engine.event_stream import EventStream
 from octavo.engine.outputs import OutputEvent
@@ -250,8 +251,11 @@ class Flights:
     # --- from workers -------------------------------------------------------------------------------------------------------------------
 
     def take(self, link: Link, events: Sequence[Event]) -> None:
-        """Events of a worker that is trusted; those of attempts that were given up are dropped. Raises MessageError."""
+        """Events of a worker that is trusted; those of attempts that were given up are dropped, but for their accounts. Raises
+        MessageError."""
         for event in events:
+            if event.account is not None:
+                self.told(link, event.key, event.account)
             flight = self._running.find(event.key)
             if flight is None or flight.link is not link:
                 continue
@@ -292,6 +296,11 @@ class Flights:
             self._close(flight, event.finish_reason or FinishReason.STOP)
         else:
             self._lost.went_on(flight)
+
+    def told(self, link: Link, key: int, account: WorkerAccount) -> None:
+        """Where the time of an attempt went at ``link``, which has ended it or holds it to be handed over."""
+        with self.faults.guarded():
+            self.watcher.told(link.name, engine_id(key), account)
 
     def lost(self, link: Link, loss: Loss) -> None:
         """Nothing that ``link`` says of its attempts counts any more: others go on with them."""
@@ -348,13 +357,13 @@ class Flights:
             self._lose(flight, Loss.FAILED, error)
             self.pump()
 
-    def moved(self, key: int, link: Link, found_s: float | None) -> None:
-        """An attempt goes on at ``link``, which has its KV, and since ``found_s`` room for it."""
+    def moved(self, key: int, link: Link) -> None:
+        """An attempt goes on at ``link``, which has its KV."""
         flight = self._running.find(key)
         assert flight is not None
         self._lost.cleared(flight)
         self._running.moved(flight, link)
-        self.watcher.handed_over(flight.request.request_id, link.name, engine_id(key), self._now(), found_s)
+        self.watcher.handed_over(flight.request.request_id, link.name, engine_id(key), self._now())
 
     def _leave_link(self, flight: Flight) -> None:
         self._lost.cleared(flight)

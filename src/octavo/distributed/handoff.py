@@ -67,7 +67,7 @@ class HandoffLimits:
 @dataclass(slots=True)
 class Handoff:
     """One request on its way. ``num_bytes``: of KV to move; ``drawn``: it has its first token; ``arrived``: all KV is in the receiver's
-    blocks; ``found_s``: when a receiver said that it has room; ``failure``: why it failed."""
+    blocks; ``failure``: why it failed."""
 
     request_id: str
     sender: int
@@ -78,7 +78,6 @@ class Handoff:
     arrived: bool = False
     state: HandoffState = HandoffState.OFFERED
     receiver: int | None = None
-    found_s: float | None = None
     failure: str | None = None
     deadline_s: float = field(init=False)
 
@@ -103,7 +102,7 @@ class Handoff:
     def reserved(self, receiver: int, now: float) -> list[Action]:
         """``receiver`` has blocks for it."""
         self._leave(HandoffState.OFFERED, "reserved")
-        self.state, self.receiver, self.found_s = HandoffState.RESERVED, receiver, now
+        self.state, self.receiver = HandoffState.RESERVED, receiver
         if self.drawn:
             self.deadline_s = now + self.limits.copy_s
         return [Action.COPY]

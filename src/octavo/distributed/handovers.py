@@ -173,6 +173,8 @@ class Handovers:
             case Offered():
                 ticketed = self._ticketed.get(message.key)
                 if ticketed is not None and ticketed.flight.link is link:
+                    if message.account is not None:
+                        self._flights.told(link, message.key, message.account)
                     self._started(link, message.key)  # unless it has said so
                     self._follow(desk.drew(message.key, message.output_token_ids, now))
             case Reserved():
@@ -285,7 +287,8 @@ class Handovers:
                     self._trials.tries(_pair(sender, link), key)
                 request = WireRequest.of(flight.request, flight.age_s(self._now()))
                 link.channel.send(Reserve(key, request, moving.num_tokens))
-            case OrderKind.SEND:
+            case OrderKind.SEND:  # as soon as a receiver has room
+                self._flights.watcher.found(flight.request.request_id, self._now())
                 receiver = self._link(moving.handoff.receiver)
                 way = None if receiver is None else self._way(link, receiver)
                 if way is None:
@@ -297,7 +300,7 @@ class Handovers:
                 self._begun[key] = link
                 if flight.link is not None:
                     self._trials.arrived(_pair(flight.link, link))
-                self._flights.moved(key, link, moving.handoff.found_s)
+                self._flights.moved(key, link)
                 self._router.pools.arrived(flight.request.request_id)
                 link.channel.send(Begin(key, moving.output_token_ids))
             case OrderKind.RELEASE:

@@ -10,18 +10,21 @@ it was given up. All moments are the front end's own, on its clock. What the fro
 * the silence of a lost leg after its last token, or all of it when it gave none: ``worker_lost``; so is the leg after it up to its first
   token, when tokens had come before: it makes good what was lost.
 
-The rest of a leg the worker alone can tell: see ``accounts``. Owns the journeys of running requests and of the last that ended, and the
-gaps between tokens that no worker sees: those from one leg to the next, and those that a client held up. Memory does not grow with tokens.
+The rest of a leg the worker alone can tell (``accounts``), and tells it when the leg ends: what it has told is kept with the leg, as long
+as the journey, so that a worker may go. Owns the journeys of running requests and of the last that ended, and the gaps between tokens that
+no worker sees: those from one leg to the next, and those that a client held up. Memory does not grow with tokens.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
 from octavo.core.recorded_window import salt_key
 from octavo.core.request import FinishReason, Request
+from octavo.distributed.worker_account import WorkerAccount
 from octavo.engine.causes import NAMES, Bottleneck, Cause
 from octavo.engine.ended_records import CAPACITY, EndedRecords
 from octavo.engine.request_record import RecordState, RequestRecord
@@ -41,8 +44,8 @@ class LegEnd(Enum):
 @dataclass(slots=True)
 class Leg:
     """``name``: of the attempt in the worker's engine. ``first_s`` and ``last_s``: when tokens of it came, the first and the last time.
-    ``makes_good``: tokens had come before, from a worker that was lost. ``found_s``: of one that was handed over, when the next worker had
-    room."""
+    ``makes_good``: tokens had come before, from a worker that was lost. ``found_s``: of one that is to be handed over, when another worker
+    had room. ``told``: what its worker has said of it."""
 
     worker: str
     name: str
@@ -53,6 +56,13 @@ class Leg:
     end_s: float | None = None
     found_s: float | None = None
     end: LegEnd = LegEnd.RUNNING
+    told: WorkerAccount | None = None
+
+    @property
+    def account(self) -> WorkerAccount | None:
+        """All that there is to tell of it, once it has ended and its worker has told."""
+        is_whole = self.told is not None and (self.told.has_ended if self.end is LegEnd.FINISHED else self.end is LegEnd.HANDED_OVER)
+        return self.told if is_whole else None
 
 
 @dataclass(slots=True, eq=False)
@@ -104,6 +114,8 @@ class Journeys:
         self.num_lost_legs = 0
         self.num_handed_over = 0
         self._live: dict[str, Journey] = {}
+        self._untold: dict[tuple[str, str], Leg] = {}  # by worker and name: those of which a worker may say something
+        self._late: deque[tuple[str, str]] = deque()  # of them, those that have ended, oldest first
         self._ended = EndedRecords(capacity)
 
     @property
@@ -131,24 +143,54 @@ class Journeys:
             return
         journey.charge(journey.waits_for, max(0.0, now - journey.since_s))
         lost_before = journey.waits_for is Cause.WORKER_LOST and journey.first_token_s is not None
-        journey.legs.append(Leg(worker, name, now, lost_before))
+        self._begin_leg(journey, Leg(worker, name, now, lost_before))
 
-    def handed_over(self, request_id: str, worker: str, name: str, now: float, found_s: float | None = None) -> None:
-        """``worker`` has its KV and is told to go on with it. ``found_s``: when it said that it has room."""
+    def found(self, request_id: str, now: float) -> None:
+        """A worker that may be handed it has room."""
+        journey = self._live.get(request_id)
+        if journey is not None and journey.leg is not None:
+            journey.leg.found_s = now
+
+    def handed_over(self, request_id: str, worker: str, name: str, now: float) -> None:
+        """``worker`` has its KV and is told to go on with it."""
         journey = self._live.get(request_id)
         if journey is not None:
-            if journey.leg is not None:
-                journey.leg.found_s = found_s
-            journey.end_leg(LegEnd.HANDED_OVER, now)
-            journey.legs.append(Leg(worker, name, now))
+            self._end_leg(journey, LegEnd.HANDED_OVER, now)
+            self._begin_leg(journey, Leg(worker, name, now))
             self.num_handed_over += 1
 
     def lost(self, request_id: str, now: float) -> None:
         """The worker that has it is not counted on any more."""
         journey = self._live.get(request_id)
         if journey is not None and journey.is_placed:
-            journey.end_leg(LegEnd.LOST, now)
+            self._end_leg(journey, LegEnd.LOST, now)
             self.num_lost_legs += 1
+
+    def told(self, worker: str, name: str, account: WorkerAccount) -> None:
+        """What ``worker`` has to say of an attempt that has ended there, or that it holds to be handed over."""
+        leg = self._untold.get((worker, name))
+        if leg is not None:
+            leg.told = account
+            self._forget_if_told(leg)
+
+    def _begin_leg(self, journey: Journey, leg: Leg) -> None:
+        journey.legs.append(leg)
+        self._untold[leg.worker, leg.name] = leg
+
+    def _end_leg(self, journey: Journey, end: LegEnd, now: float) -> None:
+        leg = journey.leg
+        journey.end_leg(end, now)
+        if leg is not None and not self._forget_if_told(leg):  # it was aborted, say, and its worker will say so
+            self._late.append((leg.worker, leg.name))
+            if len(self._late) > self.capacity:
+                self._untold.pop(self._late.popleft(), None)
+
+    def _forget_if_told(self, leg: Leg) -> bool:
+        """Whether nothing more is to be told of it."""
+        is_told = leg.end is LegEnd.LOST or leg.account is not None
+        if is_told:
+            self._untold.pop((leg.worker, leg.name), None)
+        return is_told
 
     def tokens(self, request_id: str, num_tokens: int, now: float) -> None:
         """So many new tokens of it have come."""
@@ -177,7 +219,7 @@ class Journeys:
         if journey is None:
             return
         if journey.is_placed:
-            journey.end_leg(LegEnd.FINISHED, now)
+            self._end_leg(journey, LegEnd.FINISHED, now)
         else:
             journey.charge(journey.waits_for, max(0.0, now - journey.since_s))
         journey.state, journey.ended_s, journey.finish_reason = RecordState.ENDED, now, reason
@@ -214,6 +256,13 @@ class Journeys:
         for record in self._ended.records():
             assert isinstance(record, Journey)
             yield record
+
+    def check_invariants(self) -> None:
+        """AssertionError unless workers may tell of each leg that runs, and of a bounded number of others. For tests."""
+        legs = [leg for journey in self._live.values() for leg in journey.legs]
+        running = {(leg.worker, leg.name) for leg in legs if leg.end is LegEnd.RUNNING}
+        assert running <= self._untold.keys() <= running | {*self._late} and len(self._late) <= self.capacity
+        assert all(leg.account is None for leg in self._untold.values())
 
     def families(self) -> list[MetricFamily]:
         """What the front end counts of them."""

@@ -3,7 +3,8 @@
     worker                                       front end
       Hello ───────────────────────────────────────▶            who it is, before it has loaded anything
             ◀─────────────────────────────── Welcome | Refuse   the configuration to run
-      Ready ───────────────────────────────────────▶            what it can take; requests may come
+      Ready ───────────────────────────────────────▶            what it can take
+            ◀──────────────────────────────── Beat | Refuse     it is one of the front end's: requests may come
       Load, Keys ... ──────────────────────────────▶            the heartbeat of a worker
             ◀──────────────────────────────────── Beat ...      the heartbeat of a front end
             ◀───────────────────────────────────── Submit       a request, or the rest of one
@@ -26,6 +27,7 @@ import msgspec
 from octavo.config import EngineConfig
 from octavo.core.request import ParameterError
 from octavo.distributed.wire import Event, MessageError, Ticket, WireRequest, WorkerLimits
+from octavo.distributed.worker_account import WorkerAccount
 
 PROTOCOL = 1
 SHORT_KEY_BYTES = 8  # of a block's key: what routing compares
@@ -116,10 +118,12 @@ class PromptStarted(Message, tag="started"):
 
 
 class Offered(Message, tag="offered"):
-    """It has drawn its first token and waits to be handed over. The event of the token has been sent."""
+    """It has drawn its first token and waits to be handed over. The event of the token has been sent. ``account``: where its time went up
+    to here."""
 
     key: int
     output_token_ids: list[int]
+    account: WorkerAccount | None = None
 
 
 class Reserved(Message, tag="reserved"):
@@ -183,7 +187,9 @@ class Refuse(Message, tag="refuse"):
 
 
 class Beat(Message, tag="beat"):
-    """The front end is there."""
+    """The front end is there. ``has_joined``: it has heard Ready, and gives the worker requests from now on."""
+
+    has_joined: bool = False
 
 
 class Submit(Message, tag="submit"):
@@ -197,7 +203,8 @@ class Submit(Message, tag="submit"):
 
 
 class Abort(Message, tag="abort"):
-    """Nobody wants these any more, wherever they are: in the queue, running, offered or reserved. No event of them follows."""
+    """Nobody wants these any more, wherever they are: in the queue, running, offered or reserved. No event of them follows but one with
+    the account of each that there was."""
 
     keys: list[int]
 

@@ -13,6 +13,7 @@ import msgspec
 from octavo.core.request import FinishReason, ParameterError, Request, SamplingParams
 from octavo.core.speculative_params import SpeculativeParams
 from octavo.core.step import TokenLogprobs
+from octavo.distributed.worker_account import WorkerAccount
 from octavo.engine.outputs import CacheMatch, OutputEvent
 
 MAX_LIMIT = 1 << 40  # of what a worker says that it holds
@@ -102,7 +103,8 @@ class Ticket(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Event(msgspec.Struct, omit_defaults=True, gc=False):
-    """An ``OutputEvent`` of an attempt."""
+    """An ``OutputEvent`` of an attempt. ``account``: with the last event of all its choices, where its time went. An attempt that was
+    aborted has no event but one for this."""
 
     key: int
     choice: int = 0
@@ -117,6 +119,7 @@ class Event(msgspec.Struct, omit_defaults=True, gc=False):
     error_code: str | None = None
     cache_match: CacheMatch | None = None
     cumulative_logprob: float | None = None
+    account: WorkerAccount | None = None
 
     def check(self, vocab_size: int) -> None:
         """MessageError unless a model with ``vocab_size`` tokens could have made it: readers look up what these numbers name."""
@@ -127,9 +130,10 @@ class Event(msgspec.Struct, omit_defaults=True, gc=False):
         for token in (*self.token_ids, *(t for entry in entries for t in (entry.token_id, *entry.top_ids))):
             if not 0 <= token < vocab_size:
                 raise MessageError(f"token_ids: {token!r} is not allowed; token ids are from 0 to {vocab_size - 1}")
+        check_account(self.account)
 
     @classmethod
-    def of(cls, key: int, event: OutputEvent) -> Event:
+    def of(cls, key: int, event: OutputEvent, account: WorkerAccount | None = None) -> Event:
         return cls(
             key,
             event.choice,
@@ -144,6 +148,7 @@ class Event(msgspec.Struct, omit_defaults=True, gc=False):
             event.error_code,
             event.cache_match,
             event.cumulative_logprob,
+            account,
         )
 
     def output(self, request_id: str) -> OutputEvent:
@@ -163,6 +168,12 @@ class Event(msgspec.Struct, omit_defaults=True, gc=False):
             self.cache_match,
             self.cumulative_logprob,
         )
+
+
+def check_account(account: WorkerAccount | None) -> None:
+    """MessageError for one that cannot be."""
+    if account is not None and (fault := account.fault()) is not None:
+        raise MessageError(f"account: {fault}")
 
 
 def check_token_ids(param: str, token_ids: list[int], vocab_size: int) -> None:

@@ -1,8 +1,9 @@
 """A worker: it dials its front end, loads the model that it is told, and answers attempts until it is told to go.
 
-    connect ─▶ Hello ─▶ Welcome: load ─▶ Ready ─▶ serve ─▶ Shutdown: the end
-       ▲                                            │
-       └────────── the channel is closed ◀──────────┘   (all attempts are dropped: their front end has given them to others, or is gone)
+    connect ─▶ Hello ─▶ Welcome: load ─▶ Ready ─▶ Beat: it has joined, and says so ─▶ serve ─▶ Shutdown: the end
+       ▲                                   │                                           │
+       └──────── the channel is closed ◀───┴───────────────────────────────────────────┘
+                 (all attempts are dropped: their front end has given them to others, or is gone)
 
 Owns the connection, the heartbeat, and the life of the engine; the attempts are ``worker_engine``'s. An engine outlives connections: a
 worker that comes back has its model, and what its prefix cache held, at once.
@@ -166,7 +167,8 @@ class WorkerServer:
         self._loading: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None  # of the engine before
         self._channel: Channel[ToWorker] | None = None
-        self._is_ready = False  # the front end knows, and sends attempts
+        self._is_ready = False  # the front end has been told
+        self._has_joined = False  # and has said that it sends attempts
         self._failure: BaseException | None = None
         self._ended = asyncio.Event()
         self._leaves = False  # it has asked for its end
@@ -243,7 +245,7 @@ class WorkerServer:
         finally:
             for task in (*tasks, *self._tasks):
                 task.cancel()
-            was_ready, self._is_ready, self._channel = self._is_ready, False, None
+            was_ready, self._is_ready, self._has_joined, self._channel = self._is_ready, False, False, None
             channel.close("the worker ends")
             if not self._ended.is_set() and self._refusal is None:
                 logger.info("the front end is gone: %s", channel.closed_for)
@@ -281,9 +283,16 @@ class WorkerServer:
                 case Shutdown():
                     self._end()
                 case Beat():
-                    pass
+                    if message.has_joined:
+                        self._join()
                 case _:
                     self._take_work(message)
+
+    def _join(self) -> None:
+        """The front end has taken it; before that it might yet have been refused."""
+        if not self._has_joined:
+            self._has_joined = True
+            logger.info("worker %s is ready, for the front end at %s", self.options.name, self._address)
 
     def _refused(self, message: Refuse) -> None:
         """For now, and then it tries again, more and more seldom, and says so once; or for good: whoever runs it is told."""
@@ -355,8 +364,6 @@ class WorkerServer:
             channel.send(ready_of(self.engine))
             self._is_ready = True
             self.engine.begin_connection(welcome.wants_prices)
-            if not self._told_refusal:  # else it may well be refused again, and is not known to serve
-                logger.info("worker %s is ready, for the front end at %s", self.options.name, self._address)
 
     async def _make_engine(self, config: bytes) -> None:
         loaded = await asyncio.to_thread(self._load, own_config(config_of(config), self.options))

@@ -1,8 +1,8 @@
 """The engine of a worker: attempts in, events and figures out, for one connection to a front end after the other.
 
 Owns the engine with its thread, which attempts there are, and what is told of the load and of the prefix cache. An attempt that nobody
-wants any more is forgotten at once, and what the engine still makes of it goes nowhere. What moves KV between workers is a ``KVSide``, of
-which this module knows the messages alone. All but what is marked runs on the event loop's thread.
+wants any more is forgotten at once, and what the engine still makes of it goes nowhere but its account. What moves KV between workers is a
+``KVSide``, of which this module knows the messages alone. All but what is marked runs on the event loop's thread.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from octavo.distributed.messages import (
     WorkerLimits,
 )
 from octavo.distributed.wire import check_token_ids
+from octavo.distributed.worker_account import account_of
 from octavo.engine.engine import Engine
 from octavo.engine.engine_thread import EngineThread
 from octavo.engine.outputs import OutputEvent
@@ -51,6 +52,7 @@ logger = logging.getLogger("octavo.worker")
 TELL_S = 0.02  # between two news of the load, while steps are made
 MAX_KEYS = 4096  # in one message: who has to take in a whole cache does other things between
 MAX_EVENTS_BYTES = 8 << 20  # of log-probabilities and tokens, about, in one message
+ACCOUNT_BYTES = 1024  # of an account in a message, about
 MAX_FAILURES_IN_A_ROW = 6  # steps; more than one request is tried for. An engine that makes no others draws all, since it is never busy
 REFUSED = "refused"  # an error code: the request cannot be queued, here or elsewhere
 
@@ -243,26 +245,36 @@ class WorkerEngine:
     def _deliver(self, events: list[OutputEvent]) -> None:
         if self.thread.died is not None:
             self._on_death(f"the engine loop has died: {self.thread.died}")
-        told, num_bytes = list[Event](), 0
+        told, num_bytes, aborted = list[Event](), 0, dict[str, None]()
         for event in events:
             attempt = self._attempts.get(event.request_id)
             if attempt is None:
+                if event.finish_reason is FinishReason.ABORT:
+                    aborted[event.request_id] = None
                 continue
+            account = None
             if event.finish_reason is not None:
                 attempt.num_open -= 1
                 if attempt.num_open == 0:
                     self._forget(attempt)
-            told.append(Event.of(attempt.key, event))
-            num_bytes += event_bytes(event)
+                    account = account_of(self.engine, attempt.engine_id)
+            told.append(Event.of(attempt.key, event, account))
+            num_bytes += event_bytes(event) + (ACCOUNT_BYTES if account is not None else 0)
             if num_bytes > MAX_EVENTS_BYTES:
                 self._send_events(told)
                 told, num_bytes = [], 0
-        if told:
-            self._send_events(told)
+        self._send_events(told)
+        self.tell_aborted([*aborted])
+
+    def tell_aborted(self, names: Sequence[str]) -> None:
+        """Where the time of these went: nobody wanted them any more, and they have ended in the engine."""
+        found = [(key, account_of(self.engine, name)) for name in names if (key := key_of(name)) is not None]
+        self._send_events([Event(key, finish_reason=FinishReason.ABORT, account=one) for key, one in found if one is not None])
 
     def _send_events(self, events: list[Event]) -> None:
         try:
-            self._send(Events(events))
+            if events:
+                self._send(Events(events))
         except MessageError as error:
             if len(events) > 1:
                 for event in events:

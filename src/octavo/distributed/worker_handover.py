@@ -17,6 +17,8 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from octavo.backends.kv_wire import moves_kv
 from octavo.core.request import FinishReason, ParameterError, Request
 from octavo.core.step import StepPlan
@@ -44,6 +46,7 @@ from octavo.distributed.throttle import Throttle
 from octavo.distributed.transport import MAX_PIECE_BYTES, Transport, TransportListener
 from octavo.distributed.wire import check_token_ids
 from octavo.distributed.worker import MakeKV
+from octavo.distributed.worker_account import account_of
 from octavo.distributed.worker_engine import KVMessage, WorkerEngine, engine_id
 from octavo.engine.outputs import OutputEvent
 
@@ -201,7 +204,12 @@ class WorkerHandover:
             elif seq.num_output_tokens > going.num_made:
                 going.output_token_ids = self._engine.loop.offer(going.request.request_id)
                 offered = Offered(going.key, going.output_token_ids)
-                self._do(lambda said=offered: self._say(said))  # type: ignore[misc]  # behind the events of this step, its token's among them
+                self._do(lambda said=offered: self._worker.thread.tell(self._offer, said))  # type: ignore[misc]  # behind its token's event
+
+    def _offer(self, offered: Offered) -> None:
+        """On the event loop's thread."""
+        account = account_of(self._engine, engine_id(offered.key))
+        self._send_message(msgspec.structs.replace(offered, account=account))
 
     def planned(self, plan: StepPlan) -> None:
         """See ``StepHooks``."""
@@ -295,6 +303,7 @@ class WorkerHandover:
                 self._forget(going, "nobody wants it any more")
                 if going.output_token_ids is not None:
                     self._engine.release(going.request.request_id)
+                    self._worker.thread.tell(self._worker.tell_aborted, [going.request.request_id])
 
     def failed(self, message: str) -> list[OutputEvent]:
         """See ``StepHooks``."""
