@@ -156,7 +156,7 @@ def test_a_drained_worker_ends_and_the_other_answers() -> None:
 def test_a_worker_that_drains_is_taken_back_and_one_that_has_ended_has_to_be_started() -> None:
     """These were not started by the front end: it says where they have to be."""
     with RunningCluster({"w0": "both", "w1": "both"}, ServerOptions(api_key="secret"), delay_s=0.05) as server:
-        body = {"prompt": "abc", "temperature": 0, "max_tokens": 240, "ignore_eos": True, "stream": True}
+        body = {"prompt": "abc", "temperature": 0, "max_tokens": 3000, "ignore_eos": True, "stream": True}
         connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=TIMEOUT_S)
         connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json", **KEY})
         wait_until(lambda: any(link.load.num_running for link in server.cluster.control))
