@@ -45,13 +45,26 @@ def server(hasty: RunningServer) -> Iterator[RunningServer]:
     assert_everybody_is_served(hasty)
 
 
+def give_up_after(server: RunningServer, *starts: bytes) -> None:
+    """Each is given up who says so much and no more. A busy machine may hold this client up for longer than a head may take: what it says
+    then is answered by a reset, which may take the 408 with it, and it comes once more."""
+    for _ in range(ATTEMPTS):
+        connections = dict[bytes, socket.socket]()
+        for start in starts:
+            connections[start] = connect(server)
+            with contextlib.suppress(ConnectionError):
+                connections[start].sendall(start)
+        answers = {start: received(connection) for start, connection in connections.items()}
+        for answer in filter(None, answers.values()):
+            assert_refused(answer, 408, "request_timeout")
+        if not (starts := tuple(start for start, answer in answers.items() if not answer)):
+            return
+    pytest.fail(f"resets alone after {starts}")
+
+
 def test_a_head_that_does_not_come_is_given_up(server: RunningServer) -> None:
-    started_s, connections = time.monotonic(), dict[bytes, socket.socket]()
-    for start in (b"", b"GET", b"GET /health HTTP/1.1\r\nHost: t\r\n", b"\r\n", b"GET /\r\n"):
-        connections[start] = connect(server)
-        connections[start].sendall(start)
-    for connection in connections.values():
-        assert_refused(received(connection), 408, "request_timeout")
+    started_s = time.monotonic()
+    give_up_after(server, b"", b"GET", b"GET /health HTTP/1.1\r\nHost: t\r\n", b"\r\n", b"GET /\r\n")
     assert time.monotonic() - started_s >= HEAD_S
 
 
@@ -77,9 +90,7 @@ def test_a_head_that_drips_is_given_up(server: RunningServer) -> None:
 
 
 def test_a_body_that_does_not_come_is_given_up(server: RunningServer) -> None:
-    connection = connect(server)
-    connection.sendall(post(b"{" + b" " * 1000)[:-900])
-    assert_refused(received(connection), 408, "request_timeout")
+    give_up_after(server, post(b"{" + b" " * 1000)[:-900])
 
 
 class Pace:
