@@ -125,9 +125,14 @@ def test_requests_of_one_session_keep_together() -> None:
             wait_until(lambda: any(link.load.num_running for link in server.cluster.control))
             first, (busy,) = worker_of(prompt_cache_key="mine"), get(server, "/v1/requests?state=running")["data"][0]["workers"]
             assert first != busy
-        wait_until(lambda: all(link.load.num_running == 0 for link in server.cluster.control))
-        assert [worker_of(prompt_cache_key="mine", prompt=prompt) for prompt in ("abc", "bcd", "c")] == [first] * 3
-        assert worker_of(prompt_cache_key="theirs") == worker_of() == busy
+
+        def when_idle(**fields: Any) -> str:
+            """Once both have told that they are, of all that they were sent."""
+            wait_until(lambda: all(link.view.num_sequences == 0 for link in server.cluster.control))
+            return worker_of(**fields)
+
+        assert [when_idle(prompt_cache_key="mine", prompt=prompt) for prompt in ("abc", "bcd", "c")] == [first] * 3
+        assert when_idle(prompt_cache_key="theirs") == when_idle() == busy
 
 
 def test_the_workers_are_told_over_http_and_by_the_command(server: RunningCluster) -> None:
