@@ -21,7 +21,7 @@ from tests.models.tiny import write_tiny_gguf
 
 PAIR = {"prefill": 1, "decode": 1}
 PARAMS = SamplingParams(temperature=0.8, max_tokens=200, ignore_eos=True, seed=5)
-BACK_S = IDLE_S  # the shortest limit that would give blocks back in the end: they are back by themselves when it took less, in any one round
+BACK_S = IDLE_S  # the shortest limit that would give blocks back in the end: by themselves they are back before, in one round at least
 
 
 def prompt_of(i: int, length: int = 300) -> list[int]:

@@ -13,7 +13,6 @@ from octavo.engine.kv_disk import DiskStore
 from octavo.engine.kv_disk_io import DiskTier
 from tests.engine.test_kv_disk import BYTES, open_store, payload_of, ref_of
 
-
 WAIT_S = 120.0  # hangs are found, slow machines are forgiven
 
 

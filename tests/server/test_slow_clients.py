@@ -106,8 +106,8 @@ def test_a_body_that_does_not_come_is_given_up(server: RunningServer) -> None:
 
 
 class Pace:
-    """Of a client: ``beat`` after each piece. ``was_kept``: none came so late that it could be taken for one that has stopped, and the server
-    could look at all of them."""
+    """Of a client: ``beat`` after each piece. ``was_kept``: none came so late that it could be taken for one that has stopped, and the
+    server could look at all of them."""
 
     def __init__(self) -> None:
         self._started_s = self._last_s = time.monotonic()

@@ -92,8 +92,8 @@ class Replays:
         self.last: ReplayedAdvice | None = None
 
     def of(self, window_s: float, take: Callable[[], Window]) -> ReplayedAdvice:
-        """A replay of the last ``window_s`` seconds, which ``take`` takes, not older than FRESH_S, or one that was under way. Takes seconds.
-        Raises ReplayError, and what ``take`` raises."""
+        """A replay of the last ``window_s`` seconds, which ``take`` takes, not older than FRESH_S, or one that was under way. Takes
+        seconds. Raises ReplayError, and what ``take`` raises."""
         if not self._places.acquire(blocking=False):
             raise ReplayError(f"{MAX_WAITING} others are asking; ask again later")
         try:
