@@ -6,14 +6,17 @@ import asyncio
 import io
 from array import array
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from octavo.backends.base import KVCapacity
+from octavo.bench import cluster_ways
 from octavo.bench.cluster_ways import (
     Delivered,
     Overlap,
     Probe,
+    RunningWay,
     SceneRounds,
     Way,
     WayRun,
@@ -29,6 +32,9 @@ from octavo.bench.stream_record import StreamRecord
 from octavo.core.cost import StepShape
 from octavo.core.kv_pages import PageLayout
 from octavo.core.request import SamplingParams
+from octavo.distributed.link import Link
+from octavo.distributed.messages import Load
+from octavo.distributed.told_load import Told
 from octavo.engine.llm import make_config
 from octavo.workload.requests import WorkloadRequest
 from tests.engine.scripted import Bigram, bigram_config, bigram_model, byte_tokenizer
@@ -207,6 +213,27 @@ def test_streams_that_cannot_be_told_apart_say_nothing() -> None:
     together = StepShape(2, 2, 2, 50, 50)
     assert deliveries_of(WayRun(records[:1], {"a": [one[0], one[1], one[2]._replace(shape=together)]})) == []
     assert deliveries_of(WayRun([StreamRecord(24, 3)], {"a": []})) == []
+
+
+def test_steps_are_taken_when_all_workers_have_told_that_they_are_idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long that takes them on a busy machine: they write their steps before."""
+    monkeypatch.setattr(cluster_ways, "_REST_S", 0.001)
+    links = [Link(SimpleNamespace(), SimpleNamespace()) for _ in range(2)]  # type: ignore[arg-type]
+    links[0].load = Load(num_offered=1)
+    links[1].view.sent(20)
+
+    async def measure() -> None:
+        running = RunningWay(Way("both", {"both": 2}, bigram_config()), SimpleNamespace(control=links), tmp_path)  # type: ignore[arg-type]
+        taking = asyncio.create_task(running.rested())
+        for link, name in zip(links, ("worker-0", "worker-1"), strict=True):
+            await asyncio.sleep(0.05)
+            assert not taking.done()
+            step_file(tmp_path, name).write_text(step(1.0, 0.5).to_json() + "\n")
+            link.load = Load()
+            link.view.told(Told(num_received=link.view.num_unseen))
+        assert {name: len(steps) for name, steps in (await taking).items()} == {"worker-0": 1, "worker-1": 1}
+
+    asyncio.run(measure())
 
 
 # --- real workers -----------------------------------------------------------------------------------------------------------------------

@@ -109,7 +109,7 @@ def test_a_duration_ends_the_sending_and_not_what_runs() -> None:
     endless = replace(LOAD, num_requests=None)
     run, _ = run_load(lambda run: run.closed(endless.requests(), 2, 0.1), answer_of(2))
     assert len(run.records) >= 2 and all(r.error_kind is None for r in run.records)
-    assert max(r.sent_s for r in run.records) - run.started_s < 0.1 + 5  # it ended; the bound is no matter of speed
+    assert max(r.due_s for r in run.records) - run.started_s < 0.1 + 60  # it ended; the bound is no matter of speed
     timed = replace(endless, arrivals=OpenLoop(50.0, 0.0))
     run, _ = run_load(lambda run: run.open(timed.requests(), None, 0.1), answer_of(2))
     assert [round(r.due_s - run.started_s, 6) for r in run.records] == [0.02, 0.04, 0.06, 0.08]

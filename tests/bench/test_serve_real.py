@@ -27,7 +27,7 @@ CASE = ServeCase(LOAD, {"load": "a load", "ignore_eos": True})
 def server() -> Iterator[RunningServer]:
     with RunningServer(bigram_engine(max_num_seqs=8), ServerOptions(api_key="secret")) as running:
         yield running
-        wait_until(lambda: running.is_idle)
+        wait_until(running.is_idle)
 
 
 def target(server: RunningServer) -> Target:
@@ -87,6 +87,7 @@ def test_a_server_that_fails_in_the_middle_is_counted_by_kind(server: RunningSer
             raise RuntimeError("no more")
 
     server.engine.backend.before_step = fail_once  # type: ignore[attr-defined]
+    server.engine.backend.delay_s = 0.002  # type: ignore[attr-defined]  # so that four run together, however slowly this client sends
     load = replace(LOAD, lengths=Independent(Fixed(5), Fixed(200)))
     record = run_serve(target(server), replace(CASE, load=load, num_warmup=0))
     assert record["errors"] == {"stream_error": 4} and record["num_completed"] == 20

@@ -12,7 +12,7 @@ import openai
 
 from octavo.engine.engine import Engine
 from octavo.engine.llm import make_config
-from tests.server.harness import RunningServer, wait_until
+from tests.server.harness import TIMEOUT_S, RunningServer, wait_until
 
 
 @contextmanager
@@ -21,7 +21,7 @@ def served(path: Path, **options: Any) -> Iterator[tuple[RunningServer, openai.O
     config = make_config(str(path), **{"num_kv_blocks": 256, "threads": 1, **options})
     engine = Engine.load(replace(config, model=replace(config.model, served_model_name="m")))
     with RunningServer(engine) as server:
-        with openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none", max_retries=0, timeout=30) as client:
+        with openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none", max_retries=0, timeout=TIMEOUT_S) as client:
             yield server, client
         wait_until(server.is_idle)
         scheduler = engine.scheduler

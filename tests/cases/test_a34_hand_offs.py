@@ -13,14 +13,15 @@ import pytest
 
 from octavo import LLM, SamplingParams
 from octavo.distributed.handoff import HandoffState
+from octavo.distributed.stream_transport import IDLE_S
 from octavo.engine.event_stream import EventStream
-from tests.distributed.clusters import Cluster
+from tests.distributed.clusters import WAIT_S, Cluster
 from tests.distributed.kv_clusters import SIZES, is_empty, kv_cluster
 from tests.models.tiny import write_tiny_gguf
 
 PAIR = {"prefill": 1, "decode": 1}
 PARAMS = SamplingParams(temperature=0.8, max_tokens=200, ignore_eos=True, seed=5)
-BACK_S = 1.0  # blocks are back by then at each moment, the telling of it included; a busy machine may take longer in all rounds but one
+BACK_S = IDLE_S  # the shortest limit that would give blocks back in the end: by themselves they are back before, in one round at least
 
 
 def prompt_of(i: int, length: int = 300) -> list[int]:
@@ -59,7 +60,7 @@ class Client:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Without a pause that could jump over the moment."""
-        async with asyncio.timeout(60.0):
+        async with asyncio.timeout(WAIT_S):
             while not condition():
                 await asyncio.sleep(0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -202,7 +203,8 @@ def _child_of(process: subprocess.Popen[bytes]) -> int:
     deadline_s = time.monotonic() + 120
     while time.monotonic() < deadline_s and process.poll() is None:
         for number in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
-            if b"serve\0--host" in Path(f"/proc/{number}/cmdline").read_bytes():
-                return int(number)
+            with contextlib.suppress(OSError):  # another child may have ended meanwhile
+                if b"serve\0--host" in Path(f"/proc/{number}/cmdline").read_bytes():
+                    return int(number)
         time.sleep(0.02)
     raise AssertionError("no server was started")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from click.testing import CliRunner
@@ -21,7 +22,8 @@ from tests.server.harness import RunningServer
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
-    with RunningServer(bigram_engine(max_num_seqs=4), ServerOptions(api_key="secret"), replay_window) as running:
+    patient = partial(replay_window, limit_s=3600.0)  # at its low priority it has little of a busy machine
+    with RunningServer(bigram_engine(max_num_seqs=4), ServerOptions(api_key="secret"), patient) as running:
         yield running
 
 

@@ -16,7 +16,7 @@ from octavo.cli.main import cli
 from tests.cli.conftest import Octavo
 
 MOST = 3.0  # times the processor time of a Python that imports click: with numpy it would be four
-ATTEMPTS = 5  # neighbours in the caches and on the core make either take longer now and then
+ATTEMPTS = 20  # neighbours in the caches and on the core make either take longer now and then
 BENCHES = ("bench", "bench offline", "bench serve", "bench start", "bench kernels", "bench scheduler", "bench prefix")
 COMMANDS = ("run", "chat", "serve", "pull", "models", "quantize", "doctor", "simulate", "plan", "reproduce", *BENCHES)
 

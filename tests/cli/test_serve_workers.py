@@ -66,7 +66,7 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served(path: Path) -> Iterator[Served]:
-    server = Served(path, "--workers", "2", "--threads", "1", "--worker-suspect-s", "20")
+    server = Served(path, "--workers", "2", "--threads", "1", "--worker-suspect-s", "20", "--worker-wait-s", "600")
     try:
         yield server
         pids = server.pids()
@@ -101,12 +101,16 @@ def stream(client: openai.OpenAI, i: int) -> Iterator[str]:
 
 
 def advised(served: Served) -> list[str]:
-    """What `octavo explain --advise` says, line by line."""
+    """What `octavo explain --advise` says, line by line. At its low priority a replay has little of a busy machine, workers may not answer
+    in time there, and what is not done after a while is left out, which it says: it is asked again, for another window."""
     command = [sys.executable, "-m", "octavo.cli.main", "explain", "--advise", "--url", f"http://127.0.0.1:{served.port}"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=TIMEOUT_S, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    for window in range(600, 595, -1):
+        done = subprocess.run([*command, "--window", str(window)], capture_output=True, text=True, env=environment, check=False)
+        if done.returncode == 0 and "for want of time" not in done.stdout:
+            return done.stdout.splitlines()
+        assert any(words in done.stdout + done.stderr for words in ("for want of time", "it took longer than", "ask again later")), done
+    pytest.fail(f"this machine has no time for a replay: {done}")
 
 
 def test_the_window_of_both_workers_is_replayed(served: Served, client: openai.OpenAI) -> None:
@@ -114,7 +118,7 @@ def test_the_window_of_both_workers_is_replayed(served: Served, client: openai.O
     for i in range(10):
         client.completions.create(model="tiny", prompt=[5 + i] * 40, max_tokens=12, extra_body={"ignore_eos": True})
     lines = advised(served)
-    assert re.fullmatch(r"\d+ requests of the last 600 s replayed, \d+ of them compared", lines[0])
+    assert re.fullmatch(r"\d+ requests of the last \d+ s replayed, \d+ of them compared", lines[0])
     assert re.search(r"measured .*, replayed .*: the replay is [\d.]+ % off", lines[1])
     for change in ("one worker more (--workers 3)", "one worker less (--workers 1)", "--router ", "--max-num-batched-tokens "):
         assert any(change in line for line in lines[2:]), lines

@@ -18,7 +18,7 @@ from tests.cluster.proxy import Sink
 pytestmark = pytest.mark.skipif(netns.missing() is not None, reason=str(netns.missing()))
 HELLO = """
 import socket, sys
-with socket.create_connection((sys.argv[1], int(sys.argv[2])), 10) as connection:
+with socket.create_connection((sys.argv[1], int(sys.argv[2])), 60) as connection:
     connection.sendall(b"x" * int(sys.argv[3]))
 """
 LISTENER = """
@@ -29,7 +29,7 @@ print(server.accept()[1][0], flush=True)
 """
 TALKER = """
 import socket, sys, time
-connection = socket.create_connection((sys.argv[1], int(sys.argv[2])), 10)
+connection = socket.create_connection((sys.argv[1], int(sys.argv[2])), 60)
 while True:
     connection.sendall(b"x")
     time.sleep(0.01)

@@ -107,7 +107,7 @@ async def cluster(
     gate = StepGate(Path(folder) / "steps")
     processes = LocalProcesses(names, secret, 1, COMMAND)
     model = bigram_model(byte_tokenizer(scripted_worker.PIECES))
-    options = options or ClusterOptions(liveness=PATIENT)
+    options = options or ClusterOptions(liveness=PATIENT, worker_wait_s=600.0)
     address = Address(path=f"{folder}/workers")
     clean_up = partial(shutil.rmtree, folder, ignore_errors=True)
     engine = ClusterEngine(model, config or bigram_config(), address, secret.encode(), options, processes, clean_up)

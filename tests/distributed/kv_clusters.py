@@ -23,8 +23,10 @@ from octavo.distributed.process_worker import LocalProcesses
 from octavo.engine.llm import make_config
 from octavo.models.loading import open_model
 from tests.distributed.clusters import PATIENT, WAIT_S, Cluster, children_find_the_sources
+from tests.distributed.pair import LIMITS
 
 SIZES = {"num_kv_blocks": 1200, "max_num_seqs": 8, "max_num_batched_tokens": 64}
+HANDOVER = HandoverOptions(min_layerwise=64, may_borrow=False, limits=LIMITS)  # however long prompts take here, their workers have them
 
 
 @contextlib.asynccontextmanager
@@ -35,10 +37,10 @@ async def kv_cluster(
     scale: Mapping[str, ScaleLimits] | None = None,
     **config: Any,
 ) -> AsyncIterator[Cluster]:
-    """Workers that are ready."""
+    """Workers that are ready. No edge of a hand-off ends for lack of time while a test waits, so what a test sees is none's doing."""
     secret, folder = new_secret(), tempfile.mkdtemp(prefix="octavo-test-")
     processes = LocalProcesses(worker_names(workers), secret, 1)
-    options = ClusterOptions(liveness=PATIENT, handover=handover or HandoverOptions(min_layerwise=64), scale=scale or {})
+    options = ClusterOptions(liveness=PATIENT, handover=handover or HANDOVER, scale=scale or {}, worker_wait_s=600.0)
     settings = make_config(str(path), **{**SIZES, **config})
     address, clean_up = Address(path=f"{folder}/workers"), partial(shutil.rmtree, folder, ignore_errors=True)
     engine = ClusterEngine(open_model(path).read_text(), settings, address, secret.encode(), options, processes, clean_up)

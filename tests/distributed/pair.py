@@ -41,7 +41,7 @@ from octavo.engine.engine import Engine
 from octavo.engine.llm import make_config
 
 SENDER, RECEIVER = 0, 1
-LIMITS = HandoffLimits(reserve_s=20.0, copy_s=20.0, prompt_s=60.0)
+LIMITS = HandoffLimits(reserve_s=600.0, copy_s=600.0)  # a busy machine is no reason to give up
 
 
 class Answer:

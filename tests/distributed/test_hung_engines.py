@@ -105,6 +105,7 @@ def test_one_that_hangs_since_before_its_connection_was_cut_gets_nothing_until_i
             hanging.gate.set()
             await until(hanging.engine.open_links)
             assert await answered(hanging.submit()) == 5
+            await until(lambda: hanging.is_in(WorkerState.READY))  # a busy machine may have kept it from its steps for a while
             hanging.gate.clear()
             streams = [hanging.submit()]
             await until(lambda: hanging.is_in(WorkerState.SUSPECT))

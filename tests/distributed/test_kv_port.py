@@ -14,6 +14,7 @@ from octavo.distributed.kv_port import KVPort, KVShape
 from octavo.distributed.transport import Piece, TransferError, TransferHead
 
 LAYERS, BYTES = 3, 8
+WAIT_S = 120.0  # hangs are found, slow machines are forgiven
 WINDOWED = PageLayout(64, 1, 1, 20, ((0, 0), (1, 0), (1, 0)))  # layers 1 and 2 see 20 positions
 
 
@@ -35,7 +36,7 @@ class Memory:
 
     def import_kv(self, layers: range, pages: array[int], data: memoryview, packed: bool = False) -> None:
         self.entered.set()
-        assert self.leave.wait(10.0)
+        assert self.leave.wait(WAIT_S)
         self.imports.append((layers, list(pages), bytes(data), packed))
 
 
@@ -152,7 +153,7 @@ def test_a_cancel_waits_for_the_piece_that_is_being_written() -> None:
     port.memory.leave.clear()
     writing = threading.Thread(target=port.put, args=(ALL,))
     writing.start()
-    assert port.memory.entered.wait(10.0)
+    assert port.memory.entered.wait(WAIT_S)
     cancelled = threading.Event()
 
     def cancel() -> None:
@@ -163,9 +164,9 @@ def test_a_cancel_waits_for_the_piece_that_is_being_written() -> None:
     cancelling.start()
     assert not cancelled.wait(0.05) and port.memory.imports == []
     port.memory.leave.set()
-    assert cancelled.wait(10.0) and len(port.memory.imports) == 1
-    writing.join(10.0)
-    cancelling.join(10.0)
+    assert cancelled.wait(WAIT_S) and len(port.memory.imports) == 1
+    writing.join(WAIT_S)
+    cancelling.join(WAIT_S)
 
 
 def test_a_failure_is_told_once() -> None:

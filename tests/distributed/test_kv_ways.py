@@ -32,6 +32,7 @@ from tests.distributed.test_stub_worker import front_end as front_end_of_stubs
 from tests.distributed.test_transports import HEAD, KeepingSink, send_all
 from tests.distributed.test_worker import SECRET, front_end, load, until
 from tests.models.tiny import write_tiny_gguf
+from tests.server.harness import reserved_port
 
 
 def place(tcp: str, host: str, peer: str | None, front: str | None, has_shm: bool = True) -> KVPlace:
@@ -168,16 +169,14 @@ def test_where_nobody_can_listen_is_said() -> None:
 
 
 def test_a_port_that_was_chosen_is_taken_again_and_again() -> None:
-    free = TcpTransport(SECRET).listen("127.0.0.1", KeepingSink())
-    free.close()
-    port = int(free.address.rpartition(":")[2])
-    for _ in range(2):
-        sink = KeepingSink()
-        listener = TcpTransport(SECRET, port=port).listen("0.0.0.0", sink)
-        assert listener.address == f"0.0.0.0:{port}"
-        send_all(TcpTransport(SECRET), f"127.0.0.1:{port}", [Piece(0, 1, 0, 1)])
-        assert sink.finished and sink.heads == [HEAD]
-        listener.close()
+    with reserved_port() as port:
+        for _ in range(2):
+            sink = KeepingSink()
+            listener = TcpTransport(SECRET, port=port).listen("0.0.0.0", sink)
+            assert listener.address == f"0.0.0.0:{port}"
+            send_all(TcpTransport(SECRET), f"127.0.0.1:{port}", [Piece(0, 1, 0, 1)])
+            assert sink.finished and sink.heads == [HEAD]
+            listener.close()
 
 
 class Placed(StubWorker):

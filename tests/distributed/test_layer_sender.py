@@ -60,6 +60,11 @@ class Out:
         self.finished = self.closed = False
         self.num_alive = 0
 
+    @property
+    def now_s(self) -> float:
+        """A clock that goes on with each sign of life."""
+        return 0.01 * self.num_alive
+
     def buffer(self, num_bytes: int) -> memoryview:
         return memoryview(bytearray(num_bytes))
 
@@ -88,10 +93,10 @@ def truth(layer: int, block: int) -> int:
 class Sent:
     """A transfer on its way, on a thread."""
 
-    def __init__(self, num_tokens: int, layerwise: bool = True, layout: PageLayout | None = None, stall_s: float = WAIT_S) -> None:
+    def __init__(self, num_tokens: int, layerwise: bool = True, layout: PageLayout | None = None) -> None:
         self.memory = Memory(1 if layout is None else 2)
         self.track, self.out, self.failure = Track(num_tokens), Out(), list[str]()
-        sender = LayerSender(self.memory, KVShape.of(layout, LAYERS, SIZE), stall_s)  # type: ignore[arg-type]
+        sender = LayerSender(self.memory, KVShape.of(layout, LAYERS, SIZE), WAIT_S)  # type: ignore[arg-type]
         head = sender.head(7, self.track)
         assert head == TransferHead(7, "model", num_tokens)
         self.thread = sender.start(self.track, head, lambda: self.out, layerwise, self.failure.append)
@@ -195,9 +200,10 @@ def test_a_sequence_that_has_ended_is_not_sent() -> None:
 
 
 def test_a_prompt_that_makes_no_progress_is_given_up() -> None:
-    sent = Sent(12, stall_s=0.05)
-    sent.thread.join(WAIT_S)
-    assert sent.failure == ["the prompt has made no progress for 0.05 s"] and sent.out.num_alive > 1
+    track, out, failure = Track(12), Out(), list[str]()
+    sender = LayerSender(Memory(), KVShape.of(None, LAYERS, SIZE), 0.05, lambda: out.now_s)  # type: ignore[arg-type]
+    sender.start(track, sender.head(7, track), lambda: out, True, failure.append).join(WAIT_S)
+    assert failure == ["the prompt has made no progress for 0.05 s"] and out.num_alive == 6
 
 
 def test_a_prompt_that_is_slow_and_goes_on_is_waited_for() -> None:

@@ -6,13 +6,13 @@ import asyncio
 import signal
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from octavo import LLM, SamplingParams
-from octavo.distributed.cluster_options import HandoverOptions
 from octavo.engine.outputs import OutputEvent, RequestOutput
-from tests.distributed.kv_clusters import SIZES, is_empty, kv_cluster
+from tests.distributed.kv_clusters import HANDOVER, SIZES, is_empty, kv_cluster
 from tests.models.tiny import write_tiny_gguf
 
 PAIR = {"prefill": 1, "decode": 1}
@@ -57,8 +57,10 @@ def same(got: list[RequestOutput], expected: list[RequestOutput]) -> None:
         assert as_answer(replace(output, prompt=None)) == replace(one, prompt=None)
 
 
-@pytest.mark.parametrize("handover", [HandoverOptions("shm", min_layerwise=64), HandoverOptions("tcp", checksum="crc32", min_layerwise=1)])
-def test_a_pair_answers_as_one_engine(path: Path, expected: list[RequestOutput], handover: HandoverOptions) -> None:
+@pytest.mark.parametrize(("transport", "more"), [("shm", {"min_layerwise": 64}), ("tcp", {"checksum": "crc32", "min_layerwise": 1})])
+def test_a_pair_answers_as_one_engine(path: Path, expected: list[RequestOutput], transport: str, more: dict[str, Any]) -> None:
+    handover = replace(HANDOVER, transport=transport, **more)
+
     async def run() -> None:
         async with kv_cluster(path, PAIR, handover) as pair:
             same(await asyncio.gather(*(pair.run(*job) for job in jobs(42))), expected)

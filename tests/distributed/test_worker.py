@@ -86,8 +86,11 @@ def held_at_token(server: WorkerServer, number: int) -> threading.Event:
     assert server.engine is not None
     backend, goes_on = server.engine.engine.backend, threading.Event()
     assert isinstance(backend, Bigram)
+    before_step = backend.before_step
 
     def wait(plan: StepPlan) -> None:
+        if before_step is not None:
+            before_step(plan)
         if any(piece.start + piece.num_tokens >= len(PROMPT) + number for piece in plan.slices):
             assert goes_on.wait(WAIT_S)
 
@@ -224,9 +227,14 @@ def test_a_request_that_breaks_steps_ends_and_those_beside_it_do_not(expected: l
             servers = [worker(engine.control.address, name) for name in ("a", "b")]
             await until(lambda: len(engine.open_links()) == 2)
             for i in range(5):
+                held = [held_at_token(server, 5) for server, _ in servers]
                 good = [asyncio.create_task(answer(engine, f"good-{i}-{j}")) for j in range(6)]
                 await until(lambda: sum(len(link.keys) for link in engine.control) == 6)
-                bad = await answer(engine, f"bad-{i}", [BAD_TOKEN, 5])
+                breaking = asyncio.create_task(answer(engine, f"bad-{i}", [BAD_TOKEN, 5]))
+                await until(lambda: sum(len(link.keys) for link in engine.control) == 7)  # the good ones are beside it
+                for goes_on in held:
+                    goes_on.set()
+                bad = await breaking
                 assert bad.error is not None and "a step that cannot be computed" in bad.error
                 assert [output.outputs[0].token_ids for output in await asyncio.gather(*good)] == [expected] * 6
                 assert engine.flights.num_given_up == i + 1

@@ -329,10 +329,12 @@ def test_a_sender_that_is_preempted_sends_what_is_right(paths: dict[str, Path], 
     prompts = [prompt_of(90, salt) for salt in (4, 5, 6)]
     expected = [alone(paths["llama"], prompt, SAMPLED) for prompt in prompts]
     engines = [tiny_engine(paths["llama"], **options), tiny_engine(paths["llama"])]
+    gate = Gate(engines[SENDER])
 
     async def use(cluster: Cluster) -> None:
         beside = [cluster.submit(prompt, params, ticket=False) for prompt in others]
         answers = [cluster.submit(prompt, SAMPLED) for prompt in prompts]
+        gate.open()
         await cluster.answered(*answers, *beside)
         for answer, one in zip(answers, expected, strict=True):
             check(answer, one)

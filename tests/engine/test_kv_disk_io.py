@@ -13,6 +13,8 @@ from octavo.engine.kv_disk import DiskStore
 from octavo.engine.kv_disk_io import DiskTier
 from tests.engine.test_kv_disk import BYTES, open_store, payload_of, ref_of
 
+WAIT_S = 120.0  # hangs are found, slow machines are forgiven
+
 
 class Gate:
     """Holds a method of the store until it is opened, and counts who came."""
@@ -24,7 +26,7 @@ class Gate:
         def held(*args: object) -> object:
             self.num_calls += 1
             self.entered.set()
-            assert self.opened.wait(60)
+            assert self.opened.wait(WAIT_S)
             return method(*args)
 
         setattr(store, name, held)
@@ -41,7 +43,7 @@ def read(disk: DiskTier, refs: list[BlockRef]) -> list[bytes | None]:
     disk.read(refs)
     found: list[bytes | None] = []
     while len(found) < len(refs):
-        assert disk.wait(60)
+        assert disk.wait(WAIT_S)
         found += [block.payload for block in disk.poll(2)]
     return found
 
@@ -49,7 +51,7 @@ def read(disk: DiskTier, refs: list[BlockRef]) -> list[bytes | None]:
 def test_a_block_is_there_from_the_moment_it_is_taken(disk: DiskTier) -> None:
     gate = Gate(disk.store, "put")
     assert disk.write(ref_of(0), payload_of(0))
-    assert gate.entered.wait(60) and ref_of(0).key in disk and ref_of(0).key not in disk.store
+    assert gate.entered.wait(WAIT_S) and ref_of(0).key in disk and ref_of(0).key not in disk.store
     assert read(disk, [ref_of(0)]) == [payload_of(0)]
     assert read(disk, [ref_of(0)._replace(parent_key=bytes(32))]) == [None]
     gate.opened.set()
@@ -63,17 +65,17 @@ def test_what_finds_the_queue_full_is_dropped(disk: DiskTier) -> None:
     assert [disk.write(ref_of(number), payload_of(number)) for number in range(5)] == [True, True, True, False, False]
     assert disk.num_dropped == 2 and ref_of(4).key not in disk
     assert disk.write(ref_of(0), payload_of(0)), "what is queued is taken already"
-    waiting = threading.Thread(target=disk.write, args=(ref_of(5), payload_of(5), 60.0))
+    waiting = threading.Thread(target=disk.write, args=(ref_of(5), payload_of(5), WAIT_S))
     waiting.start()
     gate.opened.set()
-    waiting.join(60)
+    waiting.join(WAIT_S)
     disk.close()
     assert [ref_of(number).key in disk.store for number in range(6)] == [True, True, True, False, False, True]
 
 
 def test_answers_come_in_order_and_end_with_the_first_that_fails(disk: DiskTier) -> None:
     for number in (0, 1, 3):
-        assert disk.write(ref_of(number), payload_of(number), 60.0)
+        assert disk.write(ref_of(number), payload_of(number), WAIT_S)
     assert read(disk, [ref_of(number) for number in range(4)]) == [payload_of(0), payload_of(1), None, None]
     assert disk.poll(9) == [] and not disk.wait(0.0)
     assert disk.read_traffic.num_blocks == 2
@@ -85,7 +87,7 @@ def test_a_store_that_raises_ends_no_thread(disk: DiskTier, monkeypatch: pytest.
         patch.setattr(disk.store, "get", lambda _: 1 / 0)
         assert disk.write(ref_of(0), payload_of(0))
         with disk._written:
-            assert disk._written.wait_for(lambda: ref_of(0).key not in disk._queued, 60)
+            assert disk._written.wait_for(lambda: ref_of(0).key not in disk._queued, WAIT_S)
         assert read(disk, [ref_of(0)]) == [None]
     assert disk.write(ref_of(0), payload_of(0)) and read(disk, [ref_of(0)]) == [payload_of(0)]
 
@@ -103,7 +105,7 @@ def test_the_end_writes_what_is_queued_and_takes_no_more(disk: DiskTier) -> None
 def test_the_end_does_not_wait_for_a_disk_that_hangs(disk: DiskTier, caplog: pytest.LogCaptureFixture) -> None:
     gate = Gate(disk.store, "put")
     disk.write(ref_of(0), payload_of(0))
-    assert gate.entered.wait(60)
+    assert gate.entered.wait(WAIT_S)
     disk.close(0.0)
     assert "1 KV blocks are not written" in caplog.text
     gate.opened.set()
@@ -125,7 +127,7 @@ def test_what_is_lost_and_what_is_flushed_is_counted_when_it_is_known(tmp_path: 
     tier.write(ref_of(0), payload_of(0), is_flush=True)
     tier.write(ref_of(1), payload_of(1))
     with tier._written:
-        assert tier._written.wait_for(lambda: not tier._queued, 60)
+        assert tier._written.wait_for(lambda: not tier._queued, WAIT_S)
     assert (tier.num_lost, tier.num_flushed) == (0, 1)
 
     def full(*_: object) -> None:

@@ -61,7 +61,7 @@ def written(llm: LLM, tmp_path: Path) -> int:
     disk = tiering_of(llm).disk
     assert disk is not None
     with disk._written:
-        assert disk._written.wait_for(lambda: not disk._queued, 20)
+        assert disk._written.wait_for(lambda: not disk._queued, 120)
     return num_files(tmp_path)
 
 
@@ -130,7 +130,7 @@ def test_a_slow_disk_sets_the_pace_and_no_block_is_dropped(path: Path, tmp_path:
         assert disk is not None
         disk._queue_bytes, put = 5 * 4096, disk.store.put
         go = threading.Semaphore(0)
-        disk.store.put = lambda *args: go.acquire(timeout=20) and put(*args)  # type: ignore[method-assign]
+        disk.store.put = lambda *args: go.acquire(timeout=120) and put(*args)  # type: ignore[method-assign]
         llm.generate(PROMPT, PARAMS)
         clock.now_s += 10.0
         assert llm.engine.idle() == 0.0 and llm.engine.idle() == kv_flush.PAUSE_S

@@ -152,7 +152,7 @@ class _HeldDisk:
         assert tiering.disk is not None
         self.go, store = threading.Event(), tiering.disk.store
         get = store.get
-        store.get = lambda ref: get(ref) if self.go.wait(60) else None  # type: ignore[method-assign]
+        store.get = lambda ref: get(ref) if self.go.wait(120) else None  # type: ignore[method-assign]
 
 
 def steps(engine: Engine, num_steps: int) -> list[Any]:

@@ -89,7 +89,7 @@ def test_an_engine_whose_work_waits_for_what_is_held_takes_no_processor() -> Non
     async def body() -> None:
         thread = EngineThread(engine, ended.extend)
         thread.start()
-        while not engine.is_stuck:
+        while not engine.is_stuck or thread.silent_s > 0.0:
             await asyncio.sleep(0.01)
         before = num_steps
         await asyncio.sleep(0.2)

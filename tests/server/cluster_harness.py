@@ -8,8 +8,10 @@ import tempfile
 import threading
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from octavo.core.step import StepPlan
+from octavo.distributed import cluster_reports
 from octavo.distributed.channel import Address
 from octavo.distributed.cluster_engine import ClusterEngine
 from octavo.distributed.cluster_options import ClusterOptions
@@ -85,9 +87,11 @@ class RunningCluster(RunningServer):
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self._listener]}, daemon=True)
         self._start_worker = lambda name, role: WorkerThread(address, secret, name, role, delay_s)
         self._wanted = workers
+        self._patient = mock.patch.object(cluster_reports, "ANSWER_S", TIMEOUT_S)  # of accounts nothing is left out that only comes late
         self.workers: dict[str, WorkerThread] = {}
 
     def __enter__(self) -> RunningCluster:
+        self._patient.start()
         self.thread.start()
         self.workers = {name: self._start_worker(name, role) for name, role in self._wanted.items()}
         wait_until(lambda: len(self.cluster.open_links()) == len(self.workers))
@@ -97,4 +101,5 @@ class RunningCluster(RunningServer):
         super().__exit__(*error)
         for worker in self.workers.values():
             worker.join()
+        self._patient.stop()
         self._folder.cleanup()

@@ -12,7 +12,7 @@ import pytest
 from octavo.models.chat_template import ChatTemplate
 from tests.engine.scripted import BOS_ID, bigram_engine, byte_ids, byte_tokenizer, script
 from tests.models.tiny import CHAT_TEMPLATE
-from tests.server.harness import RunningServer, strict_json
+from tests.server.harness import TIMEOUT_S, RunningServer, strict_json
 
 PATH = "/v1/chat/completions"
 GEMMA_LIKE = (
@@ -47,7 +47,7 @@ def strict_server() -> Iterator[RunningServer]:
 
 @pytest.fixture(scope="module")
 def client(server: RunningServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none", max_retries=0, timeout=30) as one:
+    with openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none", max_retries=0, timeout=TIMEOUT_S) as one:
         yield one
 
 

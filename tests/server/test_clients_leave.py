@@ -18,7 +18,7 @@ from octavo.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfi
 from octavo.engine.engine import Engine
 from octavo.server.options import ServerOptions
 from tests.models.tiny import write_tiny_gguf
-from tests.server.harness import RunningServer, wait_until
+from tests.server.harness import TIMEOUT_S, RunningServer, wait_until
 
 NUM_CLIENTS = 200
 NUM_AT_ONCE = 40
@@ -65,7 +65,7 @@ class Client:
         return f"POST {path} HTTP/1.1\r\nHost: t\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data
 
     def visit(self) -> None:
-        connection = socket.create_connection(("127.0.0.1", self.port), 60)
+        connection = socket.create_connection(("127.0.0.1", self.port), TIMEOUT_S)
         connection.sendall(self.request())
         received = b""
         while received.count(b"data: ") < self.num_events:

@@ -125,9 +125,14 @@ def test_requests_of_one_session_keep_together() -> None:
             wait_until(lambda: any(link.load.num_running for link in server.cluster.control))
             first, (busy,) = worker_of(prompt_cache_key="mine"), get(server, "/v1/requests?state=running")["data"][0]["workers"]
             assert first != busy
-        wait_until(lambda: all(link.load.num_running == 0 for link in server.cluster.control))
-        assert [worker_of(prompt_cache_key="mine", prompt=prompt) for prompt in ("abc", "bcd", "c")] == [first] * 3
-        assert worker_of(prompt_cache_key="theirs") == worker_of() == busy
+
+        def when_idle(**fields: Any) -> str:
+            """Once both have told that they are, of all that they were sent."""
+            wait_until(lambda: all(link.view.num_sequences == 0 for link in server.cluster.control))
+            return worker_of(**fields)
+
+        assert [when_idle(prompt_cache_key="mine", prompt=prompt) for prompt in ("abc", "bcd", "c")] == [first] * 3
+        assert when_idle(prompt_cache_key="theirs") == when_idle() == busy
 
 
 def test_the_workers_are_told_over_http_and_by_the_command(server: RunningCluster) -> None:
@@ -156,7 +161,7 @@ def test_a_drained_worker_ends_and_the_other_answers() -> None:
 def test_a_worker_that_drains_is_taken_back_and_one_that_has_ended_has_to_be_started() -> None:
     """These were not started by the front end: it says where they have to be."""
     with RunningCluster({"w0": "both", "w1": "both"}, ServerOptions(api_key="secret"), delay_s=0.05) as server:
-        body = {"prompt": "abc", "temperature": 0, "max_tokens": 240, "ignore_eos": True, "stream": True}
+        body = {"prompt": "abc", "temperature": 0, "max_tokens": 3000, "ignore_eos": True, "stream": True}
         connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=TIMEOUT_S)
         connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json", **KEY})
         wait_until(lambda: any(link.load.num_running for link in server.cluster.control))

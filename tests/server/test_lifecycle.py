@@ -28,7 +28,7 @@ def backend_of(server: RunningServer) -> Bigram:
 
 @pytest.fixture
 def server() -> Iterator[RunningServer]:
-    engine = bigram_engine(max_num_seqs=8, max_num_batched_tokens=32)
+    engine = bigram_engine(num_kv_blocks=2048, max_num_seqs=8, max_num_batched_tokens=32)  # eight long requests have room
     with RunningServer(engine) as running:
         backend_of(running).delay_s = 0.0005
         yield running
@@ -50,6 +50,7 @@ def test_streaming_client_leaves(server: RunningServer) -> None:
 
 
 def test_waiting_client_leaves_without_having_read_anything(server: RunningServer) -> None:
+    backend_of(server).delay_s = 0.01
     connection = server.send_raw("POST", PATH, json.dumps(LONG).encode())
     wait_until(lambda: server.engine.scheduler.num_running == 1)
     connection.close()
@@ -58,7 +59,7 @@ def test_waiting_client_leaves_without_having_read_anything(server: RunningServe
 
 
 def test_client_leaves_while_queued_or_in_a_long_prefill(server: RunningServer) -> None:
-    backend_of(server).delay_s = 0.005
+    backend_of(server).delay_s = 0.01
     runners = [server.open_stream(PATH, LONG) for _ in range(8)]
     wait_until(lambda: server.engine.scheduler.num_running == 8)
     queued = server.send_raw("POST", PATH, json.dumps(LONG).encode())

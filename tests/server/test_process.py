@@ -63,8 +63,8 @@ class Child:
     def wait_until_it_drains(self) -> None:
         wait_until(lambda: self.exchange("GET", "/health")[0] == 503)
 
-    def open_stream(self, num_tokens: int) -> socket.socket:
-        data = json.dumps({"prompt": "x", "max_tokens": num_tokens, "ignore_eos": True, "stream": True}).encode()
+    def open_stream(self, num_tokens: int, **fields: Any) -> socket.socket:
+        data = json.dumps({"prompt": "x", "max_tokens": num_tokens, "ignore_eos": True, "stream": True, **fields}).encode()
         connection = socket.create_connection(("127.0.0.1", self.port), TIMEOUT_S)
         connection.sendall(f"POST {PATH} HTTP/1.1\r\nHost: t\r\nConnection: close\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
         return connection
@@ -148,9 +148,10 @@ def test_a_second_signal_ends_at_once() -> None:
         running.close()
 
 
-def config_of(path: Path, backend: str) -> EngineConfig:
+def config_of(path: Path, backend: str, num_kv_blocks: int = 64) -> EngineConfig:
     threads = 1 if backend == "cpu" else None  # the other has none of its own
-    return EngineConfig(ModelConfig(str(path), "m"), CacheConfig(num_kv_blocks=64), backend=BackendConfig(backend, threads=threads))
+    cache = CacheConfig(num_kv_blocks=num_kv_blocks)
+    return EngineConfig(ModelConfig(str(path), "m"), cache, backend=BackendConfig(backend, threads=threads))
 
 
 @pytest.fixture
@@ -160,9 +161,9 @@ def port() -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def serving_file(path: Path, backend: str, port: int = 0, drain_s: float = 30.0) -> Iterator[Child]:
+def serving_file(path: Path, backend: str, port: int = 0, drain_s: float = 30.0, num_kv_blocks: int = 64) -> Iterator[Child]:
     code = "import sys; from tests.server.test_process import serve_file; serve_file(*sys.argv[1:])"
-    child = Child("-c", code, str(path), backend, str(port), str(drain_s))
+    child = Child("-c", code, str(path), backend, str(port), str(drain_s), str(num_kv_blocks))
     try:
         yield child
     finally:
@@ -170,8 +171,8 @@ def serving_file(path: Path, backend: str, port: int = 0, drain_s: float = 30.0)
         child.process.communicate()
 
 
-def serve_file(path: str, backend: str, port: str, drain_s: str = "30") -> None:
-    run_server(config_of(Path(path), backend), port=int(port), options=ServerOptions(drain_s=float(drain_s)))
+def serve_file(path: str, backend: str, port: str, drain_s: str = "30", num_kv_blocks: str = "64") -> None:
+    run_server(config_of(Path(path), backend, int(num_kv_blocks)), port=int(port), options=ServerOptions(drain_s=float(drain_s)))
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
@@ -192,11 +193,12 @@ def test_a_real_file_is_served_and_nothing_said_at_the_end(tmp_path: Path, backe
 
 
 def test_a_killed_server_can_be_started_again_at_once_on_its_port(tmp_path: Path, port: int) -> None:
-    path = write_tiny_gguf(tmp_path / "tiny.gguf", context=4096)
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", context=8192)
     for _ in range(3):
-        with serving_file(path, "cpu", port) as child:
+        with serving_file(path, "cpu", port, num_kv_blocks=1600) as child:
             assert child.port == port
-            streams = [child.open_stream(4000) for _ in range(3)]
+            # More than any kernel keeps for a client that does not read: none of them can end before this one reads.
+            streams = [child.open_stream(8000, logprobs=20) for _ in range(3)]
             wait_for_streams(child, streams)
             child.signal(signal.SIGKILL)
             assert child.exit_code() == -signal.SIGKILL

@@ -67,7 +67,7 @@ LARGE: dict[str, tuple[str, dict[str, Any], int]] = {
 }
 
 
-ATTEMPTS = 8
+ATTEMPTS = 20
 """A busy machine may hold up any one answer; work that blocks the loop holds up one in every attempt."""
 
 

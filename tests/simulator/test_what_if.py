@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import random
+import threading
+import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from octavo.core.recorded_window import OBJECTIVES, Figures, RecordedWindow, Swi
 from octavo.core.request import SamplingParams
 from octavo.engine.advice import RuleAdvisor
 from octavo.engine.engine import Engine
-from octavo.engine.replay_advice import FRESH_S, ReplayAdvisor, ReplayedAdvice, ReplayError
+from octavo.engine.replay_advice import FRESH_S, ReplayAdvisor, ReplayedAdvice, ReplayError, Replays
 from octavo.engine.window_snapshot import snapshot
 from octavo.simulator.what_if import WhatIf, main, simulated, what_if
 from tests.engine.planted import Arrival, run_load, salted, steady_load, tokens
@@ -26,6 +28,7 @@ from tests.models.tiny import write_tiny_gguf
 
 LAW = Law(noise=0.03)
 ALL = 1e9  # seconds: the whole run
+WAIT_S = 120.0  # hangs are found, slow machines are forgiven
 
 
 def window_of(run: TimedRun) -> RecordedWindow:
@@ -152,6 +155,37 @@ def test_an_advisor_replays_once_for_a_window_and_asks_the_rules_about_requests(
     record = max(timeline.records(), key=lambda record: (record.ended_s or 0.0) - record.arrival_s)
     seconds, wall_s = record.seconds, (record.ended_s or 0.0) - record.arrival_s
     assert advisor.of_request(timeline, record, seconds, wall_s) == rules.of_request(timeline, record, seconds, wall_s) != []
+
+
+def test_whoever_asks_while_a_replay_is_made_takes_its_result_however_long_that_took() -> None:
+    """Else each of those that wait would make another one after it, where none is done before it is old."""
+    run, now, asked, goes_on = run_load(steady_load(30, 16.0, 1), LAW), [0.0], list[float](), threading.Event()
+    window, made = window_of(run), list[WindowReplay]()
+
+    def clock() -> float:
+        asked.append(now[0])
+        return now[0]
+
+    def replayer(window: RecordedWindow) -> WindowReplay:
+        assert goes_on.wait(WAIT_S)
+        now[0] += 2 * FRESH_S
+        made.append(WhatIf(window).base())
+        return made[-1]
+
+    replays = Replays(replayer, clock)
+    askers = [threading.Thread(target=replays.of, args=(60.0, lambda: window)) for _ in range(3)]
+    for asker in askers:
+        asker.start()
+    deadline_s = time.monotonic() + WAIT_S
+    while len(asked) < 4:  # one of them has begun, and has looked once more
+        assert time.monotonic() < deadline_s
+        time.sleep(0.005)
+    goes_on.set()
+    for asker in askers:
+        asker.join(WAIT_S)
+    assert len(made) == 1
+    now[0] += 1.0
+    assert replays.of(60.0, lambda: window).replay is made[1], "it is of long ago"
 
 
 def test_a_closed_loop_is_replayed_as_one() -> None:

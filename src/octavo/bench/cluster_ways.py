@@ -38,6 +38,7 @@ from octavo.distributed.dispatcher import Backpressure
 from octavo.distributed.fleet import LivenessLimits
 from octavo.distributed.handoff import HandoffLimits
 from octavo.distributed.handshake import new_secret
+from octavo.distributed.link import Link
 from octavo.distributed.local_cluster import worker_names
 from octavo.distributed.process_worker import LocalProcesses
 from octavo.engine.calibrate import PAUSE_S, Scene, SceneLimits, ScenePlayer, SceneRequest, scenes
@@ -50,7 +51,7 @@ MIN_LAYERWISE = HandoverOptions().min_layerwise
 WORKER = (sys.executable, "-m", "octavo.bench.logged_worker")
 _PATIENT = LivenessLimits(suspect_s=60.0, stall_s=120.0, gone_s=600.0)  # nobody dies here, and a busy machine is no reason to suspect it
 _HANDOFF = HandoffLimits(reserve_s=300.0, copy_s=300.0, prompt_s=3600.0)
-_REST_S = 0.1  # after the last answer, until every worker has nothing to do and has written its steps
+_REST_S = 0.1  # between looks whether every worker has nothing to do, after the last answer: so that the next load finds them at rest
 _KINDS = ("prompt", "decode", "context", "mixed")  # scenes without drafts, and without logits of prompts
 _MAX_SCENE_ROWS = 256  # prompts of scenes have up to 2.5 times as many tokens
 _LONGEST_ALONE = 500  # prompt tokens of a stream that has all workers to itself
@@ -112,8 +113,10 @@ class RunningWay:
         return {name: file.take() for name, file in self._files.items()}
 
     async def rested(self) -> dict[str, list[LoggedStep]]:
-        """As ``take_steps``, once all answers have ended and the workers are idle."""
+        """As ``take_steps``, once all answers have ended and the workers are idle. They say that they are after they have written."""
         await asyncio.sleep(_REST_S)
+        while not all(map(_is_idle, self.engine.control)):
+            await asyncio.sleep(_REST_S)
         return self.take_steps()
 
     async def probe(self, num_prompt: int) -> Probe | None:
@@ -122,6 +125,12 @@ class RunningWay:
         prompt = TokenRange(min(100, vocab_size // 2), vocab_size).draw(self._rng, num_prompt)
         run = await self.run([WorkloadRequest(0.0, prompt, 4)])
         return probe_of(run, num_prompt, num_prompt * self.engine.limits.kv_bytes_per_token)
+
+
+def _is_idle(link: Link) -> bool:
+    """Whether a worker has told that there is nothing left to do of all that it was sent."""
+    load = link.load
+    return link.view.num_unseen == 0 and not (load.num_running or load.num_waiting or load.num_offered or load.num_reserved)
 
 
 def probe_of(run: WayRun, num_prompt: int, num_bytes: int) -> Probe | None:

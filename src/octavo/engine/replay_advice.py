@@ -88,18 +88,22 @@ class Replays:
         self._replayer, self._now, self._shows_misses = replayer, now, shows_misses
         self._lock = threading.Lock()  # who comes meanwhile waits and takes its result
         self._places = threading.Semaphore(MAX_WAITING)
+        self._done_s = 0.0  # when the last one was
         self.last: ReplayedAdvice | None = None
 
     def of(self, window_s: float, take: Callable[[], Window]) -> ReplayedAdvice:
-        """A replay of the last ``window_s`` seconds, which ``take`` takes, not older than FRESH_S. Takes seconds. Raises ReplayError, and
-        what ``take`` raises."""
+        """A replay of the last ``window_s`` seconds, which ``take`` takes, not older than FRESH_S, or one that was under way. Takes
+        seconds. Raises ReplayError, and what ``take`` raises."""
         if not self._places.acquire(blocking=False):
             raise ReplayError(f"{MAX_WAITING} others are asking; ask again later")
         try:
+            asked_s = self._now()
             with self._lock:
-                last, now_s = self.last, self._now()
-                if last is None or last.window_s != window_s or now_s - last.made_s > FRESH_S:
+                last = self.last
+                if last is None or last.window_s != window_s or asked_s > max(last.made_s + FRESH_S, self._done_s):
+                    now_s = self._now()
                     self.last = last = ReplayedAdvice(self._replayer(take()), now_s, window_s)
+                    self._done_s = self._now()
                 return last
         finally:
             self._places.release()
