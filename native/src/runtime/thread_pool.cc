@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -18,11 +19,11 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A thread that waits polls, since what it waits for is nearly always a few microseconds away; then it offers its CPU to others between
-// looks, since whoever it waits for may need it; and sleeps as soon as others have taken it, or after half a millisecond.
-constexpr int kPolls = 400;        // 10 us
-constexpr int kPollsShared = 50;   // more threads than cores: the one waited for may not be running
-constexpr std::chrono::microseconds kOffering{500}, kTaken{20};
+// A thread that waits polls, since what it waits for is nearly always a few microseconds away. Where others have lately taken its CPU
+// it sleeps then, since whoever it waits for may need that CPU or have been put aside for longer; else it goes on for half a millisecond.
+constexpr int kFewPolls = 400, kPolls = 20000;  // 10 us, 500 us
+constexpr int kSharedPolls = 50;                // more threads than cores: the one waited for may not be running
+constexpr std::chrono::milliseconds kLately{20};
 
 inline void pause_cpu() {
 #if defined(__x86_64__)
@@ -53,19 +54,26 @@ void pin(int cpu) {
 #endif
 }
 
-// Polls, then offers the CPU; whether the value has changed meanwhile.
-bool changes_soon(const std::atomic<uint32_t>& value, uint32_t old, bool own_core) {
-  for (int i = 0; i < (own_core ? kPolls : kPollsShared); ++i) {
+// Whether the system has lately taken the CPU from the calling thread, in favour of another that wants it.
+bool is_crowded() {
+#if defined(__linux__)
+  thread_local long taken = 0;
+  thread_local Clock::time_point until{};
+  rusage usage;
+  if (getrusage(RUSAGE_THREAD, &usage) != 0) return false;
+  const Clock::time_point now = Clock::now();
+  if (usage.ru_nivcsw != taken) until = now + kLately;
+  taken = usage.ru_nivcsw;
+  return now < until;
+#else
+  return false;
+#endif
+}
+
+bool changes_within(const std::atomic<uint32_t>& value, uint32_t old, int polls) {
+  for (int i = 0; i < polls; ++i) {
     if (value.load(std::memory_order_acquire) != old) return true;
     pause_cpu();
-  }
-  if (!own_core) return false;
-  const Clock::time_point end = Clock::now() + kOffering;
-  for (Clock::time_point before = Clock::now(), after; before < end; before = after) {
-    sched_yield();
-    after = Clock::now();
-    if (value.load(std::memory_order_acquire) != old) return true;
-    if (after - before > kTaken) return false;
   }
   return false;
 }
@@ -86,7 +94,8 @@ std::vector<int> allowed_cpus() {
 // ---- waiting ---------------------------------------------------------------------------------------------------------
 
 void WaitedNumber::wait_while(uint32_t old, bool own_core) {
-  if (changes_soon(value_, old, own_core)) return;
+  if (changes_within(value_, old, own_core ? kFewPolls : kSharedPolls)) return;
+  if (own_core && !is_crowded() && changes_within(value_, old, kPolls - kFewPolls)) return;
   for (;;) {
     sleepers_.store(true);  // before the look: whoever changes the value looks here afterwards
     if (value_.load() != old) return;
