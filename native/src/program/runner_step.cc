@@ -5,6 +5,7 @@
 // attention, and not at all when no sequence has rows in two panels (a step of decoding sequences). Where many sequences share a long
 // prefix threads meet too, to walk it once; a shorter one each thread walks once for its panel.
 // Few rows: by phases. Every thread takes some of each phase's weights, and the threads meet between phases.
+// Meeting is waiting for the work of a phase to be done, not for threads that the system has put aside and that have taken none of it.
 // Which thread computes what, and with which other rows, never changes a bit.
 #include <algorithm>
 #include <cstring>
@@ -212,8 +213,7 @@ bool Runner::run_by_phases(const Stage& stage, const StepInput& in, Turn& turn, 
       work = {};
       continue;
     }
-    if (work.total > 0 && !turn.meet(work)) return false;
-    if (!run_shared(phase, in, stage.rows, turn, i, work)) return false;
+    if ((work.total > 0 && !turn.meet(work)) || !run_shared(phase, in, stage.rows, turn, i, work)) return false;
     if (phase.next_matmul < phases_.size() && turn.open()) prefetch_share(phases_[phase.next_matmul], turn.thread());
   }
   return true;
@@ -221,11 +221,8 @@ bool Runner::run_by_phases(const Stage& stage, const StepInput& in, Turn& turn, 
 
 bool Runner::run_shared(const Phase& phase, const StepInput& in, int rows, Turn& turn, size_t index, Work& work) {
   if (phase.kind == PhaseKind::kAttention) return attend(phase, in, turn, index, work);
-  if (phase.kind == PhaseKind::kMatmul) {
-    work = run_matmuls(phase, rows, turn, index);
-    return true;
-  }
-  work = {0, rows};
+  work = phase.kind == PhaseKind::kMatmul ? run_matmuls(phase, rows, turn, index) : Work{0, rows};
+  if (phase.kind == PhaseKind::kMatmul) return true;
   std::atomic<int>& next = counter(index, 0);
   for (int row = next.fetch_add(1); row < rows; row = next.fetch_add(1), ++work.done) run_row(phase, in, row);
   for (int layer : phase.stores) kv_progress_.add(layer, work.done);
@@ -375,11 +372,11 @@ Work Runner::compute_logits(int first, int rows, const LogitsConsumer& consumer,
   Buffer& x = *buffers_[(size_t)head_.in];
   const size_t stride = logits_stride();
   constexpr int kBlocksPerScan = kScanBlock / kRowBlock;
-  const int blocks = m.num_blocks, chunk = std::max(1, blocks / (pool_.size() * 16 * kBlocksPerScan)) * kBlocksPerScan;
+  const int chunk = std::max(1, m.num_blocks / (pool_.size() * 16 * kBlocksPerScan)) * kBlocksPerScan;
   int* bad = bad_ids_.data() + (size_t)thread * (size_t)head_rows_;
-  Work work{0, blocks};
-  for (int b = next.fetch_add(chunk); b < blocks; b = next.fetch_add(chunk)) {
-    const int end = std::min(blocks, b + chunk), begin_id = b * kRowBlock, end_id = std::min(end * kRowBlock, m.n);
+  Work work{0, m.num_blocks};
+  for (int b = next.fetch_add(chunk); b < work.total; b = next.fetch_add(chunk)) {
+    const int end = std::min(work.total, b + chunk), begin_id = b * kRowBlock, end_id = std::min(end * kRowBlock, m.n);
     kernels_.matmul(m, x.row(first), x.rows(first), rows, b, end, nullptr, false, logits_.data(), (int)stride);
     for (int r = 0; r < rows; ++r) {
       float* logits = logits_.data() + (size_t)r * stride;
