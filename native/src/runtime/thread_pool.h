@@ -1,4 +1,4 @@
-// Octavo's own thread pool: pinned workers that spin briefly between phases of a step and sleep between steps.
+// Octavo's own thread pool: pinned workers that poll briefly between phases of a step and sleep between steps.
 //
 // A step is one share(): threads enter the same function and walk the same phases. What a phase waits for is its work, not its
 // threads: once all of the work is done everybody goes on, and a thread that the system had put aside meanwhile comes after. So a
