@@ -1,9 +1,11 @@
-// The thread pool: every run and every barrier is a meeting of all threads, however many there are beside the cores.
+// The thread pool: a phase ends when its work is done, whoever did it and however many threads there are beside the cores.
 //
-// What threads hand each other here is plain memory: under -fsanitize=thread any meeting that orders too little is a report.
+// What threads hand each other here is plain memory: under -fsanitize=thread any meeting that orders too little is a report, under
+// -fsanitize=address any thread that touches a share that is over.
 #include "runtime/thread_pool.h"
 
 #include <chrono>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -12,6 +14,7 @@
 
 using namespace octavo_test;
 using octavo::ThreadPool;
+using octavo::Work;
 
 namespace {
 
@@ -19,25 +22,28 @@ using Clock = std::chrono::steady_clock;
 
 void rest(int microseconds) { std::this_thread::sleep_for(std::chrono::microseconds(microseconds)); }
 
-// Each thread writes its number of the round, meets, and reads its neighbours': one early or late thread is a wrong number.
-void test_barriers(int threads, int runs, int rounds) {
+// Work of which each thread has a part of its own. Each writes its number of the round, meets, and reads its neighbours': one early or
+// late thread is a wrong number.
+void test_own_parts(int threads, int runs, int rounds) {
   ThreadPool pool(threads);
   std::vector<int> written((size_t)threads, -1), wrong((size_t)threads, 0), entered((size_t)threads, 0);
-  int alone = 0;  // written by whoever arrives last
+  const Work own{1, threads};
+  int alone = 0;  // written by whoever comes last
   for (int run = 0; run < runs; ++run) {
-    pool.each([&](int thread) {
-      ++entered[(size_t)thread];
+    pool.share([&](ThreadPool::Turn& turn) {
+      const size_t thread = (size_t)turn.thread();
+      ++entered[thread];
       for (int round = 0; round < rounds; ++round) {
         const int number = run * rounds + round;
-        written[(size_t)thread] = number;
-        pool.barrier();
-        for (int other = 0; other < threads; ++other) wrong[(size_t)thread] += written[(size_t)other] != number;
-        pool.barrier_then([&] { ++alone; });
-        wrong[(size_t)thread] += alone != number + 1;
-        pool.barrier();
+        written[thread] = number;
+        if (!turn.meet(own)) return;
+        for (int other = 0; other < threads; ++other) wrong[thread] += written[(size_t)other] != number;
+        if (!turn.meet_then(own, [&] { ++alone; })) return;
+        wrong[thread] += alone != number + 1;
+        if (!turn.meet(own)) return;
       }
     });
-    if (run % 64 == 0) rest(run % 128 ? 50 : 5000);  // short of, and long past, the spinning of the workers
+    if (run % 64 == 0) rest(run % 128 ? 50 : 5000);  // short of, and long past, the polling of the workers
   }
   for (int t = 0; t < threads; ++t) {
     check(wrong[(size_t)t] == 0, "%d threads: thread %d met others at a wrong moment %d times", threads, t, wrong[(size_t)t]);
@@ -46,7 +52,81 @@ void test_barriers(int threads, int runs, int rounds) {
   check(alone == runs * rounds, "%d threads: %d of %d lone pieces of work were done", threads, alone, runs * rounds);
 }
 
-// A run without a barrier of its own still ends after all of its threads, and the next one sees what they wrote.
+// What a share works on; it is gone as soon as the share is over.
+struct Phases {
+  static constexpr int kPhases = 12, kUnits = 9;
+  std::atomic<int> next[kPhases]{};
+  int value[kPhases][kUnits]{};  // each made from one of the phase before
+  int alone[kPhases]{};
+
+  static int units(int phase) { return phase % 4 == 2 ? 0 : kUnits - phase % 3; }
+  static int made(const Phases& of, int phase, int unit) {
+    int before = phase - 1;
+    while (before >= 0 && !units(before)) --before;
+    return before < 0 ? unit : 3 * of.value[before][(unit + phase) % units(before)] % 1009 + unit;
+  }
+};
+
+// Work that is handed out, each phase's made from that of the phase before, whichever threads come: every unit is done once, after all
+// units of the phase before and the lone piece of work behind them. Some units take long, so that threads are late everywhere.
+void test_handed_out(int threads, int runs, bool rests) {
+  ThreadPool pool(threads);
+  std::atomic<int> wrong{0};
+  for (int run = 0; run < runs; ++run) {
+    const auto phases = std::make_unique<Phases>();
+    Phases expected;
+    pool.share([&, of = phases.get()](ThreadPool::Turn& turn) {
+      for (int p = 0; p < Phases::kPhases; ++p) {
+        Work work{0, Phases::units(p)};
+        for (int i = of->next[p].fetch_add(1); i < work.total; i = of->next[p].fetch_add(1), ++work.done) {
+          if (p > 0) wrong += of->alone[p - 1] != 1;
+          of->value[p][i] += Phases::made(*of, p, i);
+          if (rests && (run + p + i) % 37 == 0) rest(30);
+        }
+        if (!turn.meet_then(work, [&] { ++of->alone[p]; })) return;
+      }
+    });
+    for (int p = 0; p < Phases::kPhases; ++p) {
+      wrong += phases->alone[p] != 1;
+      for (int i = 0; i < Phases::units(p); ++i) {
+        expected.value[p][i] = Phases::made(expected, p, i);
+        wrong += phases->value[p][i] != expected.value[p][i];
+      }
+    }
+    int count = 0;
+    std::vector<int> each((size_t)threads, 0);
+    if (run % 8 == 0) pool.each([&](int t) { each[(size_t)t] = 1; });  // both kinds of run in turn
+    for (int one : each) count += one;
+    check(count == (run % 8 ? 0 : threads), "%d threads: %d did their part after a share", threads, count);
+  }
+  check(wrong == 0, "%d threads: %d units were done at a wrong moment, or not once", threads, wrong.load());
+}
+
+// Threads that have taken no work hold nobody up: the caller comes to the end while all others stand still in the first phase.
+void test_others_stand_still(int threads, int runs) {
+  ThreadPool pool(threads);
+  for (int run = 0; run < runs; ++run) {
+    std::atomic<bool> over{false};
+    std::atomic<int> standing{0};
+    int done = 0;
+    pool.share([&](ThreadPool::Turn& turn) {
+      if (turn.thread() > 0) {
+        ++standing;
+        while (!over) std::this_thread::yield();
+      } else {
+        while (run % 2 && standing < threads - 1) std::this_thread::yield();  // else some have not even entered
+      }
+      for (int phase = 0; phase < 20; ++phase) {
+        if (turn.thread() == 0) ++done;
+        if (!turn.meet({turn.thread() == 0, 1})) return;
+      }
+      over = true;
+    });
+    check(done == 20, "%d threads: the caller did %d of 20 phases", threads, done);
+  }
+}
+
+// A run of all threads ends after all of them, and the next one sees what they wrote.
 void test_run_is_a_meeting(int threads, int runs) {
   ThreadPool pool(threads);
   std::vector<int> count((size_t)threads, 0);
@@ -139,7 +219,10 @@ int main() {
   const int runs[] = {4000, 2000, 300, 60};
   const int threads[] = {1, 2, 3, 8};
   for (int i = 0; i < 4; ++i) {
-    test_barriers(threads[i], runs[i], 3);
+    test_own_parts(threads[i], runs[i], 3);
+    test_handed_out(threads[i], runs[i], false);
+    test_handed_out(threads[i], runs[i] / 8, true);
+    test_others_stand_still(threads[i], runs[i] / 8);
     test_run_is_a_meeting(threads[i], runs[i]);
     test_shared_counter(threads[i], runs[i]);
     test_exceptions(threads[i]);

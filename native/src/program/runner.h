@@ -1,9 +1,9 @@
 // Runs a lowered program over a mixed batch: op table, activation buffers, weights. Knows ops, never families.
 //
-// A step is one pass of all pool threads through the same list of phases: a run of row ops (norms, rope, activations: any row on
-// any thread), one group of matrix products (any 16-row block on any thread), or attention. Threads meet between phases; row ops
-// of few rows are done by the last to arrive there. Work inside a phase is handed out by an atomic counter; which thread does
-// what never changes a bit.
+// A step is one pass of the pool's threads through the same list of phases: a run of row ops (norms, rope, activations: any row on
+// any thread), one group of matrix products (any 16-row block on any thread), or attention. A phase begins when all work of the one
+// before is done; row ops of few rows are done by whoever does the last of it. Work inside a phase is handed out by an atomic
+// counter, and no phase waits for a thread that has taken none; which thread does what never changes a bit.
 #pragma once
 
 #include <algorithm>
@@ -228,27 +228,32 @@ class Runner {
   std::vector<int> cut_panels(int rows, bool attends) const;
   double row_cost(int position, int shared) const;
   void plan_attention(const StepInput& in, int kv_heads);
-  void run_step(const StepInput& in, LogitsConsumer& consumer, int thread);
-  void run_stage(const Stage& stage, const StepInput& in, int thread);
+  // What runs on threads returns false when the step has ended without this one (ThreadPool::Turn). `work` is that of the phase before,
+  // which threads have not met behind yet.
+  using Turn = ThreadPool::Turn;
+  void run_step(const StepInput& in, LogitsConsumer& consumer, Turn& turn);
+  bool run_stage(const Stage& stage, const StepInput& in, Turn& turn, Work& work);
   void run_panel(size_t begin, size_t end, const Stage& stage, size_t panel, const StepInput& in, int thread);
   void attend_panel(const AttentionOp& op, Rows rows, size_t panel, const StepInput& in, int thread);
-  void run_by_phases(const Stage& stage, const StepInput& in, int thread);
-  void run_shared(const Phase& phase, const StepInput& in, int rows, int thread, size_t index);
+  bool run_by_phases(const Stage& stage, const StepInput& in, Turn& turn, Work& work);
+  bool run_shared(const Phase& phase, const StepInput& in, int rows, Turn& turn, size_t index, Work& work);
+  bool attend(const Phase& phase, const StepInput& in, Turn& turn, size_t index, Work& work);
   void run_row(const Phase& phase, const StepInput& in, int row);
   void run_rows(const Phase& phase, const StepInput& in, Rows rows);
   void run_row_op(const RowOp& op, const StepInput& in, int row);
-  void run_matmuls(const Phase& phase, int rows, int thread, size_t index);
+  Work run_matmuls(const Phase& phase, int rows, const Turn& turn, size_t index);
   void run_blocks(const Phase& phase, int rows, int begin, int end);
   void prefetch_share(const Phase& phase, int thread);
   int first_block(const Phase& phase, int thread) const { return (int)((int64_t)phase.num_blocks * thread / pool_.size()); }
   size_t counters_per_phase() const { return (size_t)(kOwnCounters + pool_.size()); }
   std::atomic<int>& counter(size_t phase, int i) { return *counters_[phase * counters_per_phase() + (size_t)i]; }
   void run_matmul(const MatmulOp& op, Rows rows, int block_begin, int block_end);
-  void run_attention(const Phase& phase, const StepInput& in, int thread, std::atomic<int>& next);
-  void run_merge(const Phase& phase, const StepInput& in, std::atomic<int>& next);
+  Work run_attention(const Phase& phase, const StepInput& in, int thread, std::atomic<int>& next);
+  Work run_merge(const Phase& phase, const StepInput& in, std::atomic<int>& next);
   void run_select(const Phase& phase, const StepInput& in);
-  void run_head(const StepInput& in, LogitsConsumer& consumer, int thread, size_t index);
-  void compute_logits(int first, int rows, const LogitsConsumer& consumer, int thread, std::atomic<int>& next);
+  bool run_head(const StepInput& in, LogitsConsumer& consumer, Turn& turn, size_t index);
+  Work compute_logits(int first, int rows, const LogitsConsumer& consumer, int thread, std::atomic<int>& next);
+  Work consume_logits(const StepInput& in, LogitsConsumer& consumer, Rows rows, Rows requests, int thread, std::atomic<int>& next);
   LogitRow scanned_row(int row) const;
   size_t scan_blocks() const { return ((size_t)vocab() + kScanBlock - 1) / kScanBlock; }
   AttentionSequence sequence_view(const AttentionOp& op, const StepInput& in, int seq);
@@ -265,7 +270,7 @@ class Runner {
   // Whether all threads walk some sequences' first tiles in this op. A window sees too little of its beginning to share.
   bool shares(const AttentionOp& op) const { return !shared_.prefixes.empty() && op.params.window == 0; }
   bool needs_others(const Stage& stage, size_t phase) const;
-  void walk_shared(const AttentionOp& op, const StepInput& in, int thread, size_t index);
+  bool walk_shared(const AttentionOp& op, const StepInput& in, Turn& turn, size_t index);
   void walk_unit(const AttentionOp& op, Shared& shared, const StepInput& in, int kv_head, int unit, int thread);
   uint64_t* reads_of(int thread, bool together);
   Phase& phase_of(PhaseKind kind);

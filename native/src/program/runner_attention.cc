@@ -78,10 +78,11 @@ AttentionSequence Runner::own_part(const AttentionOp& op, const Shared& shared, 
   return s;
 }
 
-void Runner::run_attention(const Phase& phase, const StepInput& in, int thread, std::atomic<int>& next) {
+Work Runner::run_attention(const Phase& phase, const StepInput& in, int thread, std::atomic<int>& next) {
   const AttentionOp& op = phase.attention;
   const KVLayerView& kv = kv_->layer(op.layer);
-  for (int i = next.fetch_add(1); i < (int)items_.size(); i = next.fetch_add(1)) {
+  Work work{0, (int)items_.size()};
+  for (int i = next.fetch_add(1); i < work.total; i = next.fetch_add(1), ++work.done) {
     const AttentionItem& item = items_[(size_t)i];
     const AttentionSequence s = own_part(op, shared_, in, item.seq, thread);
     const int begin = std::max(item.split_begin, s.head.tokens / kSplitTokens), end = item.partial ? item.split_end : attention_num_splits(s);
@@ -89,12 +90,14 @@ void Runner::run_attention(const Phase& phase, const StepInput& in, int thread, 
     float* partial = item.partial ? partials_.data() + partial_base_[(size_t)item.seq] : nullptr;
     kernels_.attention(kv, op.params, s, item.kv_head, item.row_begin, item.row_end, begin, end, partial, scratch_[(size_t)thread].data());
   }
+  return work;
 }
 
-void Runner::run_merge(const Phase& phase, const StepInput& in, std::atomic<int>& next) {
+Work Runner::run_merge(const Phase& phase, const StepInput& in, std::atomic<int>& next) {
   const AttentionOp& op = phase.attention;
+  Work work{0, (int)items_.size()};
   // One merge per (row, kv_head) of each split item's first split.
-  for (int i = next.fetch_add(1); i < (int)items_.size(); i = next.fetch_add(1)) {
+  for (int i = next.fetch_add(1); i < work.total; i = next.fetch_add(1), ++work.done) {
     const AttentionItem& item = items_[(size_t)i];
     if (!item.partial || item.split_begin != 0) continue;
     const AttentionSequence s = own_part(op, shared_, in, item.seq, 0);
@@ -102,6 +105,7 @@ void Runner::run_merge(const Phase& phase, const StepInput& in, std::atomic<int>
     for (int row = item.row_begin; row < item.row_end; ++row)
       kernels_.attention_merge(op.params, s, item.kv_head, row, splits, partials_.data() + partial_base_[(size_t)item.seq]);
   }
+  return work;
 }
 
 // ---- by panels -----------------------------------------------------------------------------------------------------------
@@ -164,16 +168,17 @@ void Runner::find_shared_in_panels(const StepInput& in) {
 
 // All threads have stored this layer's keys and values before, and meet afterwards. Each begins with a stretch of its own, one KV head's
 // splits in order, and then helps the others.
-void Runner::walk_shared(const AttentionOp& op, const StepInput& in, int thread, size_t index) {
-  if (!shares(op)) return;
-  const int threads = pool_.size(), units = shared_.prefixes.num_units();
-  const int64_t work = (int64_t)units * op.params.kv_heads;
-  for (int i = 0; i < threads; ++i) {
-    const int share = (thread + i) % threads, first = (int)(work * share / threads), last = (int)(work * (share + 1) / threads);
+bool Runner::walk_shared(const AttentionOp& op, const StepInput& in, Turn& turn, size_t index) {
+  if (!shares(op)) return true;
+  const int threads = pool_.size(), units = shared_.prefixes.num_units(), walks = units * op.params.kv_heads;
+  Work work{0, walks};
+  for (int i = 0; i < threads && turn.open(); ++i) {
+    const int share = (turn.thread() + i) % threads;
+    const int first = (int)((int64_t)walks * share / threads), last = (int)((int64_t)walks * (share + 1) / threads);
     std::atomic<int>& next = counter(index, kOwnCounters + share);
-    for (int j = first + next.fetch_add(1); j < last; j = first + next.fetch_add(1)) walk_unit(op, shared_, in, j / units, j % units, thread);
+    for (int j = first + next.fetch_add(1); j < last; j = first + next.fetch_add(1), ++work.done) walk_unit(op, shared_, in, j / units, j % units, turn.thread());
   }
-  pool_.barrier();
+  return turn.meet(work);
 }
 
 void Runner::walk_unit(const AttentionOp& op, Shared& shared, const StepInput& in, int kv_head, int unit, int thread) {

@@ -5,6 +5,7 @@
 // attention, and not at all when no sequence has rows in two panels (a step of decoding sequences). Where many sequences share a long
 // prefix threads meet too, to walk it once; a shorter one each thread walks once for its panel.
 // Few rows: by phases. Every thread takes some of each phase's weights, and the threads meet between phases.
+// Meeting is waiting for the work of a phase to be done, not for threads that the system has put aside and that have taken none of it.
 // Which thread computes what, and with which other rows, never changes a bit.
 #include <algorithm>
 #include <cstring>
@@ -31,7 +32,7 @@ void Runner::step(const StepInput& in, LogitsConsumer& consumer) {
   if (in.num_rows == 0) return;
   prepare(in);
   kv_progress_.begin(in.num_rows);
-  pool_.each([&](int thread) { run_step(in, consumer, thread); });
+  pool_.share([&](Turn& turn) { run_step(in, consumer, turn); });
 }
 
 // ---- plan ------------------------------------------------------------------------------------------------------------
@@ -56,7 +57,7 @@ void Runner::prepare(const StepInput& in) {
     const size_t head_rows = (size_t)std::min(head_rows_, in.num_logit_rows);
     logits_.reserve(head_rows * logits_stride());
     block_best_.reserve(head_rows * scan_blocks());
-    bad_ids_.resize((size_t)pool_.size() * (size_t)head_rows_);
+    bad_ids_.assign((size_t)pool_.size() * (size_t)head_rows_, vocab());
   }
   const size_t chunks = in.num_logit_rows ? (size_t)((in.num_logit_rows + head_rows_ - 1) / head_rows_) : 0;
   const size_t needed = (phases_.size() + chunks) * counters_per_phase();
@@ -155,36 +156,40 @@ double Runner::row_cost(int position, int shared) const {
 // ---- run -------------------------------------------------------------------------------------------------------------
 
 // Every thread walks this alike: what it decides depends on the step alone. Threads have met where a stage begins.
-void Runner::run_step(const StepInput& in, LogitsConsumer& consumer, int thread) {
-  run_stage(stages_[0], in, thread);
-  const Stage& rest = stages_[1];
+void Runner::run_step(const StepInput& in, LogitsConsumer& consumer, Turn& turn) {
+  Work work;
+  if (!run_stage(stages_[0], in, turn, work)) return;
   if (stages_[0].end < phases_.size()) {
-    pool_.barrier_then([&] {
+    const auto select = [&] {
       if (in.num_logit_rows < in.num_rows) run_select(phases_[stages_[0].end], in);
-    });
-    if (in.num_logit_rows > 0) run_stage(rest, in, thread);
+    };
+    if (!turn.meet_then(work, select)) return;
+    work = {};
+    if (in.num_logit_rows > 0 && !run_stage(stages_[1], in, turn, work)) return;
   }
-  if (in.num_logit_rows == 0) return;  // nobody wants this step's logits: KV is written, the rest is not needed
-  pool_.barrier();
-  run_head(in, consumer, thread, phases_.size());
+  // Without logits KV is written, and the rest is not needed.
+  if (turn.meet(work) && in.num_logit_rows > 0) run_head(in, consumer, turn, phases_.size());
 }
 
 bool Runner::needs_others(const Stage& stage, size_t phase) const {
   return phases_[phase].kind == PhaseKind::kAttention && (stage.meets || shares(phases_[phase].attention));
 }
 
-void Runner::run_stage(const Stage& stage, const StepInput& in, int thread) {
-  if (stage.panels.empty()) return run_by_phases(stage, in, thread);
+bool Runner::run_stage(const Stage& stage, const StepInput& in, Turn& turn, Work& work) {
+  if (stage.panels.empty()) return run_by_phases(stage, in, turn, work);
+  const int panels = (int)stage.panels.size() - 1;
   for (size_t begin = stage.begin; begin < stage.end;) {  // a stretch: phases that need nothing of other panels
     size_t end = begin + 1;
     while (end < stage.end && !needs_others(stage, end)) ++end;
-    if (phases_[begin].kind == PhaseKind::kAttention) walk_shared(phases_[begin].attention, in, thread, begin);
+    if (begin > stage.begin && !turn.meet(work)) return false;
+    if (phases_[begin].kind == PhaseKind::kAttention && !walk_shared(phases_[begin].attention, in, turn, begin)) return false;
+    work = {0, panels};
     std::atomic<int>& next = counter(begin, 0);
-    for (int i = (int)stage.panels.size() - 2 - next.fetch_add(1); i >= 0; i = (int)stage.panels.size() - 2 - next.fetch_add(1))
-      run_panel(begin, end, stage, (size_t)i, in, thread);
+    for (int i = next.fetch_add(1); i < panels; i = next.fetch_add(1), ++work.done)
+      run_panel(begin, end, stage, (size_t)(panels - 1 - i), in, turn.thread());
     begin = end;
-    if (begin < stage.end) pool_.barrier();
   }
+  return true;
 }
 
 void Runner::run_panel(size_t begin, size_t end, const Stage& stage, size_t panel, const StepInput& in, int thread) {
@@ -198,37 +203,39 @@ void Runner::run_panel(size_t begin, size_t end, const Stage& stage, size_t pane
   }
 }
 
-void Runner::run_by_phases(const Stage& stage, const StepInput& in, int thread) {
-  bool met = true;  // all threads have finished what comes before
+bool Runner::run_by_phases(const Stage& stage, const StepInput& in, Turn& turn, Work& work) {
+  work = {};
   for (size_t i = stage.begin; i < stage.end; ++i) {
     const Phase& phase = phases_[i];
     // Few rows are sooner done by one thread than shared out between two meetings.
     if (phase.kind == PhaseKind::kRows && stage.rows < kRowsAlone) {
-      pool_.barrier_then([&] { run_rows(phase, in, {0, stage.rows}); });
-      met = true;
+      if (!turn.meet_then(work, [&] { run_rows(phase, in, {0, stage.rows}); })) return false;
+      work = {};
       continue;
     }
-    if (!met) pool_.barrier();
-    run_shared(phase, in, stage.rows, thread, i);
-    if (phase.next_matmul < phases_.size()) prefetch_share(phases_[phase.next_matmul], thread);
-    met = false;
+    if ((work.total > 0 && !turn.meet(work)) || !run_shared(phase, in, stage.rows, turn, i, work)) return false;
+    if (phase.next_matmul < phases_.size() && turn.open()) prefetch_share(phases_[phase.next_matmul], turn.thread());
   }
+  return true;
 }
 
-void Runner::run_shared(const Phase& phase, const StepInput& in, int rows, int thread, size_t index) {
+bool Runner::run_shared(const Phase& phase, const StepInput& in, int rows, Turn& turn, size_t index, Work& work) {
+  if (phase.kind == PhaseKind::kAttention) return attend(phase, in, turn, index, work);
+  work = phase.kind == PhaseKind::kMatmul ? run_matmuls(phase, rows, turn, index) : Work{0, rows};
+  if (phase.kind == PhaseKind::kMatmul) return true;
   std::atomic<int>& next = counter(index, 0);
-  if (phase.kind == PhaseKind::kRows) {
-    int done = 0;
-    for (int row = next.fetch_add(1); row < rows; row = next.fetch_add(1), ++done) run_row(phase, in, row);
-    for (int layer : phase.stores) kv_progress_.add(layer, done);
-  }
-  if (phase.kind == PhaseKind::kMatmul) run_matmuls(phase, rows, thread, index);
-  if (phase.kind != PhaseKind::kAttention) return;
-  walk_shared(phase.attention, in, thread, index);
-  run_attention(phase, in, thread, next);
-  if (!any_partial_) return;
-  pool_.barrier();
-  run_merge(phase, in, counter(index, 1));
+  for (int row = next.fetch_add(1); row < rows; row = next.fetch_add(1), ++work.done) run_row(phase, in, row);
+  for (int layer : phase.stores) kv_progress_.add(layer, work.done);
+  return true;
+}
+
+bool Runner::attend(const Phase& phase, const StepInput& in, Turn& turn, size_t index, Work& work) {
+  if (!walk_shared(phase.attention, in, turn, index)) return false;
+  work = run_attention(phase, in, turn.thread(), counter(index, 0));
+  if (!any_partial_) return true;
+  if (!turn.meet(work)) return false;
+  work = run_merge(phase, in, counter(index, 1));
+  return true;
 }
 
 void Runner::run_rows(const Phase& phase, const StepInput& in, Rows rows) {
@@ -279,14 +286,19 @@ void Runner::run_row_op(const RowOp& op, const StepInput& in, int row) {
 }
 
 // Each thread begins with its own share of the blocks, one stretch of memory, and then helps with what others have left.
-void Runner::run_matmuls(const Phase& phase, int rows, int thread, size_t index) {
+Work Runner::run_matmuls(const Phase& phase, int rows, const Turn& turn, size_t index) {
   const int threads = pool_.size(), chunk = std::max(1, phase.num_blocks / (threads * kChunksPerThread));
-  for (int i = 0; i < threads; ++i) {
-    const int share = (thread + i) % threads, first = first_block(phase, share), last = first_block(phase, share + 1);
+  Work work{0, phase.num_blocks};
+  for (int i = 0; i < threads && turn.open(); ++i) {
+    const int share = (turn.thread() + i) % threads, first = first_block(phase, share), last = first_block(phase, share + 1);
     std::atomic<int>& next = counter(index, kOwnCounters + share);
-    for (int begin = first + next.fetch_add(chunk); begin < last; begin = first + next.fetch_add(chunk))
-      run_blocks(phase, rows, begin, std::min(last, begin + chunk));
+    for (int begin = first + next.fetch_add(chunk); begin < last; begin = first + next.fetch_add(chunk)) {
+      const int end = std::min(last, begin + chunk);
+      run_blocks(phase, rows, begin, end);
+      work.done += end - begin;
+    }
   }
+  return work;
 }
 
 // Blocks [begin, end) of a phase's products, counted through all of them.
@@ -325,38 +337,46 @@ void Runner::run_select(const Phase& phase, const StepInput& in) {
   }
 }
 
-void Runner::run_head(const StepInput& in, LogitsConsumer& consumer, int thread, size_t index) {
-  const size_t n = (size_t)vocab();
+bool Runner::run_head(const StepInput& in, LogitsConsumer& consumer, Turn& turn, size_t index) {
   int request = 0;
-  for (int first = 0; first < in.num_logit_rows; first += head_rows_) {
-    const int rows = std::min(head_rows_, in.num_logit_rows - first);
-    compute_logits(first, rows, consumer, thread, counter(index, 0));
-    pool_.barrier();
+  for (int first = 0; first < in.num_logit_rows; first += head_rows_, ++index) {
+    const Rows rows{first, std::min(first + head_rows_, in.num_logit_rows)};
+    if (!turn.meet(compute_logits(first, rows.end - first, consumer, turn.thread(), counter(index, 0)))) return false;
     int end_request = request;
-    while (end_request < consumer.num_requests() && consumer.logit_index(end_request) < first + rows) ++end_request;
-    std::atomic<int>& next_request = counter(index++, 1);
-    for (int r = request + next_request.fetch_add(1); r < end_request; r = request + next_request.fetch_add(1)) {
-      if (r > request && consumer.follows(r)) continue;  // whoever has the first of them takes them all
-      for (int i = r; i == r || (i < end_request && consumer.follows(i)); ++i) consumer.consume(i, scanned_row(consumer.logit_index(i) - first), thread);
-    }
-    if (in.logits_out && thread == 0)
-      for (int r = 0; r < rows; ++r) std::memcpy(in.logits_out + (size_t)(first + r) * n, logits_.data() + (size_t)r * logits_stride(), sizeof(float) * n);
+    while (end_request < consumer.num_requests() && consumer.logit_index(end_request) < rows.end) ++end_request;
+    const Work work = consume_logits(in, consumer, rows, {request, end_request}, turn.thread(), counter(index, 1));
+    if (!turn.meet_then(work, [&] { std::fill(bad_ids_.begin(), bad_ids_.end(), vocab()); })) return false;
     request = end_request;
-    pool_.barrier();
   }
+  return true;
+}
+
+// Units: the requests of these rows, and the rows themselves as they are wanted outside.
+Work Runner::consume_logits(const StepInput& in, LogitsConsumer& consumer, Rows rows, Rows requests, int thread, std::atomic<int>& next) {
+  const size_t n = (size_t)vocab();
+  Work work{0, requests.end - requests.begin + 1};
+  for (int i = next.fetch_add(1); i < work.total; i = next.fetch_add(1), ++work.done) {
+    const int r = requests.begin + i;
+    if (r == requests.end && in.logits_out)
+      for (int row = rows.begin; row < rows.end; ++row)
+        std::memcpy(in.logits_out + (size_t)row * n, logits_.data() + (size_t)(row - rows.begin) * logits_stride(), sizeof(float) * n);
+    if (r == requests.end || (i > 0 && consumer.follows(r))) continue;  // whoever has the first of them takes them all
+    for (int j = r; j == r || (j < requests.end && consumer.follows(j)); ++j) consumer.consume(j, scanned_row(consumer.logit_index(j) - rows.begin), thread);
+  }
+  return work;
 }
 
 // Logits of rows [first, first + rows), each part scanned by the thread that has just made it.
-void Runner::compute_logits(int first, int rows, const LogitsConsumer& consumer, int thread, std::atomic<int>& next) {
+Work Runner::compute_logits(int first, int rows, const LogitsConsumer& consumer, int thread, std::atomic<int>& next) {
   const PackedMatrix& m = *matrices_[(size_t)head_.weight];
   Buffer& x = *buffers_[(size_t)head_.in];
   const size_t stride = logits_stride();
   constexpr int kBlocksPerScan = kScanBlock / kRowBlock;
-  const int blocks = m.num_blocks, chunk = std::max(1, blocks / (pool_.size() * 16 * kBlocksPerScan)) * kBlocksPerScan;
+  const int chunk = std::max(1, m.num_blocks / (pool_.size() * 16 * kBlocksPerScan)) * kBlocksPerScan;
   int* bad = bad_ids_.data() + (size_t)thread * (size_t)head_rows_;
-  std::fill(bad, bad + rows, m.n);
-  for (int b = next.fetch_add(chunk); b < blocks; b = next.fetch_add(chunk)) {
-    const int end = std::min(blocks, b + chunk), begin_id = b * kRowBlock, end_id = std::min(end * kRowBlock, m.n);
+  Work work{0, m.num_blocks};
+  for (int b = next.fetch_add(chunk); b < work.total; b = next.fetch_add(chunk)) {
+    const int end = std::min(work.total, b + chunk), begin_id = b * kRowBlock, end_id = std::min(end * kRowBlock, m.n);
     kernels_.matmul(m, x.row(first), x.rows(first), rows, b, end, nullptr, false, logits_.data(), (int)stride);
     for (int r = 0; r < rows; ++r) {
       float* logits = logits_.data() + (size_t)r * stride;
@@ -364,7 +384,9 @@ void Runner::compute_logits(int first, int rows, const LogitsConsumer& consumer,
       const int found = consumer.scan(logits, begin_id, end_id, block_best_.data() + (size_t)r * scan_blocks());
       if (found >= 0) bad[r] = std::min(bad[r], found);
     }
+    work.done += end - b;
   }
+  return work;
 }
 
 LogitRow Runner::scanned_row(int row) const {

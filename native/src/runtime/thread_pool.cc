@@ -2,8 +2,10 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <climits>
 #include <stdexcept>
 
@@ -14,6 +16,14 @@
 
 namespace octavo {
 namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// A thread that waits polls, since what it waits for is nearly always a few microseconds away. Where others have lately taken its CPU
+// it sleeps then, since whoever it waits for may need that CPU or have been put aside for longer; else it goes on for half a millisecond.
+constexpr int kFewPolls = 400, kPolls = 20000;  // 10 us, 500 us
+constexpr int kSharedPolls = 50;                // more threads than cores: the one waited for may not be running
+constexpr std::chrono::milliseconds kLately{20};
 
 inline void pause_cpu() {
 #if defined(__x86_64__)
@@ -44,6 +54,30 @@ void pin(int cpu) {
 #endif
 }
 
+// Whether the system has lately taken the CPU from the calling thread, in favour of another that wants it.
+bool is_crowded() {
+#if defined(__linux__)
+  thread_local long taken = 0;
+  thread_local Clock::time_point until{};
+  rusage usage;
+  if (getrusage(RUSAGE_THREAD, &usage) != 0) return false;
+  const Clock::time_point now = Clock::now();
+  if (usage.ru_nivcsw != taken) until = now + kLately;
+  taken = usage.ru_nivcsw;
+  return now < until;
+#else
+  return false;
+#endif
+}
+
+bool changes_within(const std::atomic<uint32_t>& value, uint32_t old, int polls) {
+  for (int i = 0; i < polls; ++i) {
+    if (value.load(std::memory_order_acquire) != old) return true;
+    pause_cpu();
+  }
+  return false;
+}
+
 }  // namespace
 
 std::vector<int> allowed_cpus() {
@@ -57,12 +91,30 @@ std::vector<int> allowed_cpus() {
   return cpus;
 }
 
+// ---- waiting ---------------------------------------------------------------------------------------------------------
+
+void WaitedNumber::wait_while(uint32_t old, bool own_core) {
+  if (changes_within(value_, old, own_core ? kFewPolls : kSharedPolls)) return;
+  if (own_core && !is_crowded() && changes_within(value_, old, kPolls - kFewPolls)) return;
+  for (;;) {
+    sleepers_.store(true);  // before the look: whoever changes the value looks here afterwards
+    if (value_.load() != old) return;
+    futex_wait(value_, old);
+  }
+}
+
+void WaitedNumber::wake() {
+  if (sleepers_.exchange(false)) futex_wake_all(value_);
+}
+
+// ---- threads ---------------------------------------------------------------------------------------------------------
+
 ThreadPool::ThreadPool(int threads) : threads_(threads), owner_pid_(getpid()) {
   if (threads < 1) throw std::invalid_argument("threads: at least 1");
   const std::vector<int> cpus = allowed_cpus();
-  // Spinning helps only when every thread has a core of its own; otherwise the one waited for may not be running.
-  const bool own_core = (int)cpus.size() >= threads, whole_machine = (int)cpus.size() == threads;
-  spin_ = own_core ? 20000 : 50;
+  const bool whole_machine = (int)cpus.size() == threads;
+  own_core_ = (int)cpus.size() >= threads;
+  members_ = std::make_unique<Member[]>((size_t)threads);
   try {
     for (int t = 1; t < threads; ++t) {
       workers_.emplace_back([this, t, whole_machine, cpus] {
@@ -88,48 +140,77 @@ ThreadPool::~ThreadPool() {
 
 void ThreadPool::stop_workers() {
   stop_.store(true);
-  epoch_.fetch_add(1);
-  futex_wake_all(epoch_);
+  runs_.set(runs_.get() + 1);
   for (auto& w : workers_) w.join();
 }
 
-void ThreadPool::wait_for(const std::atomic<uint32_t>& word, uint32_t old) {
-  for (int i = 0; i < spin_; ++i) {
-    if (word.load(std::memory_order_acquire) != old) return;
-    pause_cpu();
-  }
-  sleepers_.fetch_add(1);
-  while (word.load() == old) futex_wait(word, old);
-  sleepers_.fetch_sub(1);
-}
-
-void ThreadPool::run(void (*fn)(void*, int), void* context) {
-  if (threads_ == 1) {
-    fn(context, 0);
-    return;
-  }
-  if (getpid() != owner_pid_) throw std::runtime_error("thread pool used after fork(); load the model in the process that runs it");
-  fn_ = fn;
-  context_ = context;
-  release(epoch_);
-  fn(context, 0);
-  barrier();  // all have returned from fn
-}
-
-void ThreadPool::release(std::atomic<uint32_t>& word) {
-  word.fetch_add(1);
-  if (sleepers_.load() > 0) futex_wake_all(word);
-}
-
 void ThreadPool::work(int thread) {
-  uint32_t seen = 0;
-  for (;;) {
-    wait_for(epoch_, seen);
-    seen = epoch_.load();
+  for (uint32_t seen = 0;;) {
+    runs_.wait_while(seen, own_core_);
+    seen = runs_.get();
     if (stop_.load()) return;
-    fn_(context_, thread);
-    barrier();
+    if (seen % 2 == 0 || !enter(thread, seen)) continue;
+    Turn turn(*this, thread);
+    fn_(context_, turn);
+    leave(thread);
   }
+}
+
+// ---- shares ----------------------------------------------------------------------------------------------------------
+
+void ThreadPool::run(void (*fn)(void*, Turn&), void* context) {
+  if (threads_ > 1) {
+    if (getpid() != owner_pid_) throw std::runtime_error("thread pool used after fork(); load the model in the process that runs it");
+    fn_ = fn;
+    context_ = context;
+    first_phase_ = phase_.get();
+    runs_.set(runs_.get() + 1);
+  }
+  Turn turn(*this, 0);
+  fn(context, turn);
+  if (threads_ == 1) return;
+  runs_.set(runs_.get() + 1);
+  // Whoever is inside has no work left and leaves; whoever enters from now on sees that it is too late, and leaves too.
+  for (int t = 1; t < threads_; ++t) {
+    const uint32_t moves = members_[(size_t)t].moves.get();
+    if (moves % 2) members_[(size_t)t].moves.wait_while(moves, own_core_);
+  }
+}
+
+// Whether the share is still open; then the worker is inside. It says so before it looks: run() closes before it looks.
+bool ThreadPool::enter(int thread, uint32_t run) {
+  Member& me = members_[(size_t)thread];
+  me.run = run;
+  me.moves.set(me.moves.get() + 1);
+  if (runs_.get() == run) return true;
+  leave(thread);
+  return false;
+}
+
+void ThreadPool::leave(int thread) {
+  WaitedNumber& moves = members_[(size_t)thread].moves;
+  if (moves.get() % 2) moves.set(moves.get() + 1);
+}
+
+// Whether this thread has done the last of the work; without work, whether it is the first here.
+bool ThreadPool::finishes(Work work, uint32_t phase) {
+  if (work.total == 0) {
+    uint32_t last = claimed_.load();
+    return last != phase && phase_.get() == phase && claimed_.compare_exchange_strong(last, phase);
+  }
+  if (work.done == 0 || done_.fetch_add(work.done) + work.done < work.total) return false;
+  done_.store(0, std::memory_order_relaxed);
+  return true;
+}
+
+bool ThreadPool::Turn::follow() {
+  if (pool_.phase_.get() == phase_) {
+    if (thread_) pool_.leave(thread_);
+    pool_.phase_.wait_while(phase_, pool_.own_core_);
+    if (thread_ && !pool_.enter(thread_, run_)) return false;
+  }
+  ++phase_;
+  return true;
 }
 
 }  // namespace octavo
