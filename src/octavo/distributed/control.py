@@ -199,6 +199,8 @@ class Control:
         return link
 
     def _refuse(self, channel: Channel[FromWorker], name: str, reason: str, is_final: bool = True) -> None:
+        """``reason``: may quote what the worker has said."""
+        reason = shown_reason(reason)
         self._refusals.say(reason, name)
         self._last_words(name, reason)
         channel.send(Refuse(reason, is_final))
@@ -214,12 +216,12 @@ class Control:
         are_others, model = any(other.ready is not None for other in self), self._model.fingerprint
         if (fault := misfit(message.model, message.fingerprint, model, None)) is not None:
             link.is_refused = True
-            self._refuse(link.channel, link.name, shown_reason(fault))
+            self._refuse(link.channel, link.name, fault)
             return
         is_bound = are_others or self._handler.is_amid_answers()
         if is_bound and (fault := misfit(message.model, message.fingerprint, model, self.fingerprint)) is not None:
             link.is_refused = True
-            self._refuse(link.channel, link.name, shown_reason(fault), is_final=are_others)  # else: until the answers are over
+            self._refuse(link.channel, link.name, fault, is_final=are_others)  # else: until the answers are over
             return
         check_limits(message.limits, self._config, self._model.program)
         self.fingerprint = message.fingerprint

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from octavo.distributed.channel import Channel
 from octavo.distributed.fleet import Worker
 from octavo.distributed.kv_ways import KVPlace
-from octavo.distributed.messages import Answer, Ask, FromWorker, Load, Ready
+from octavo.distributed.messages import Answer, Ask, FromWorker, Load, Ready, shown_reason
 from octavo.distributed.told_load import ToldLoad
 
 MAX_QUESTIONS = 64  # without an answer
@@ -72,7 +72,7 @@ class Link:
         if message.error is None:
             answer.set_result(message.body)
         else:
-            answer.set_exception(AskError(f"worker {self.name}: {message.error}"))
+            answer.set_exception(AskError(f"worker {self.name}: {shown_reason(message.error)}"))
 
     def leave_unanswered(self) -> None:
         """It is gone: whoever waits for an answer is told."""
