@@ -253,7 +253,6 @@ class Control:
             self._handler.fault(error)
 
     def _take(self, link: Link, message: FromWorker) -> None:
-        self.fleet.heard(link.worker, self._now())
         match message:
             case Load():
                 self._load(link, message)
@@ -331,12 +330,19 @@ class Control:
                 beat_s = now
                 for link in self:
                     link.channel.send(Beat())
-            for worker, change in self.fleet.look(now):
-                try:
-                    self._changed(self._links[worker.name], change)
-                except Exception as error:  # a fault of ours must not end the watch over all the others
-                    logger.critical("worker %s: what became of it could not be dealt with", worker.name, exc_info=error)
+            self._look_at(now)
             await asyncio.sleep(LOOK_S)
+
+    def _look_at(self, now: float) -> None:
+        for link in self:
+            if link.heard_s != link.channel.heard_s:  # also of bytes of a long message, which may take seconds on its way
+                link.heard_s = link.channel.heard_s
+                self.fleet.heard(link.worker, now)
+        for worker, change in self.fleet.look(now):
+            try:
+                self._changed(self._links[worker.name], change)
+            except Exception as error:  # a fault of ours must not end the watch over all the others
+                logger.critical("worker %s: what became of it could not be dealt with", worker.name, exc_info=error)
 
     def _changed(self, link: Link, change: Change) -> None:
         logger.warning("worker %s is %s: %s", link.name, change.value, link.worker.reason or "it speaks again")
