@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -104,6 +105,9 @@ class LocalProcesses(KeptWorkers[_Child]):
 
     async def stop(self) -> None:
         self._stopping = True
+        for pid in self.pids.values():  # who has not connected yet is told by nobody else, and would look for its front end
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
         await asyncio.gather(*(self._see_to_end(child) for child in self._workers.values()))
         await self._cancel_ends()
         for child in self._workers.values():
