@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from octavo.distributed.dispatcher import Backpressure, Dispatcher, QueueFull
@@ -11,6 +13,7 @@ from octavo.distributed.role_router import RoleRouter
 from octavo.distributed.roles import RolePools
 from octavo.distributed.router import RoundRobin, ShortestQueue, SoonestDone
 from octavo.distributed.told_load import Told, ToldLoad
+from octavo.distributed.views import EngineView, RouteRequest
 from tests.distributed.views import View, route
 
 
@@ -119,12 +122,33 @@ def test_nothing_is_promised_to_a_request_that_was_lost_until_it_is_sent_again(a
     pools.check_invariants()
 
 
+class Books(ShortestQueue):
+    """``there``: requests that it has chosen for, and of which it has not been told that they are lost or over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.there = set[str]()
+
+    def choose(self, request: RouteRequest, engines: Sequence[EngineView]) -> int:
+        self.there.add(request.request_id)
+        return super().choose(request, engines)
+
+    def lost(self, request_id: str) -> None:
+        self.there.discard(request_id)
+
+    def ended(self, request_id: str, num_output: int | None) -> None:
+        self.there.discard(request_id)
+
+
 MOVES = st.sampled_from(["submit", "next", "end", "withdraw", "busy", "lose"])
 
 
 @given(st.lists(st.tuples(MOVES, st.integers(0, 30)), max_size=60))
+@example([("submit", 0), ("next", 0), ("lose", 0)])
 def test_no_request_is_lost_or_sent_twice(moves: list[tuple[str, int]]) -> None:
-    desk = Dispatcher(ShortestQueue(), Backpressure(1.0, most_waiting=8))
+    """And routers are told of all that becomes of those that they have chosen for: what they keep of each would pile up."""
+    router = Books()
+    desk = Dispatcher(router, Backpressure(1.0, most_waiting=8))
     engines = [View(0), View(1), View(2)]
     submitted, sent, over = set[str](), set[str](), set[str]()
     for number, (what, value) in enumerate(moves):
@@ -158,6 +182,7 @@ def test_no_request_is_lost_or_sent_twice(moves: list[tuple[str, int]]) -> None:
             over.add(name)
         desk.check_invariants()
         assert len(desk) == len(submitted - sent - over) and desk.num_sent == len(sent)
+        assert router.there == sent
     for engine in engines:
         engine.pending_s, engine.num_sequences = 0.0, 0
     while (found := desk.next(engines, 1e6)) is not None:

@@ -27,11 +27,9 @@ class Launcher:
     def __init__(self, *names: str) -> None:
         self.kept = list(names)
         self.trouble: str | None = None
-        self.is_at_end = self.is_ending = False
-        self.released: list[str] = []
-        self.replaced: list[str] = []
+        self.is_at_end = self.is_ending = self.holds_start = self.was_stopped = False
+        self.released, self.replaced = list[str](), list[str]()
         self.opened = asyncio.Event()
-        self.holds_start = self.was_stopped = False
 
     @property
     def names(self) -> Sequence[str]:
@@ -59,6 +57,9 @@ class Launcher:
 
     def role_of(self, name: str) -> str:
         return "both"
+
+    def told_to_end(self, name: str, pid: int) -> None:
+        pass
 
     async def replace(self, name: str) -> None:
         self.trouble, self.is_at_end = None, False

@@ -1,9 +1,13 @@
-"""A worker whose engine's thread hangs while its event loop speaks: it is found at any moment of its connection, and gets nothing."""
+"""A worker whose engine's thread hangs while its event loop speaks: it is found at any moment of its connection, and gets nothing; told to
+end, it does."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import signal
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -12,18 +16,20 @@ import pytest
 
 from octavo.config import EngineConfig
 from octavo.core.request import SamplingParams
+from octavo.distributed import process_worker
 from octavo.distributed.channel import Address
 from octavo.distributed.cluster_engine import ClusterEngine
 from octavo.distributed.cluster_options import ClusterOptions
 from octavo.distributed.control import Link
 from octavo.distributed.fleet import LivenessLimits, WorkerState
+from octavo.distributed.process_worker import LocalProcesses
 from octavo.distributed.worker import WorkerOptions, WorkerServer
 from octavo.engine.engine import Engine
 from octavo.engine.engine_thread import EngineThread
 from octavo.engine.event_stream import EventStream
 from octavo.engine.outputs import OutputEvent
 from tests.distributed import scripted_worker
-from tests.distributed.clusters import WAIT_S
+from tests.distributed.clusters import WAIT_S, cluster
 from tests.engine.scripted import bigram_config, bigram_engine, bigram_model, byte_tokenizer
 
 SECRET = b"a secret of the tests"
@@ -167,5 +173,54 @@ def test_a_thread_that_hangs_beside_its_steps_is_silent_too(hangs_at: str) -> No
         gate.set()
         await until(lambda: thread.silent_s == 0.0)
         await thread.stop()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("how", ["drain", "SIGTERM"])
+def test_a_process_that_hangs_does_not_outlive_its_end(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told to end and cannot: its memory would be gone for good and, where another is to take its place, that worker with it."""
+    monkeypatch.setattr(process_worker, "END_S", 0.1)
+
+    async def run() -> None:
+        async with cluster(2, options=ClusterOptions(liveness=LIMITS)) as two:
+            two.gate.allow(0)
+            prepared = two.prepare([3, 4, 5], SamplingParams(max_tokens=5))
+            stream, request_id = two.engine.submit([prepared]), prepared.request.request_id
+            await two.until(lambda: two.holder(request_id) is not None)
+            name = two.holder(request_id)
+            assert name is not None
+            pid = two.processes.pids[name]
+            await two.until(lambda: two.holder(request_id) != name)
+            if how == "drain":
+                await two.engine.cluster.drain(name)
+                await two.until(lambda: name not in two.processes.pids)
+            else:
+                two.signal(name, signal.SIGTERM)
+                await two.until(lambda: two.processes.pids.get(name) not in (None, pid))
+            two.gate.open()
+            tokens = 0
+            while not stream.finished:
+                tokens += sum(len(event.token_ids) for event in await stream.read())
+            assert tokens == 5
+
+    asyncio.run(run())
+
+
+def test_a_worker_of_elsewhere_ends_no_process_whose_name_it_has_taken() -> None:
+    async def run() -> None:
+        processes = LocalProcesses({"worker-0": "both"}, "secret", command=(sys.executable, "-c", "import time; time.sleep(600)"))
+        await processes.start(Address("127.0.0.1", 1))
+        await until(lambda: processes.pids)
+        pid = processes.pids["worker-0"]
+        for name, other in (("worker-0", pid + 1), ("worker-1", pid)):
+            processes.told_to_end(name, other)
+        assert not processes._ends
+        processes.told_to_end("worker-0", pid)
+        (seeing,) = processes._ends
+        os.kill(pid, signal.SIGKILL)
+        await seeing
+        await processes.stop()
+        assert not processes.pids and not processes._ends
 
     asyncio.run(run())

@@ -112,6 +112,8 @@ def lies(key: int) -> dict[str, list[Message]]:
         "a token beyond the vocabulary": [Events([Event(key, token_ids=[VOCAB])])],
         "a negative token": [Events([Event(key, token_ids=[-1])])],
         "log-probabilities of no token": [Events([Event(key, token_ids=[5], logprobs=[TokenLogprobs(5, -1.0, 1, [VOCAB], [-1.0])])])],
+        "log-probabilities of more tokens than it gave": [Events([Event(key, logprobs=[TokenLogprobs(5, -1.0, 1, [], [])])])],
+        "tokens without log-probabilities": [Events([Event(key, token_ids=[5], logprobs=[TokenLogprobs(5, -1.0, 1, [6], [])])])],
         "more requests than it was sent": [Load(num_received=1 << 40)],
         "work that is no number": [Load(pending_s=float("nan"))],
         "work below nothing": [Load(pending_s=-1.0)],

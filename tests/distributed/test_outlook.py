@@ -62,6 +62,30 @@ async def stays(engine: ClusterEngine, num_looks: int = 8) -> None:
     assert len(engine.flights) == number
 
 
+def test_while_the_front_end_is_stopped_itself_no_time_runs() -> None:
+    """Its workers have left it meanwhile, and come back: what they had was not waiting in vain."""
+
+    async def run() -> None:
+        async with one_lost(Launcher("a"), others_may_join=True) as (engine, stream):
+            await stays(engine)
+            skipped_s, begin_s = 0.0, engine.clock.now()
+            engine.outlook._now = lambda: begin_s + skipped_s
+            for _ in range(3):
+                skipped_s += 1e6  # it was stopped
+                await stays(engine)
+            for _ in range(3590):
+                skipped_s += 1.0
+                engine._look()
+            await stays(engine)
+            while len(engine.flights):
+                skipped_s += 1.0
+                engine._look()
+            (event,) = await stream.read()
+            assert (event.error_code, event.error) == (NO_WORKER, "no worker has been there for 3600 s")
+
+    asyncio.run(run())
+
+
 def test_what_waits_ends_at_once_when_no_worker_can_run_any_more_and_new_requests_are_refused(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

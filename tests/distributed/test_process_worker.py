@@ -52,6 +52,21 @@ def test_a_worker_that_ended_by_itself_is_replaced_at_once(monkeypatch: pytest.M
     asyncio.run(run())
 
 
+def test_the_end_waits_for_no_worker_that_has_not_connected_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when a start is broken off: nobody but whoever started it can tell it that it is enough."""
+    monkeypatch.setattr(process_worker, "END_S", 3600.0)
+
+    async def run() -> None:
+        processes = LocalProcesses({"worker-0": "both", "worker-1": "both"}, "secret", command=STAYS)
+        await processes.start(NOWHERE)
+        await until(lambda: len(processes.pids) == 2)
+        async with asyncio.timeout(120):
+            await processes.stop()
+        assert not processes.pids
+
+    asyncio.run(run())
+
+
 def test_a_worker_that_could_not_run_is_tried_again_when_it_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_worker, "END_S", 0.1)
 

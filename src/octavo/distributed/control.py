@@ -199,6 +199,8 @@ class Control:
         return link
 
     def _refuse(self, channel: Channel[FromWorker], name: str, reason: str, is_final: bool = True) -> None:
+        """``reason``: may quote what the worker has said."""
+        reason = shown_reason(reason)
         self._refusals.say(reason, name)
         self._last_words(name, reason)
         channel.send(Refuse(reason, is_final))
@@ -214,12 +216,12 @@ class Control:
         are_others, model = any(other.ready is not None for other in self), self._model.fingerprint
         if (fault := misfit(message.model, message.fingerprint, model, None)) is not None:
             link.is_refused = True
-            self._refuse(link.channel, link.name, shown_reason(fault))
+            self._refuse(link.channel, link.name, fault)
             return
         is_bound = are_others or self._handler.is_amid_answers()
         if is_bound and (fault := misfit(message.model, message.fingerprint, model, self.fingerprint)) is not None:
             link.is_refused = True
-            self._refuse(link.channel, link.name, shown_reason(fault), is_final=are_others)  # else: until the answers are over
+            self._refuse(link.channel, link.name, fault, is_final=are_others)  # else: until the answers are over
             return
         check_limits(message.limits, self._config, self._model.program)
         self.fingerprint = message.fingerprint
@@ -251,7 +253,6 @@ class Control:
             self._handler.fault(error)
 
     def _take(self, link: Link, message: FromWorker) -> None:
-        self.fleet.heard(link.worker, self._now())
         match message:
             case Load():
                 self._load(link, message)
@@ -329,12 +330,19 @@ class Control:
                 beat_s = now
                 for link in self:
                     link.channel.send(Beat())
-            for worker, change in self.fleet.look(now):
-                try:
-                    self._changed(self._links[worker.name], change)
-                except Exception as error:  # a fault of ours must not end the watch over all the others
-                    logger.critical("worker %s: what became of it could not be dealt with", worker.name, exc_info=error)
+            self._look_at(now)
             await asyncio.sleep(LOOK_S)
+
+    def _look_at(self, now: float) -> None:
+        for link in self:
+            if link.heard_s != link.channel.heard_s:  # also of bytes of a long message, which may take seconds on its way
+                link.heard_s = link.channel.heard_s
+                self.fleet.heard(link.worker, now)
+        for worker, change in self.fleet.look(now):
+            try:
+                self._changed(self._links[worker.name], change)
+            except Exception as error:  # a fault of ours must not end the watch over all the others
+                logger.critical("worker %s: what became of it could not be dealt with", worker.name, exc_info=error)
 
     def _changed(self, link: Link, change: Change) -> None:
         logger.warning("worker %s is %s: %s", link.name, change.value, link.worker.reason or "it speaks again")

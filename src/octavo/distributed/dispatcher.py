@@ -266,7 +266,7 @@ class Dispatcher:
         """Engine ``index`` is gone: returns the requests that were there, which may be submitted again."""
         lost = [request_id for request_id, engine in self._sent.items() if engine == index]
         for request_id in lost:
-            del self._sent[request_id]
+            self._lose(request_id)
         self.router.gone(index)
         return lost
 

@@ -266,7 +266,7 @@ class Handovers:
                 is_meant = sender.worker.role == "prefill" and receiver.worker.role == "decode"
                 if is_meant and receiver.kv.addresses and sender.kv.transports and self._way(sender, receiver) is None:
                     where = ", ".join(f"{name} {address}" for name, address in receiver.kv.addresses.items())
-                    how = f"by {self._options.transport} to worker {receiver.name}, which listens at {where}"
+                    how = f"by {self._options.transport} to worker {receiver.name}, which listens at {shown_reason(where)}"
                     self._no_ways.say(f"from worker {sender.name} {how}")
 
     def _follow(self, orders: Sequence[Order[_Ticketed]]) -> None:

@@ -50,6 +50,11 @@ class Launcher(Protocol):
         """Of one that it has started, released ones among them."""
         ...
 
+    def told_to_end(self, name: str, pid: int) -> None:
+        """A worker, of this process id by its own word, has been told to end: one that hangs, and so does not, is ended after some time.
+        Names that it did not start do nothing, nor does one of elsewhere that has taken such a name."""
+        ...
+
     async def replace(self, name: str) -> None:
         """See to it that the process of a worker, which was told to end, has ended, and start another; also of one that could not run."""
         ...
@@ -118,6 +123,7 @@ class KeptWorkers(Generic[W]):
         self._workers = workers
         self._released: dict[str, None] = {}  # names, the last one last
         self._new_names = NewNames(workers)
+        self._ends = set[asyncio.Task[None]]()  # of processes that were told to
 
     @property
     def names(self) -> Sequence[str]:
@@ -162,6 +168,17 @@ class KeptWorkers(Generic[W]):
         self._released.pop(name, None)
         return self._begin_anew(worker)
 
+    def told_to_end(self, name: str, pid: int) -> None:
+        """See Launcher."""
+        if (worker := self._workers.get(name)) is not None:
+            ends = asyncio.create_task(self._see_to_end(worker))
+            self._ends.add(ends)
+            ends.add_done_callback(self._ends.discard)
+
+    async def _cancel_ends(self) -> None:
+        """All processes have ended."""
+        await asyncio.gather(*map(cancelled, list(self._ends)))
+
     def _kept(self) -> list[W]:
         """At once, since any thread may ask."""
         return [worker for worker in list(self._workers.values()) if not worker.released]
@@ -183,6 +200,10 @@ class KeptWorkers(Generic[W]):
         if keeper is not None:
             await asyncio.wait([keeper], timeout=timeout_s)
             await cancelled(keeper)
+
+    @abstractmethod
+    async def _see_to_end(self, worker: W) -> None:
+        """Wait until the process that it has now has ended; end it when that takes too long."""
 
     @abstractmethod
     async def _keep(self, worker: W) -> None:

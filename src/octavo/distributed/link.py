@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from octavo.distributed.channel import Channel
 from octavo.distributed.fleet import Worker
 from octavo.distributed.kv_ways import KVPlace
-from octavo.distributed.messages import Answer, Ask, FromWorker, Load, Ready
+from octavo.distributed.messages import Answer, Ask, FromWorker, Load, Ready, shown_reason
 from octavo.distributed.told_load import ToldLoad
 
 MAX_QUESTIONS = 64  # without an answer
@@ -22,7 +22,7 @@ class AskError(RuntimeError):
 class Link:
     """One worker that is connected. ``kv``: where it takes KV. ``view``: as routers see it. ``keys``: attempts that it has. ``is_leaving``:
     it was told to end, so that its end is nobody's fault. ``wants_to_leave``: it said Goodbye. ``is_refused``: it may not join.
-    ``has_begun_keys``: it has told its whole prefix cache anew."""
+    ``has_begun_keys``: it has told its whole prefix cache anew. ``heard_s``: when its channel had got something last, at the last look."""
 
     channel: Channel[FromWorker]
     worker: Worker
@@ -35,6 +35,7 @@ class Link:
     wants_to_leave: bool = False
     is_refused: bool = False
     has_begun_keys: bool = False
+    heard_s: float = 0.0
     _questions: dict[int, asyncio.Future[bytes]] = field(default_factory=dict)  # by number
 
     @property
@@ -72,7 +73,7 @@ class Link:
         if message.error is None:
             answer.set_result(message.body)
         else:
-            answer.set_exception(AskError(f"worker {self.name}: {message.error}"))
+            answer.set_exception(AskError(f"worker {self.name}: {shown_reason(message.error)}"))
 
     def leave_unanswered(self) -> None:
         """It is gone: whoever waits for an answer is told."""

@@ -175,6 +175,8 @@ class Operations:
         try:
             await self._empty(link)
             self._control.shut_down(link)
+            if self._launcher is not None:
+                self._launcher.told_to_end(link.name, link.worker.pid)
         finally:
             if self._leaving.get(link) is asyncio.current_task():  # it may have been kept, and sent away again
                 del self._leaving[link]

@@ -4,6 +4,9 @@
     none is there, and one may come                     ─▶ for ``wait_s``
     none is there, and none can come any more           ─▶ not at all: they end, and new ones are refused, with the reason
 
+Time is counted only while this process looks: a front end that was itself stopped for a while, and whose workers have left it meanwhile,
+waits for them as long as any.
+
 None can come when the launcher has given up all that it kept running (or keeps none), and nobody else may join. Ends requests of the
 flights; starts nobody, and owns nothing but the moment since when nobody has been there.
 """
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("octavo.cluster")
 
 CANNOT_RUN = "no worker can run; the server's log says why"
+MAX_LOOK_S = 1.0  # between two looks; what is longer was this process's own pause
 ALL_DRAINED = "all workers have been drained; `octavo cluster undrain` brings one back"
 
 
@@ -50,6 +54,7 @@ class Outlook:
         self._kept, self._grows = launcher, grows
         self._logged: str | None = None  # why none could come, at the last look
         self._none_since_s = 0.0  # no worker takes requests
+        self._looked_s = math.inf
 
     def hopeless(self) -> str | None:
         """Why no worker can come any more; None: one is there, or may come. Any thread may ask. Clients read it: what workers said, which
@@ -81,6 +86,8 @@ class Outlook:
     def end_waiting(self) -> None:
         """End requests that wait while there is no worker: at once where none can come."""
         now = self._now()
+        self._none_since_s += max(0.0, now - self._looked_s - MAX_LOOK_S)
+        self._looked_s = now
         why = self.hopeless()
         self._log(why)
         if why is not None:

@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,6 +37,7 @@ GIVE_UP_S = 5.0  # that a child looks for its front end
 @dataclass(eq=False)
 class _Child(KeptWorker):
     process: asyncio.subprocess.Process | None = None
+    ending: asyncio.Lock = field(default_factory=asyncio.Lock)  # of whoever waits for the end of a process: once is enough to say so
     is_awaited: bool = False  # whoever has begun waits for it to be ready, and says why it is not
     wanted: asyncio.Event = field(default_factory=asyncio.Event)  # another is to be started at once
     pause_s: float = FIRST_PAUSE_S
@@ -86,37 +88,47 @@ class LocalProcesses(KeptWorkers[_Child]):
             child.pause_s, child.is_awaited = FIRST_PAUSE_S, False
             child.was_ready, child.num_failed, child.trouble, child.is_hopeless = True, 0, None, False
 
+    def told_to_end(self, name: str, pid: int) -> None:
+        """See Launcher."""
+        if pid == self.pids.get(name):
+            super().told_to_end(name, pid)
+
     async def replace(self, name: str) -> None:
         """Wait for the end of a worker that was told to end, or end it, and have another started; at once, if it had ended by itself.
         One that could not run is tried again: what kept it may have been mended."""
         child = self._workers[name]
         child.wanted.set()
-        await self._end(child)
+        await self._see_to_end(child)
         if not child.released:
             child.trouble, child.num_failed = None, 0
             self._begin_anew(child)
 
     async def stop(self) -> None:
         self._stopping = True
-        await asyncio.gather(*(self._end(child) for child in self._workers.values()))
+        for pid in self.pids.values():  # who has not connected yet is told by nobody else, and would look for its front end
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        await asyncio.gather(*(self._see_to_end(child) for child in self._workers.values()))
+        await self._cancel_ends()
         for child in self._workers.values():
             if child.keeper is not None:
                 child.keeper.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await child.keeper
 
-    async def _end(self, child: _Child) -> None:
-        """Wait until its process has ended; kill it when that takes too long."""
+    async def _see_to_end(self, child: _Child) -> None:
+        """See KeptWorkers."""
         process = child.process
-        if process is None or process.returncode is not None:
-            return
-        try:
-            await asyncio.wait_for(asyncio.shield(asyncio.ensure_future(process.wait())), END_S)
-        except TimeoutError:
-            logger.warning("worker %s (pid %d) does not end and is killed", child.name, process.pid)
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+        async with child.ending:
+            if process is None or process.returncode is not None:
+                return
+            try:
+                await asyncio.wait_for(asyncio.shield(asyncio.ensure_future(process.wait())), END_S)
+            except TimeoutError:
+                logger.warning("worker %s (pid %d) does not end and is killed", child.name, process.pid)
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
 
     async def _keep(self, child: _Child) -> None:
         """One process after another."""

@@ -165,6 +165,15 @@ class RayLauncher(KeptWorkers[_Worker]):
         if keepers:
             await asyncio.wait(keepers, timeout=END_S)
         await asyncio.gather(*map(cancelled, keepers))
+        await self._cancel_ends()
+
+    async def _see_to_end(self, worker: _Worker) -> None:
+        """See KeptWorkers. Its keeper hears of the end."""
+        actor = worker.actor
+        await asyncio.sleep(END_S)
+        if actor is not None and worker.actor is actor:
+            logger.warning("worker %s at %s does not end and is ended", worker.name, worker.node)
+            _end(actor)
 
     async def _keep(self, worker: _Worker) -> None:
         """One process after another, until the worker is released or replaced, or this task is cancelled."""
@@ -238,7 +247,12 @@ def _new_actor(group: WorkerGroup, cpus: int) -> Any:
 
 def _kill(worker: _Worker) -> None:
     actor, worker.actor, worker.node = worker.actor, None, None
-    if actor is not None and ray.is_initialized():
+    if actor is not None:
+        _end(actor)
+
+
+def _end(actor: Any) -> None:
+    if ray.is_initialized():
         with contextlib.suppress(ray.exceptions.RayError, ValueError):
             ray.kill(actor, no_restart=True)
 

@@ -126,7 +126,12 @@ class Event(msgspec.Struct, omit_defaults=True, gc=False):
         for name, number in (("choice", self.choice), ("num_cached_tokens", self.num_cached_tokens)):
             if number < 0:
                 raise MessageError(f"{name}: {number!r} is not allowed; from 0")
+        if (num := len(self.logprobs or ())) > len(self.token_ids):
+            raise MessageError(f"logprobs: {num} are not allowed; at most one for each of {len(self.token_ids)} tokens")
         entries = [*(self.logprobs or ()), *(self.prompt_logprobs or ())]
+        for entry in entries:
+            if len(entry.top_ids) != len(entry.top_logprobs):
+                raise MessageError(f"top_logprobs: {len(entry.top_logprobs)} are not allowed; one for each of {len(entry.top_ids)} tokens")
         for token in (*self.token_ids, *(t for entry in entries for t in (entry.token_id, *entry.top_ids))):
             if not 0 <= token < vocab_size:
                 raise MessageError(f"token_ids: {token!r} is not allowed; token ids are from 0 to {vocab_size - 1}")
