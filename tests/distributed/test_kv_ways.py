@@ -219,7 +219,8 @@ def test_what_waits_is_looked_through_without_looking_through_all_workers_for_ea
         num_looks += 1
         return links
 
-    flights: Any = SimpleNamespace(faults=SimpleNamespace(guarded=lambda flight: contextlib.nullcontext()))
+    faults = SimpleNamespace(guarded=lambda flight: contextlib.nullcontext())
+    flights: Any = SimpleNamespace(faults=faults, fits=lambda view: True)
     handovers = Handovers(flights, SimpleNamespace(), lambda: links, every, HandoverOptions(), lambda: 0.0)  # type: ignore[arg-type]
     for key in range(num_waiting):
         handovers.desk.offered(key, _Ticketed(flights, 100, 8 + key % 8), key % 8, 100, 100, 0.0, [1])

@@ -168,7 +168,7 @@ class WorkerEngine:
             try:
                 wire.check(self.engine.backend.vocab_size)
                 check_token_ids("output_token_ids", message.output_token_ids, self.engine.backend.vocab_size)
-                self._check_fits(request)
+                self.check_fits(request)
                 self.engine.add(PreparedRequest(request, []), message.output_token_ids)
                 if message.ticket is not None and self.kv is not None:
                     self.kv.submitted(message, request)
@@ -178,8 +178,8 @@ class WorkerEngine:
 
         self.thread.post(add)
 
-    def _check_fits(self, request: Request) -> None:
-        """ParameterError where the answer would be cut short here, and not by another worker."""
+    def check_fits(self, request: Request) -> None:
+        """ParameterError where the answer would be cut short here, and not by another worker. On the engine's thread."""
         most = self.engine.scheduler.clamped_max_tokens(request)
         if most is not None:
             raise ParameterError("max_tokens", request.params.max_tokens, f"at most {most} behind this prompt, on a worker of this size")

@@ -242,6 +242,7 @@ class WorkerHandover:
         request = wire.request(engine_id(key), self._engine.clock.now())
         try:
             wire.check(self._engine.backend.vocab_size)
+            self._worker.check_fits(request)
             blocks = self._engine.reserve(request, message.num_tokens)
         except ParameterError as error:
             self._say(NoRoom(key, str(error)))
