@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.distributed.messages import NoRoom, Offered, PromptStarted, Reserve, Submit, ToWorker
+from octavo.distributed.messages import NoRoom, Offered, PromptStarted, Reserve, Submit
 from tests.distributed.pair import SENDER, Cluster, tiny_engine
 from tests.distributed.test_stub_hand_offs import MovesKV
 from tests.distributed.test_stub_worker import SECRET, TOKENIZER, expected, front_end, open_stream, read, until
@@ -37,17 +37,6 @@ def test_a_receiver_that_has_room_for_the_prompt_alone_refuses(tmp_path: Path) -
     run([tiny_engine(path), tiny_engine(path, num_kv_blocks=SMALL)], use)
 
 
-class Heard(MovesKV):
-    """A stub that keeps what it was told."""
-
-    def _take(self, messages: list[ToWorker]) -> None:
-        self.__dict__.setdefault("heard", []).extend(messages)
-        MovesKV._take(self, messages)
-
-    def has(self, kind: type[ToWorker]) -> list[ToWorker]:
-        return [message for message in self.__dict__.get("heard", []) if isinstance(message, kind)]
-
-
 @pytest.mark.parametrize("with_large", [True, False])
 def test_only_workers_that_hold_the_answer_are_asked_for_room(with_large: bool) -> None:
     """However much room they have, and whoever was meant."""
@@ -55,19 +44,19 @@ def test_only_workers_that_hold_the_answer_are_asked_for_room(with_large: bool) 
     async def run_all() -> None:
         engine = await front_end()
         vocab_size = TOKENIZER.vocab_size
-        sender = Heard("prefill", "bigram", vocab_size, role="prefill")
-        small = Heard("small", "bigram", vocab_size, role="decode", num_kv_blocks=SMALL)
+        sender = MovesKV("prefill", "bigram", vocab_size, role="prefill")
+        small = MovesKV("small", "bigram", vocab_size, role="decode", num_kv_blocks=SMALL)
         workers, tasks = [small, sender], list[asyncio.Task[None]]()
         if with_large:
-            workers.append(Heard("large", "bigram", vocab_size, role="decode", num_kv_blocks=1 << 10))
+            workers.append(MovesKV("large", "bigram", vocab_size, role="decode", num_kv_blocks=1 << 10))
         for worker in workers:  # the small one first: of those that say that they have as much room it is the one to be chosen
             tasks.append(asyncio.create_task(worker.run(engine.control.address, SECRET)))
             await until(lambda: len(engine.open_links()) == len(tasks))
         await until(lambda: len({link.view.num_available_blocks for link in engine.open_links()}) == 1)
         stream = open_stream(engine, 1, NUM_TOKENS)
         await until(lambda: sender.num_attempts == 1)
-        submit = sender.has(Submit)[0]
-        assert isinstance(submit, Submit) and (submit.ticket is not None) == with_large
+        (submit,) = sender.has(Submit)
+        assert (submit.ticket is not None) == with_large
         if with_large:
             sender.say(PromptStarted(submit.key))
             await until(lambda: bool(workers[2].has(Reserve)))

@@ -178,7 +178,7 @@ class Handovers:
                     self._started(link, message.key)  # unless it has said so
                     self._follow(desk.drew(message.key, message.output_token_ids, now))
             case Reserved():
-                self._follow(desk.reserved(message.key, link.index, now))
+                self._reserved(link, message.key)
             case NoRoom():
                 self._end_trial(link, message.key)
                 self._follow(desk.no_room(message.key, link.index, now, never=message.reason is not None))
@@ -196,6 +196,15 @@ class Handovers:
             return
         num_bytes = 0 if link.ready is None else ticketed.num_tokens * link.ready.limits.kv_bytes_per_token
         self.desk.offered(key, ticketed, link.index, ticketed.num_tokens, num_bytes, self._now())
+
+    def _reserved(self, link: Link, key: int) -> None:
+        """``link`` has room for it. Where that is no receiver it answers what nobody asks any more, or two questions were taken for one, as
+        of a worker that was lost in between: it is not to keep it."""
+        orders = self.desk.reserved(key, link.index, self._now())
+        moving = self.desk.find(key)
+        if moving is None or moving.handoff.receiver != link.index:
+            link.channel.send(Cancel(key))
+        self._follow(orders)
 
     def _copy_failed(self, link: Link, message: CopyFailed) -> None:
         reason = shown_reason(message.reason)

@@ -150,7 +150,7 @@ class WorkerEngine:
                 index.changes.take()
                 keys = [node.key[:SHORT_KEY_BYTES] for node in index.blocks().values() if index.is_full(node)]
                 for start in range(0, max(1, len(keys)), MAX_KEYS):
-                    self._tell(Keys(keys[start : start + MAX_KEYS], anew=start == 0))
+                    self.tell(Keys(keys[start : start + MAX_KEYS], anew=start == 0))
             return []
 
         self.thread.post(begin)
@@ -304,14 +304,14 @@ class WorkerEngine:
         index = self.engine.scheduler.kv.index
         if index is not None and index.changes is not None and len(index.changes):
             published, forgotten = index.changes.take()
-            self._tell(Keys([key[:SHORT_KEY_BYTES] for key in published], [key[:SHORT_KEY_BYTES] for key in forgotten]))
-        self._tell(load_of(self.engine, self._num_received, self._wants_prices))
+            self.tell(Keys([key[:SHORT_KEY_BYTES] for key in published], [key[:SHORT_KEY_BYTES] for key in forgotten]))
+        self.tell(load_of(self.engine, self._num_received, self._wants_prices))
 
-    def _tell(self, message: Keys | Load) -> None:
-        """On the engine's thread."""
+    def tell(self, message: FromWorker) -> None:
+        """Send what came of what the engine's thread is at, or has been: nothing when that is of an earlier connection. From any thread."""
         self.thread.tell(self._told, (self._read_for, message))
 
-    def _told(self, read: tuple[int, Keys | Load]) -> None:
+    def _told(self, read: tuple[int, FromWorker]) -> None:
         connection, message = read
         if connection != self._connection:
             return
