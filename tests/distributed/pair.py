@@ -91,7 +91,7 @@ class Cluster:
                     raise
 
             worker = WorkerEngine(engine, send, lambda reason: None)
-            side = WorkerHandover(worker, send, transports(), "127.0.0.1")
+            side = WorkerHandover(worker, transports(), "127.0.0.1")
             worker.kv = side
             self.workers.append(worker)
             self.sides.append(side)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +19,7 @@ from octavo.distributed.channel import Address
 from octavo.distributed.cluster_options import HandoverOptions
 from octavo.distributed.handovers import Handovers, _Ticketed
 from octavo.distributed.kv_ways import KVPlace, addresses_of, kv_host_for, way
-from octavo.distributed.messages import FromWorker, Ready, Welcome
+from octavo.distributed.messages import Ready, Welcome
 from octavo.distributed.tcp_transport import TcpTransport
 from octavo.distributed.transport import Piece, TransferError
 from octavo.distributed.worker import WorkerOptions, WorkerServer
@@ -113,7 +112,7 @@ class Side:
 
 
 def serving(address: Address, **options: object) -> tuple[WorkerServer, asyncio.Task[None]]:
-    def make(worker: WorkerEngine, send: Callable[[FromWorker], None], host: str) -> Side:
+    def make(worker: WorkerEngine, host: str) -> Side:
         return Side(host)
 
     server = WorkerServer(address, SECRET, WorkerOptions("w", **options), load, make)  # type: ignore[arg-type]
@@ -156,7 +155,7 @@ def test_a_worker_that_is_told_where_to_listen_does() -> None:
 
 
 def test_where_nobody_can_listen_is_said() -> None:
-    def make(worker: WorkerEngine, send: Callable[[FromWorker], None], host: str) -> Side:
+    def make(worker: WorkerEngine, host: str) -> Side:
         raise OSError(99, "Cannot assign requested address")
 
     async def run() -> None:
@@ -219,7 +218,8 @@ def test_what_waits_is_looked_through_without_looking_through_all_workers_for_ea
         num_looks += 1
         return links
 
-    flights: Any = SimpleNamespace(faults=SimpleNamespace(guarded=lambda flight: contextlib.nullcontext()))
+    faults = SimpleNamespace(guarded=lambda flight: contextlib.nullcontext())
+    flights: Any = SimpleNamespace(faults=faults, fits=lambda view: True)
     handovers = Handovers(flights, SimpleNamespace(), lambda: links, every, HandoverOptions(), lambda: 0.0)  # type: ignore[arg-type]
     for key in range(num_waiting):
         handovers.desk.offered(key, _Ticketed(flights, 100, 8 + key % 8), key % 8, 100, 100, 0.0, [1])
@@ -240,7 +240,7 @@ def test_blocks_that_no_piece_can_hold_go_nowhere_and_that_is_said(
         bytes_of_layer = engine.backend.wire_layer_bytes(0)  # type: ignore[attr-defined]
         for most, moves in ((bytes_of_layer, True), (bytes_of_layer - 1, False)):
             monkeypatch.setattr(worker_handover, "MAX_PIECE_BYTES", most)
-            side = handing_over(SECRET)(worker, lambda message: None, "127.0.0.1")
+            side = handing_over(SECRET)(worker, "127.0.0.1")
             assert (side is not None) is moves
             if side is not None:
                 side.close()
@@ -253,7 +253,7 @@ def test_blocks_that_no_piece_can_hold_go_nowhere_and_that_is_said(
 def test_what_listens_moves_and_its_address_with_it(tmp_path: Path) -> None:
     engine = tiny_engine(write_tiny_gguf(tmp_path / "m.gguf"))
     try:
-        side = handing_over(SECRET)(WorkerEngine(engine, lambda message: None, lambda reason: None), lambda message: None, "127.0.0.1")
+        side = handing_over(SECRET)(WorkerEngine(engine, lambda message: None, lambda reason: None), "127.0.0.1")
         assert side is not None
         addresses = list[dict[str, str]]()
         for host in ("127.0.0.1", "127.0.0.1", "0.0.0.0"):

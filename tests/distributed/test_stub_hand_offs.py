@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -38,7 +39,18 @@ FIRST = expected(1, NUM_TOKENS)[0]
 
 
 class MovesKV(StubWorker):
-    """A stub that others could bring KV to."""
+    """A stub that others could bring KV to. ``heard``: what it was told."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        StubWorker.__init__(self, *args, **options)
+        self.heard = list[ToWorker]()
+
+    def _take(self, messages: list[ToWorker]) -> None:
+        self.heard += messages
+        StubWorker._take(self, messages)
+
+    def has(self, kind: type[ToWorker]) -> list[Any]:
+        return [message for message in self.heard if isinstance(message, kind)]
 
     def _ready(self, welcome: Welcome) -> Ready:
         return msgspec.structs.replace(StubWorker._ready(self, welcome), kv_address="tcp=127.0.0.1:1", transports=["tcp"])

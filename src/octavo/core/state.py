@@ -128,7 +128,7 @@ class SchedulerState:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.num_held = 0  # sequences that are offered to another engine: see transfers
-        self.num_reserved = 0  # places of sequences that come from another engine
+        self.reserved: dict[str, RequestState] = {}  # requests that come from another engine, and have blocks and a place here
         self._num_sequences = 0
 
     def next_seq_id(self) -> int:
@@ -143,6 +143,11 @@ class SchedulerState:
         child.status = SequenceStatus.RUNNING
         self.kv.fork(seq, child)
         return child
+
+    @property
+    def num_reserved(self) -> int:
+        """Places of sequences that come from another engine."""
+        return len(self.reserved)
 
     @property
     def num_running(self) -> int:

@@ -23,10 +23,9 @@ from typing import NamedTuple
 
 from octavo.core import admission
 from octavo.core.limits import StopRule, check_outputs
-from octavo.core.prefix_match import PrefixMatch
 from octavo.core.request import ParameterError, Request, Sequence, SequenceStatus
-from octavo.core.state import Draft, RequestState, SchedulerState
-from octavo.core.step import BlockMove, StepPlan
+from octavo.core.state import RequestState, SchedulerState
+from octavo.core.step import BlockMove
 
 UNKNOWN_TOKEN = -1  # in a reserved sequence, where a token will be
 
@@ -45,7 +44,6 @@ class Transfers:
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
         self._offered: dict[str, RequestState] = {}
-        self._reserved: dict[str, RequestState] = {}
 
     # --- sender -------------------------------------------------------------------------------------------------------------------------
 
@@ -106,23 +104,19 @@ class Transfers:
         an id in use, n above 1 or beams, which are not handed over.
         """
         state = self._state
-        if request.request_id in state.requests or request.request_id in self._reserved:
+        if request.request_id in state.requests or request.request_id in state.reserved:
             raise ParameterError("request_id", request.request_id, "a request with this id is not finished yet")
         state.limits.check_prompt(request)
         owner = self._owner(request, num_tokens)
         seq = owner.sequences[0]
-        state.requests[request.request_id] = owner  # for the questions of admission alone
-        has_room = admission.has_room(state, Draft(StepPlan(-1), 0), seq, PrefixMatch([]))
-        del state.requests[request.request_id]
-        if not has_room:
+        if not admission.has_room_from_outside(state, owner):
             return None
         state.kv.reserve(seq)
         if not state.kv.expect(seq, num_tokens):  # admission counts on window layers giving back what they pass, chunk by chunk
             state.kv.release(seq, forget=True)
             return None
         seq.num_scheduled = num_tokens  # computed elsewhere, and on its way
-        self._reserved[request.request_id] = owner
-        state.num_reserved += 1
+        state.reserved[request.request_id] = owner
         return Reservation(list(seq.block_table), [] if state.kv.restorer is None else state.kv.restorer.tiers.take_late_saves())
 
     def _owner(self, request: Request, num_tokens: int) -> RequestState:
@@ -141,11 +135,12 @@ class Transfers:
         engine would have computed; else the prefix cache does not offer it to others. KeyError if it is not reserved, ParameterError when
         the blocks are for more tokens, or so many leave nothing to be made.
         """
-        state, seq = self._state, self._reserved[request_id].sequences[0]
+        state, owner = self._state, self._state.reserved[request_id]
+        seq = owner.sequences[0]
         if len(output_token_ids) < seq.num_output_tokens:
             raise ParameterError("output_token_ids", len(output_token_ids), f"KV of {seq.num_output_tokens - 1} of them is reserved for")
-        check_outputs(seq.request, len(output_token_ids), self._reserved[request_id].stop_rule)
-        owner = self._take_reserved(request_id)
+        check_outputs(seq.request, len(output_token_ids), owner.stop_rule)
+        del state.reserved[request_id]
         seq.token_ids[seq.num_prompt_tokens :] = output_token_ids
         seq.num_computed, seq.num_scheduled = seq.num_scheduled, 0
         state.kv.arrived(seq)
@@ -165,15 +160,10 @@ class Transfers:
         self._give_back_reserved(request_id)
 
     def _give_back_reserved(self, request_id: str) -> None:
-        seq = self._take_reserved(request_id).sequences[0]
+        seq = self._state.reserved.pop(request_id).sequences[0]
         seq.num_scheduled = 0
         seq.status = SequenceStatus.FINISHED
         self._state.kv.release(seq, forget=True)
-
-    def _take_reserved(self, request_id: str) -> RequestState:
-        owner = self._reserved.pop(request_id)
-        self._state.num_reserved -= 1
-        return owner
 
     # --- both ---------------------------------------------------------------------------------------------------------------------------
 
@@ -182,7 +172,7 @@ class Transfers:
         for request_id in [*self._offered]:
             self._state.kv.withhold(self._offered[request_id].sequences[0])
             self._give_back_offered(request_id)
-        for request_id in [*self._reserved]:
+        for request_id in [*self._state.reserved]:
             self._give_back_reserved(request_id)
 
     # --- reading ------------------------------------------------------------------------------------------------------------------------
@@ -190,7 +180,7 @@ class Transfers:
     def check_invariants(self) -> None:
         """AssertionError if a block may be written to from elsewhere whose contents the next plan would save."""
         if self._state.kv.restorer is not None:
-            written = {block for owner in self._reserved.values() for block in owner.sequences[0].block_table}
+            written = {block for owner in self._state.reserved.values() for block in owner.sequences[0].block_table}
             assert not written & self._state.kv.restorer.tiers.sources(), "a reserved block holds what is yet to be saved"
 
     def sender_sequence(self, request_id: str) -> Sequence | None:
@@ -206,7 +196,7 @@ class Transfers:
         return request_id in self._offered
 
     def is_reserved(self, request_id: str) -> bool:
-        return request_id in self._reserved
+        return request_id in self._state.reserved
 
     def pages_of(self, blocks: Iterable[int], num_columns: int) -> array[int]:
         """Where ``blocks`` lie, int32 [blocks][columns], flat; -1: not there, since its window has passed. As ``StepPlan.pages``."""
@@ -218,7 +208,7 @@ class Transfers:
     @property
     def sequences(self) -> list[Sequence]:
         """All that hold blocks here and do not run."""
-        return [owner.sequences[0] for owner in (*self._offered.values(), *self._reserved.values())]
+        return [owner.sequences[0] for owner in (*self._offered.values(), *self._state.reserved.values())]
 
 
 def _may_go(owner: RequestState, seq: Sequence) -> bool:

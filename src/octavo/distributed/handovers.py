@@ -98,7 +98,7 @@ class Handovers:
             return None
         params, num_tokens = request.params, len(request.prompt_token_ids) + num_made
         goes = params.n == 1 and params.beam is None and params.max_tokens is not None and params.max_tokens - num_made > 1
-        if not goes or not any(self._takers(link, wanted)):
+        if not goes or not any(self._takers(link, flight, wanted)):
             self._router.pools.stayed(request.request_id)
             return None
         self._ticketed[key] = _Ticketed(flight, num_tokens, wanted)
@@ -178,7 +178,7 @@ class Handovers:
                     self._started(link, message.key)  # unless it has said so
                     self._follow(desk.drew(message.key, message.output_token_ids, now))
             case Reserved():
-                self._follow(desk.reserved(message.key, link.index, now))
+                self._reserved(link, message.key)
             case NoRoom():
                 self._end_trial(link, message.key)
                 self._follow(desk.no_room(message.key, link.index, now, never=message.reason is not None))
@@ -196,6 +196,15 @@ class Handovers:
             return
         num_bytes = 0 if link.ready is None else ticketed.num_tokens * link.ready.limits.kv_bytes_per_token
         self.desk.offered(key, ticketed, link.index, ticketed.num_tokens, num_bytes, self._now())
+
+    def _reserved(self, link: Link, key: int) -> None:
+        """``link`` has room for it. Where that is no receiver it answers what nobody asks any more, or two questions were taken for one, as
+        of a worker that was lost in between: it is not to keep it."""
+        orders = self.desk.reserved(key, link.index, self._now())
+        moving = self.desk.find(key)
+        if moving is None or moving.handoff.receiver != link.index:
+            link.channel.send(Cancel(key))
+        self._follow(orders)
 
     def _copy_failed(self, link: Link, message: CopyFailed) -> None:
         reason = shown_reason(message.reason)
@@ -244,14 +253,14 @@ class Handovers:
     def _receivers(self, moving: Moving[_Ticketed]) -> Iterator[Link]:
         """Who may take it, given room."""
         sender = self._link(moving.sender)
-        takers = () if sender is None else self._takers(sender, moving.load.wanted, moving.key)
+        takers = () if sender is None else self._takers(sender, moving.load.flight, moving.load.wanted, moving.key)
         return (link for link in takers if link.index not in moving.unfit)
 
-    def _takers(self, sender: Link, wanted: int, key: int | None = None) -> Iterator[Link]:
-        """Whom ``sender`` may hand over to: who is meant, and all others that decode, as far as KV gets there."""
+    def _takers(self, sender: Link, flight: Flight, wanted: int, key: int | None = None) -> Iterator[Link]:
+        """Whom ``sender`` may hand over to: who is meant, and all others that decode, as far as KV gets there and the answer fits."""
         now = self._now()
         for link in self._links():
-            may_decode = link is not sender and (link.worker.role != "prefill" or link.index == wanted)
+            may_decode = link is not sender and (link.worker.role != "prefill" or link.index == wanted) and flight.fits(link.view)
             if may_decode and self._way(sender, link) is not None and self._trials.may_try(_pair(sender, link), key, now):
                 yield link
 

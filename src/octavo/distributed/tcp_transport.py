@@ -5,7 +5,10 @@ Who connects is authenticated (``handshake``); what is sent is neither encrypted
 
 from __future__ import annotations
 
+import fcntl
 import socket
+import struct
+import termios
 from pathlib import Path
 
 from octavo.distributed.stream_transport import IDLE_S, StreamListener, StreamOutgoing, StreamReader, open_transfer, recv_exactly, send_all
@@ -34,6 +37,14 @@ def _ask_for_buffer(sock: socket.socket) -> None:
         return
     if asked is not None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, asked)
+
+
+def num_unsent(sock: socket.socket) -> int:
+    """Bytes that the kernel has and the peer's has not taken; 0 where the system does not tell."""
+    try:
+        return int(struct.unpack("i", fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)))[0])
+    except OSError:
+        return 0
 
 
 class TcpTransport:
@@ -84,7 +95,16 @@ class _Outgoing(StreamOutgoing):
         send_all(self._sock, data)
 
     def _drain(self) -> None:
-        return None  # pieces are not answered one by one
+        """Pieces are not answered one by one, and there may be megabytes of them in the kernel: a link that takes of them is none that has
+        broken, however long they take together."""
+        while True:
+            num_left = num_unsent(self._sock)
+            try:
+                self._sock.recv(1, socket.MSG_PEEK)
+                return  # the answer is there, or the end
+            except TimeoutError:
+                if num_unsent(self._sock) >= num_left:
+                    raise
 
 
 class _Reader(StreamReader):

@@ -66,7 +66,7 @@ RETRY_S = (0.1, 2.0)  # between attempts to reach the front end: the first wait,
 REFUSED_S = 30.0  # the longest wait of one that is refused: another has its name, say, and may have it for long
 
 
-MakeKV = Callable[[WorkerEngine, Callable[[FromWorker], None], str], KVSide | None]
+MakeKV = Callable[[WorkerEngine, str], KVSide | None]
 
 
 class WorkerRefused(RuntimeError):
@@ -148,8 +148,8 @@ def own_config(config: EngineConfig, options: WorkerOptions) -> EngineConfig:
 
 
 class WorkerServer:
-    """``load`` makes the engine of a configuration, on a thread of its own. ``make_kv``: what moves its KV, given what sends messages to
-    the front end, and the address that others reach this host by (None: nothing does)."""
+    """``load`` makes the engine of a configuration, on a thread of its own. ``make_kv``: what moves its KV, given the address that
+    others reach this host by (None: nothing does)."""
 
     def __init__(
         self,
@@ -370,7 +370,7 @@ class WorkerServer:
         worker = WorkerEngine(loaded, self._send, lambda reason: self._fail(WorkerFailed(reason)))
         try:
             if self._make_kv is not None:
-                worker.kv = self._make_kv(worker, self._send, self._host)
+                worker.kv = self._make_kv(worker, self._host)
         except BaseException as error:
             await asyncio.to_thread(loaded.close)
             if isinstance(error, OSError) and self.options.kv_listen is not None:

@@ -150,7 +150,7 @@ class WorkerEngine:
                 index.changes.take()
                 keys = [node.key[:SHORT_KEY_BYTES] for node in index.blocks().values() if index.is_full(node)]
                 for start in range(0, max(1, len(keys)), MAX_KEYS):
-                    self._tell(Keys(keys[start : start + MAX_KEYS], anew=start == 0))
+                    self.tell(Keys(keys[start : start + MAX_KEYS], anew=start == 0))
             return []
 
         self.thread.post(begin)
@@ -168,7 +168,7 @@ class WorkerEngine:
             try:
                 wire.check(self.engine.backend.vocab_size)
                 check_token_ids("output_token_ids", message.output_token_ids, self.engine.backend.vocab_size)
-                self._check_fits(request)
+                self.check_fits(request)
                 self.engine.add(PreparedRequest(request, []), message.output_token_ids)
                 if message.ticket is not None and self.kv is not None:
                     self.kv.submitted(message, request)
@@ -178,8 +178,8 @@ class WorkerEngine:
 
         self.thread.post(add)
 
-    def _check_fits(self, request: Request) -> None:
-        """ParameterError where the answer would be cut short here, and not by another worker."""
+    def check_fits(self, request: Request) -> None:
+        """ParameterError where the answer would be cut short here, and not by another worker. On the engine's thread."""
         most = self.engine.scheduler.clamped_max_tokens(request)
         if most is not None:
             raise ParameterError("max_tokens", request.params.max_tokens, f"at most {most} behind this prompt, on a worker of this size")
@@ -304,14 +304,14 @@ class WorkerEngine:
         index = self.engine.scheduler.kv.index
         if index is not None and index.changes is not None and len(index.changes):
             published, forgotten = index.changes.take()
-            self._tell(Keys([key[:SHORT_KEY_BYTES] for key in published], [key[:SHORT_KEY_BYTES] for key in forgotten]))
-        self._tell(load_of(self.engine, self._num_received, self._wants_prices))
+            self.tell(Keys([key[:SHORT_KEY_BYTES] for key in published], [key[:SHORT_KEY_BYTES] for key in forgotten]))
+        self.tell(load_of(self.engine, self._num_received, self._wants_prices))
 
-    def _tell(self, message: Keys | Load) -> None:
-        """On the engine's thread."""
+    def tell(self, message: FromWorker) -> None:
+        """Send what came of what the engine's thread is at, or has been: nothing when that is of an earlier connection. From any thread."""
         self.thread.tell(self._told, (self._read_for, message))
 
-    def _told(self, read: tuple[int, Keys | Load]) -> None:
+    def _told(self, read: tuple[int, FromWorker]) -> None:
         connection, message = read
         if connection != self._connection:
             return

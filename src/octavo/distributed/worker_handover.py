@@ -77,12 +77,10 @@ class _Coming:
 class WorkerHandover:
     """``transports`` by name; ``host`` is what other workers reach this one by. OSError when its port cannot be opened."""
 
-    def __init__(
-        self, worker: WorkerEngine, send: Callable[[FromWorker], None], transports: Mapping[str, Transport], host: str
-    ) -> None:
+    def __init__(self, worker: WorkerEngine, transports: Mapping[str, Transport], host: str) -> None:
         engine, backend = worker.engine, moves_kv(worker.engine.backend)
         assert backend is not None, f"the {engine.backend.name} backend moves no KV"
-        self._worker, self._engine, self._send_message = worker, engine, send
+        self._worker, self._engine = worker, engine
         self._ways = transports
         self._backend = backend
         self._shape = KVShape.of(engine.backend.kv_capacity(0).layout, backend.num_kv_layers, engine.config.cache.block_size)
@@ -161,7 +159,7 @@ class WorkerHandover:
 
     def _say(self, message: FromWorker) -> None:
         """From any thread."""
-        self._worker.thread.tell(self._send_message, message)
+        self._worker.tell(message)
 
     # --- sender ---------------------------------------------------------------------------------------------------------------------------
 
@@ -209,7 +207,7 @@ class WorkerHandover:
     def _offer(self, offered: Offered) -> None:
         """On the event loop's thread."""
         account = account_of(self._engine, engine_id(offered.key))
-        self._send_message(msgspec.structs.replace(offered, account=account))
+        self._say(msgspec.structs.replace(offered, account=account))
 
     def planned(self, plan: StepPlan) -> None:
         """See ``StepHooks``."""
@@ -242,6 +240,7 @@ class WorkerHandover:
         request = wire.request(engine_id(key), self._engine.clock.now())
         try:
             wire.check(self._engine.backend.vocab_size)
+            self._worker.check_fits(request)
             blocks = self._engine.reserve(request, message.num_tokens)
         except ParameterError as error:
             self._say(NoRoom(key, str(error)))
@@ -325,7 +324,7 @@ def handing_over(secret: bytes, throttle: Throttle | None = None, port: int = 0)
     whose KV stays where it is, or for blocks that no piece can hold: such a worker runs whole requests. ``throttle``: for measurements.
     ``port``: for TCP (0: any)."""
 
-    def make(worker: WorkerEngine, send: Callable[[FromWorker], None], host: str) -> WorkerHandover | None:
+    def make(worker: WorkerEngine, host: str) -> WorkerHandover | None:
         kv = moves_kv(worker.engine.backend)
         if kv is None:
             logger.warning("the %s backend moves no KV to other workers", worker.engine.backend.name)
@@ -339,6 +338,6 @@ def handing_over(secret: bytes, throttle: Throttle | None = None, port: int = 0)
         transports: dict[str, Transport] = {"tcp": TcpTransport(secret, throttle, port=port)}
         if shm_transport.is_available():
             transports["shm"] = shm_transport.ShmTransport(secret, throttle)
-        return WorkerHandover(worker, send, transports, host)
+        return WorkerHandover(worker, transports, host)
 
     return make

@@ -120,7 +120,12 @@ class FairByKey(ShortestRemaining):
         self._floor = 0.0  # the counter of the key that went idle last: where a key starts when nobody is at work
 
     def rank(self, request: Request, sequences: Seq[Sequence], max_tokens: int) -> Rank:
-        return (self._served[_key(request)], *super().rank(request, sequences, max_tokens))
+        return (self._counter(_key(request)), *super().rank(request, sequences, max_tokens))
+
+    def _counter(self, key: str | None) -> float:
+        """Of a key at work, or what it is when the key comes back."""
+        served = self._served.get(key)
+        return max(min(self._served.values(), default=self._floor), self._idle.get(key, 0.0)) if served is None else served
 
     def served(self, key: str | None) -> float | None:
         """The counter of a key; None for one that has no request."""
@@ -128,9 +133,8 @@ class FairByKey(ShortestRemaining):
 
     def added(self, request: Request) -> None:
         key = _key(request)
-        if key not in self._served:
-            least = min(self._served.values(), default=self._floor)
-            self._served[key] = max(least, self._idle.pop(key, 0.0))
+        self._served[key] = self._counter(key)
+        self._idle.pop(key, None)
         self._num_requests[key] = self._num_requests.get(key, 0) + 1
 
     def started(self, request: Request) -> None:
