@@ -41,15 +41,26 @@ def specs_like(cluster: TimedCluster) -> list[EngineSpec]:
 
 
 @pytest.mark.parametrize("rate", [5.0, 40.0, 120.0])
-@pytest.mark.parametrize("roles", [("both", "both"), ("prefill", "decode")])
-def test_where_the_law_is_known_every_request_is_answered_when_it_is_said_to(rate: float, roles: tuple[str, ...]) -> None:
-    """From idle to overload, of which some of it waits at the front end: nothing but the order of things is left to be wrong."""
+@pytest.mark.parametrize(
+    ("roles", "router", "num_places"),
+    [
+        (("both", "both"), "shortest-queue", 8),
+        (("both", "both"), "shortest-queue", 2),
+        (("both", "both"), "prefix-affinity", 2),
+        (("prefill", "decode"), "shortest-queue", 8),
+    ],
+)
+def test_where_the_law_is_known_every_request_is_answered_when_it_is_said_to(
+    rate: float, roles: tuple[str, ...], router: str, num_places: int
+) -> None:
+    """From idle to overload, of which some of it waits at the front end, or at workers of few places: nothing but the order of things is
+    left to be wrong."""
     load, link = steady_load(50, rate, 3, prefix=48), Link(1e7, 0.004)
-    options = ClusterOptions(router="shortest-queue", backpressure=PATIENT)
+    options = ClusterOptions(router=router, backpressure=PATIENT)
     named = {f"w{i}": role for i, role in enumerate(roles)}
-    real = TimedCluster(named, LAW, options, link, **SETTINGS).serve(load)
+    real = TimedCluster(named, LAW, options, link, **{**SETTINGS, "max_num_seqs": num_places}).serve(load)
     told = SimulationOptions(keep_requests=True, keep_gaps=True, handoff=HandoffOptions(replace(link, free_s=0.0)))
-    simulation = FrontedSimulation(specs_like(real), create_router("shortest-queue"), told, FrontEndOptions(PATIENT))
+    simulation = FrontedSimulation(specs_like(real), create_router(router), told, FrontEndOptions(PATIENT))
     report = simulation.run([WorkloadRequest(one.at_s, list(one.prompt), one.num_output) for one in load])
     assert len(report.records) == 50
     for record in report.records:

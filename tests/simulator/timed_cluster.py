@@ -192,7 +192,7 @@ class TimedCluster:
                 self.pools.stayed(route.request_id)
             elif receiver is not None:
                 self._receivers[route.request_id] = receiver
-            node.view.sent(route.num_prompt)
+            node.view.sent(route.num_prompt, self.router.num_cached(route.request_id))
             node.num_received += 1
             self.journeys.placed(route.request_id, node.name, route.request_id, now)
             if node.run.clock.now() < now:
