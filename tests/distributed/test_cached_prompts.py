@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from octavo.distributed.told_load import Told, ToldLoad
 from octavo.distributed.worker_engine import load_of
+from tests.distributed.test_worker import answer, front_end, until, worker
 from tests.engine.timed import Law, TimedRun
 
 BEGINNING = [7 + i % 50 for i in range(320)]
@@ -29,3 +32,17 @@ def test_it_is_counted_once_by_the_front_end_and_by_the_worker() -> None:
     load = load_of(run.engine, 1)
     view.told(Told(1, load.pending_tokens, load.pending_s, load.num_waiting + load.num_running, load.num_available_blocks))
     assert before == (view.pending_tokens, view.num_sequences) == (3, 2)
+
+
+def test_a_front_end_knows_how_much_of_prompts_was_computed() -> None:
+    async def run() -> None:
+        async with front_end() as engine:
+            _, task = worker(engine.control.address, "a")
+            await until(lambda: bool(engine.open_links()))
+            for i in range(3):
+                await answer(engine, f"r{i}", [40] * 40)
+            flights = engine.flights
+            assert (flights.num_begun, flights.num_begun_tokens, flights.num_cached_tokens) == (3, 120, 2 * 32)
+        await task
+
+    asyncio.run(run())

@@ -119,6 +119,8 @@ class Came:
     num_output_tokens: int = 0
     num_begun: int = 0
     num_ended: int = 0
+    num_begun_tokens: int = 0
+    num_cached_tokens: int = 0
     handovers: Any = None
 
     def __len__(self) -> int:

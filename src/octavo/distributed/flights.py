@@ -61,6 +61,7 @@ class Flights:
         self.num_given_up = 0  # requests
         self.num_prompt_tokens = self.num_output_tokens = 0  # of all requests that came, the output as it was made
         self.num_begun = self.num_ended = 0  # requests that have their first token, and that are over
+        self.num_begun_tokens = self.num_cached_tokens = 0  # of the prompts of those, and what was cached of them
         self._options = options
         self._links = links
         self._now = clock
@@ -283,7 +284,8 @@ class Flights:
 
     def _deliver(self, flight: Flight, event: OutputEvent) -> None:
         self.num_output_tokens += len(event.token_ids)
-        self.num_begun += 0 < len(event.token_ids) == flight.attempts.num_sent_tokens
+        if 0 < len(event.token_ids) == flight.attempts.num_sent_tokens:
+            self._begun(flight, event)
         if event.token_ids:
             self.watcher.tokens(flight.request.request_id, len(event.token_ids), self._now())
         if not flight.stream.put(event):  # its reader is too far behind, and has been told
@@ -301,6 +303,13 @@ class Flights:
         """Where the time of an attempt went at ``link``, which has ended it or holds it to be handed over."""
         with self.faults.guarded():
             self.watcher.told(link.name, engine_id(key), account)
+
+    def _begun(self, flight: Flight, event: OutputEvent) -> None:
+        """It has its first token."""
+        num_prompt = len(flight.request.prompt_token_ids)
+        self.num_begun += 1
+        self.num_begun_tokens += num_prompt
+        self.num_cached_tokens += min(num_prompt, event.num_cached_tokens)
 
     def lost(self, link: Link, loss: Loss) -> None:
         """Nothing that ``link`` says of its attempts counts any more: others go on with them."""

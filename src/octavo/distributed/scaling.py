@@ -102,6 +102,8 @@ class Scaling:
             flights.num_waiting_tokens,
             num_without_room,
             without_room_s,
+            flights.num_begun_tokens,
+            flights.num_cached_tokens,
         )
 
     def _worker(self, link: Link, is_own: bool) -> PoolWorker:

@@ -373,7 +373,7 @@ class Simulation:
             if is_first:
                 live.num_cached = event.num_cached_tokens
                 if self._scaling is not None:
-                    self._scaling.num_begun += 1
+                    self._scaling.begun(live.num_prompt, live.num_cached)
         if event.token_ids and self._pools is not None:
             self._pools.prefilled(event.request_id)
         if event.finish_reason is None:
