@@ -59,7 +59,7 @@ def test_where_the_law_is_known_every_request_is_answered_when_it_is_said_to(
     options = ClusterOptions(router=router, backpressure=PATIENT)
     named = {f"w{i}": role for i, role in enumerate(roles)}
     real = TimedCluster(named, LAW, options, link, **{**SETTINGS, "max_num_seqs": num_places}).serve(load)
-    told = SimulationOptions(keep_requests=True, keep_gaps=True, handoff=HandoffOptions(replace(link, free_s=0.0)))
+    told = SimulationOptions(keep_requests=True, keep_gaps=True, handoff=HandoffOptions(link))
     simulation = FrontedSimulation(specs_like(real), create_router(router), told, FrontEndOptions(PATIENT))
     report = simulation.run([WorkloadRequest(one.at_s, list(one.prompt), one.num_output) for one in load])
     assert len(report.records) == 50

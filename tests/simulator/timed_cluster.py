@@ -82,7 +82,7 @@ class TimedCluster:
         self.nodes = [
             self._node(i, name, role, law, of_decode if role == "decode" else settings) for i, (name, role) in enumerate(roles.items())
         ]
-        self.link = replace(link or Link(1e9, 1e-3), free_s=0.0)  # its own: a link knows when it is free
+        self.link = replace(link or Link(1e9, 1e-3))  # its own: a link knows when it is free
         prompts = create_router(self.options.router, BLOCK)
         self.pools = RolePools(prompts, None, BLOCK, self.options.handover.may_borrow)
         for node in self.nodes:

@@ -199,7 +199,8 @@ class Handovers:
                 self._pools.stayed(request.request_id)
 
     def _copy(self, moving: Moving[_Load], now: float) -> None:
-        link = self._links.between(moving.sender, moving.handoff.receiver)
-        copied_s = link.copy(moving.handoff.num_bytes, now, moving.load.overlap_s)
+        link, handoff = self._links.between(moving.sender, moving.handoff.receiver), moving.handoff
+        overlap_s = moving.load.overlap_s if now <= handoff.offered_s else 0.0  # who waited for a receiver could send to nobody
+        copied_s = link.copy(handoff.num_bytes, now, overlap_s)
         self._copy_s += copied_s - now
         heapq.heappush(self._copies, (copied_s, moving.key))
