@@ -178,6 +178,9 @@ class Handovers:
                 answer = self._desk.reserved if has_room else self._desk.no_room
                 todo.extendleft(reversed(answer(moving.key, engine.index, now)))
             elif order.kind is OrderKind.SEND:
+                receiver = moving.handoff.receiver
+                if self._pools is not None and receiver is not None:
+                    self._pools.reserved(moving.load.request.request_id, receiver, moving.num_tokens)
                 self._copy(moving, now)
             else:
                 self._tell(order, engine)
