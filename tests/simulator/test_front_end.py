@@ -139,6 +139,15 @@ def test_an_engine_that_is_gone_gets_nothing_and_what_it_had_is_answered_elsewhe
         assert len(records) == 40 and simulation.log.num_moved > 0
 
 
+@pytest.mark.parametrize("roles", [("both",), ("both", "both"), ("prefill", "decode")])
+def test_who_waits_while_no_engine_is_there_is_answered_when_one_is_back(roles: tuple[str, ...]) -> None:
+    gone = [Outage(place, 0.3 + 0.05 * place, 0.9) for place in range(len(roles))]
+    specs = [spec(f"e{place}", role) for place, role in enumerate(roles)]
+    options = replace(KEPT, outages=gone)
+    report = Checked(specs, create_router("soonest"), options, FrontEndOptions(Backpressure(0.0, 1))).run(requests(20, 50.0))
+    assert report.num_completed == 20 and max(one.arrival_s + one.e2e_s for one in report.records) > 0.9
+
+
 def test_requests_that_are_placed_go_there_whatever_else_waits() -> None:
     placed = {str(i): i % 2 for i in range(6)}
     front_end = FrontEndOptions(Backpressure(0.0), placed=placed)
