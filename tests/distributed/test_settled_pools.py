@@ -84,7 +84,7 @@ def test_who_answers_the_whole_request(workers: list[Told], by: int, is_mixed: b
             had = dict(worker.promised), set(worker.foreign)
             assert worker.is_mixed == is_mixed and had[1] == ({"r1"} if is_mixed else set())
             made[by].give(1)
-            await until(lambda: engine.flights.num_begun == 1)
+            await until(lambda: engine.flights.begun.num == 1)
             assert not worker.promised, f"{had[0]} are told of as used"
             assert worker.foreign == ({"r1"} if stays_foreign else set())
 
