@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 import pytest
@@ -15,7 +17,7 @@ from octavo.distributed.role_router import RoleRouter
 from octavo.distributed.roles import RolePools
 from octavo.distributed.soonest import SoonestDone
 from octavo.distributed.told_load import Told, ToldLoad
-from octavo.distributed.views import Costs, EngineView
+from octavo.distributed.views import Costs, EngineView, RouteRequest, Wait
 from tests.distributed.views import View, keys, route
 
 TEXTS = [letter * 130 for letter in "abc"]  # 2,080 tokens each in blocks of 16
@@ -229,3 +231,50 @@ def test_what_is_cached_is_no_work_of_a_worker_that_has_not_told_of_it_yet() -> 
     assert router.choose(asked("a"), [View(0), View(1)]) == 0 and router.num_cached("a") == 2080
     router.ended("a", 5)
     assert router.num_cached("a") == 0
+
+
+class Counting(SoonestDone):
+    """How often it was asked whether somebody had better wait."""
+
+    num_asked = 0
+
+    def waits_for(self, request: RouteRequest, engines: Seq[EngineView], open_places: AbstractSet[int]) -> Wait | None:
+        self.num_asked += 1
+        return super().waits_for(request, engines, open_places)
+
+
+def test_workers_that_nobody_waits_for_have_nobody_asked_about_however_often_they_fill() -> None:
+    """Eight wait for the first of 16 workers, while the others take more and no more in turn, as they do all the time."""
+    router = Counting(16, Milliseconds())
+    router.told(0, keys(TEXTS[0]), ())
+    dispatcher = Dispatcher(router)
+    engines = [busy(0, 0.7), *(busy(index, 0.4) for index in range(1, 16))]
+    for number in range(8):
+        dispatcher.submit(asked(str(number)), engines, 0.0)
+    assert sent(dispatcher, engines, 0.0) == sent(dispatcher, engines, 0.0) == [] and len(dispatcher) == 8
+    num_asked = router.num_asked
+    for number in range(100):
+        engines[1 + number % 15] = busy(1 + number % 15, (0.6, 0.4)[number // 15 % 2])
+        assert sent(dispatcher, engines, RECHECK_S * number / 101) == []
+    assert router.num_asked == num_asked
+    assert sent(dispatcher, engines, RECHECK_S) == [] and router.num_asked == num_asked + 8
+    num_asked += 8
+    engines[3] = View(3)
+    assert sent(dispatcher, engines, 1.5 * RECHECK_S) == [] and router.num_asked == num_asked + 8, "one is idle now"
+    engines[0] = busy(0, 0.4)
+    assert ("0", 0) in sent(dispatcher, engines, 1.5 * RECHECK_S)
+
+
+@pytest.mark.parametrize(("num_waiting", "num_predictions"), [(4, 4 * 20), (32, 8 * 20)])
+def test_however_many_wait_predictions_are_few(num_waiting: int, num_predictions: int) -> None:
+    """In a second, in which engines only work on."""
+    router = Counting(16, Milliseconds())
+    router.told(0, keys(TEXTS[0]), ())
+    dispatcher, engines = Dispatcher(router), [busy(0, 0.7), busy(1, 0.4)]
+    for number in range(num_waiting):
+        dispatcher.submit(asked(str(number)), engines, 0.0)
+    assert sent(dispatcher, engines, 0.0) == [] and len(dispatcher) == num_waiting
+    num_asked = router.num_asked
+    for millisecond in range(1, 1001):
+        assert sent(dispatcher, engines, millisecond * 1e-3) == []
+    assert 0 < router.num_asked - num_asked <= num_predictions + 2 * num_waiting

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from itertools import product
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from octavo.distributed.handoff import Action, Handoff, HandoffError, HandoffLimits, HandoffState, Link
 
@@ -138,6 +140,25 @@ def test_layers_are_sent_beside_computing() -> None:
     assert Link(100.0, num_layers=4).copy(400, 0.0, overlap_s=1.5) == 2.5
     assert Link(100.0, num_layers=4).copy(400, 0.0, overlap_s=60.0) == 1.0  # the last layer is there at the end alone
     assert Link(100.0).copy(400, 0.0, overlap_s=60.0) == 4.0
+
+
+def test_prompts_of_one_step_share_the_link_that_they_are_sent_over_beside_it() -> None:
+    link = Link(100.0, num_layers=4)
+    assert [link.copy(400, 10.0, overlap_s=10.0) for _ in range(4)] == [11.0, 12.0, 13.0, 16.0]  # 16 s of bytes, from 0 s on
+    assert link.copy(400, 20.0, overlap_s=5.0) == 21.0  # 16 s: nothing is left over, and the last layer takes a second
+    assert link.copy(400, 20.0, overlap_s=5.0) == 24.0
+
+
+@given(st.lists(st.tuples(st.integers(1, 400), st.floats(0.0, 3.0), st.floats(0.0, 5.0)), min_size=1, max_size=30))
+def test_no_link_carries_more_than_it_can(copies: list[tuple[int, float, float]]) -> None:
+    """Whatever was hidden: of any number of copies, all bytes take their time from the first moment on at which one of them was there."""
+    link, now, done = Link(100.0, num_layers=4), 10.0, list[tuple[float, int, float]]()
+    for num_bytes, gap_s, overlap_s in copies:
+        now += gap_s
+        done.append((now - overlap_s, num_bytes, link.copy(num_bytes, now, overlap_s)))
+    for first in range(len(done)):
+        began_s, num_bytes = min(one[0] for one in done[first:]), sum(one[1] for one in done[first:])
+        assert done[-1][2] >= began_s + num_bytes / 100.0 - 1e-9
 
 
 def test_bad_limits_and_links_are_refused() -> None:

@@ -283,6 +283,20 @@ def test_time_in_which_nothing_may_change_counts() -> None:
     assert waited.scalers["decode"].room_rate > 0.0
 
 
+def test_of_prompts_only_what_is_not_cached_is_work() -> None:
+    """Nine tenths of what begins is cached: a tenth of what comes, and of what waits, is to be computed."""
+    prefill, decode = PoolWorker(0, "prefill", "ready", **PRICES), PoolWorker(1, "decode", "ready", **PRICES)
+    whole, cached = PoolScaling(BOTH_POOLS), PoolScaling(BOTH_POOLS)
+    for now in range(3):
+        came = ClusterLoad(num_prompt_tokens=1000 * now, num_begun=now, num_begun_tokens=1000 * now)
+        whole.decide([prefill, decode], came, float(now))
+        cached.decide([prefill, decode], replace(came, num_cached_tokens=900 * now), float(now))
+    assert cached.scalers["prefill"].rate == pytest.approx(0.1 * whole.scalers["prefill"].rate) and whole.scalers["prefill"].rate > 0.0
+    waits = replace(came, num_waiting=9, num_waiting_tokens=50_000)
+    num = [len(one.decide([prefill, decode], replace(waits, num_cached_tokens=num), 3.0)) for one, num in ((whole, 0), (cached, 1800))]
+    assert num == [LIMITS.most - 1, 0]
+
+
 def test_roles_are_checked() -> None:
     for limits in ({}, {"mixed": LIMITS}):
         with pytest.raises(ValueError, match="are not allowed; some of both, prefill, decode"):

@@ -137,6 +137,25 @@ def test_a_handoff_that_failed_leaves_the_answer_with_the_prompt() -> None:
     made.check_invariants()
 
 
+def test_what_is_reserved_is_not_promised_beside() -> None:
+    """The view shows it as taken; of 10 blocks the answer will take 3 more."""
+    made, engines = pools("prefill", "decode", "decode")
+    engines[1].num_available_blocks = engines[2].num_available_blocks = 19
+    assert made.place(route("a", num_output=60), engines, 0.0) == Placement(0, 1)
+    engines[1].num_available_blocks -= 7
+    made.reserved("a", 1, 101)
+    assert made.worker(1).num_promised == 3
+    assert made.place(route("b", num_output=60), engines, 0.0) == Placement(0, 2)
+    made.reserved("b", 1, 101)  # it is 2 that had no room after all
+    assert (made.worker(1).num_promised, made.worker(2).num_promised) == (6, 0) and made.placement("b") == Placement(0, 1)
+    for gone in ("reserved of nobody", "a"):
+        made.ended(gone)
+        made.reserved(gone, 1, 101)
+    made.arrived("b")
+    assert made.worker(1).num_promised == 0
+    made.check_invariants()
+
+
 def test_a_worker_that_is_gone_takes_its_requests_along() -> None:
     made, engines = pools("prefill", "decode", "decode")
     made.place(route("a", num_output=60), engines, 0.0)

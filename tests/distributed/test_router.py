@@ -82,3 +82,16 @@ def test_routers_by_name() -> None:
         assert create_router(name).choose(request(), [View(0)]) == 0
     with pytest.raises(ValueError, match="router: 'x' is not allowed; one of shortest-queue"):
         create_router("x")
+
+
+def test_what_a_worker_had_its_successor_has_not() -> None:
+    """It gets the number of the one that is gone, and none of its cache: what is known of the beginning elsewhere counts, else nothing."""
+    router, keys = PrefixAffinity(16), (b"a", b"b", b"c")
+    assert router.choose(request("s", keys), [View(0), View(1, 9)]) == 0
+    assert router.choose(request("s", keys), [View(0, 100), View(1)]) == 0
+    router.gone(0)
+    assert router.choose(request("s", keys), [View(0, 100), View(1)]) == 1
+    assert router.choose(request("s", (*keys, b"d")), [View(0), View(1, 50)]) == 1
+    assert router.choose(request("t", (b"x",)), [View(0), View(1, 50)]) == 0
+    router.gone(1)
+    assert router.choose(request("s"), [View(0), View(1, 50)]) == 0

@@ -15,6 +15,7 @@ from octavo.distributed import scaling, worker_engine
 from octavo.distributed.autoscale import ScaleLimits
 from octavo.distributed.channel import Address
 from octavo.distributed.cluster_options import ClusterOptions, NewNames
+from octavo.distributed.flight import Begun
 from octavo.distributed.full_step import full_step_prices
 from octavo.distributed.messages import Load
 from octavo.distributed.told_load import ToldLoad
@@ -117,8 +118,8 @@ class Came:
     num_waiting: int = 0
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
-    num_begun: int = 0
     num_ended: int = 0
+    begun: Begun = field(default_factory=Begun)
     handovers: Any = None
 
     def __len__(self) -> int:

@@ -12,7 +12,7 @@ import pytest
 from octavo.core.request import SamplingParams
 from octavo.distributed.cluster_engine import ClusterEngine
 from octavo.distributed.cluster_options import ClusterOptions
-from octavo.distributed.messages import Load, Offered, PromptStarted
+from octavo.distributed.messages import Load, Offered, PromptStarted, Reserved
 from octavo.distributed.roles import RolePools
 from tests.distributed.test_stub_hand_offs import MovesKV
 from tests.distributed.test_stub_worker import PATIENT, SECRET, TOKENIZER, expected, front_end, until
@@ -84,7 +84,7 @@ def test_who_answers_the_whole_request(workers: list[Told], by: int, is_mixed: b
             had = dict(worker.promised), set(worker.foreign)
             assert worker.is_mixed == is_mixed and had[1] == ({"r1"} if is_mixed else set())
             made[by].give(1)
-            await until(lambda: engine.flights.num_begun == 1)
+            await until(lambda: engine.flights.begun.num == 1)
             assert not worker.promised, f"{had[0]} are told of as used"
             assert worker.foreign == ({"r1"} if stays_foreign else set())
 
@@ -102,6 +102,10 @@ def test_who_is_handed_over_is_promised_until_it_is_there() -> None:
             made[0].give(1)
             made[0].say(Offered(key, [expected(1, 1)[0]]))
             await until(lambda: (moving := engine.handovers.desk.find(key)) is not None and moving.handoff.drawn)
-            assert set(pools.worker(link_of(engine, made[1]).index).promised) == {"r1"}
+            worker = pools.worker(link_of(engine, made[1]).index)
+            before = worker.promised["r1"]
+            made[1].say(Reserved(key))
+            await until(lambda: worker.promised["r1"] != before)
+            assert worker.promised["r1"] == before - 1, "of what it has reserved its load tells"
 
     asyncio.run(run())

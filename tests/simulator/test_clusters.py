@@ -134,3 +134,15 @@ def test_short_prompts_go_in_one_piece() -> None:
         options = HandoffOptions(Link(5e3, 0.01, num_layers=10), min_layerwise=least)
         ends.append(run(specs, [work(0.0, 10, 2)], handoff=options).duration_s)
     assert ends[0] == ends[1] and ends[2] - ends[0] == pytest.approx(0.2 - 0.02)
+
+
+def test_who_waited_for_a_receiver_has_sent_nothing_beside_its_prompt() -> None:
+    """The decode engine has one place. The second prompt, whose step is long enough for all of its 1,000 bytes, finds it taken, and all of
+    them go over when it is free."""
+    specs = [engine(role="prefill", kv_bytes_per_token=100), engine(role="decode", max_num_seqs=1)]
+    second_s = []
+    for num_layers in (0, 10):
+        options = HandoffOptions(Link(5e3, 0.01, num_layers=num_layers))
+        found = run(specs, [work(0.0, 10, 9), work(0.1, 10, 2, token=2)], handoff=options).records
+        second_s.append(max(one.arrival_s + one.e2e_s for one in found) - min(one.arrival_s + one.e2e_s for one in found))
+    assert second_s[0] == pytest.approx(second_s[1])

@@ -41,15 +41,26 @@ def specs_like(cluster: TimedCluster) -> list[EngineSpec]:
 
 
 @pytest.mark.parametrize("rate", [5.0, 40.0, 120.0])
-@pytest.mark.parametrize("roles", [("both", "both"), ("prefill", "decode")])
-def test_where_the_law_is_known_every_request_is_answered_when_it_is_said_to(rate: float, roles: tuple[str, ...]) -> None:
-    """From idle to overload, of which some of it waits at the front end: nothing but the order of things is left to be wrong."""
+@pytest.mark.parametrize(
+    ("roles", "router", "num_places"),
+    [
+        (("both", "both"), "shortest-queue", 8),
+        (("both", "both"), "shortest-queue", 2),
+        (("both", "both"), "prefix-affinity", 2),
+        (("prefill", "decode"), "shortest-queue", 8),
+    ],
+)
+def test_where_the_law_is_known_every_request_is_answered_when_it_is_said_to(
+    rate: float, roles: tuple[str, ...], router: str, num_places: int
+) -> None:
+    """From idle to overload, of which some of it waits at the front end, or at workers of few places: nothing but the order of things is
+    left to be wrong."""
     load, link = steady_load(50, rate, 3, prefix=48), Link(1e7, 0.004)
-    options = ClusterOptions(router="shortest-queue", backpressure=PATIENT)
+    options = ClusterOptions(router=router, backpressure=PATIENT)
     named = {f"w{i}": role for i, role in enumerate(roles)}
-    real = TimedCluster(named, LAW, options, link, **SETTINGS).serve(load)
-    told = SimulationOptions(keep_requests=True, keep_gaps=True, handoff=HandoffOptions(replace(link, free_s=0.0)))
-    simulation = FrontedSimulation(specs_like(real), create_router("shortest-queue"), told, FrontEndOptions(PATIENT))
+    real = TimedCluster(named, LAW, options, link, **{**SETTINGS, "max_num_seqs": num_places}).serve(load)
+    told = SimulationOptions(keep_requests=True, keep_gaps=True, handoff=HandoffOptions(link))
+    simulation = FrontedSimulation(specs_like(real), create_router(router), told, FrontEndOptions(PATIENT))
     report = simulation.run([WorkloadRequest(one.at_s, list(one.prompt), one.num_output) for one in load])
     assert len(report.records) == 50
     for record in report.records:
@@ -126,6 +137,15 @@ def test_an_engine_that_is_gone_gets_nothing_and_what_it_had_is_answered_elsewhe
         simulation = Checked(specs, create_router("soonest"), replace(KEPT, outages=[Outage(0, 0.3, 0.9)]))
         records = simulation.run(requests(40, 80.0)).records
         assert len(records) == 40 and simulation.log.num_moved > 0
+
+
+@pytest.mark.parametrize("roles", [("both",), ("both", "both"), ("prefill", "decode")])
+def test_who_waits_while_no_engine_is_there_is_answered_when_one_is_back(roles: tuple[str, ...]) -> None:
+    gone = [Outage(place, 0.3 + 0.05 * place, 0.9) for place in range(len(roles))]
+    specs = [spec(f"e{place}", role) for place, role in enumerate(roles)]
+    options = replace(KEPT, outages=gone)
+    report = Checked(specs, create_router("soonest"), options, FrontEndOptions(Backpressure(0.0, 1))).run(requests(20, 50.0))
+    assert report.num_completed == 20 and max(one.arrival_s + one.e2e_s for one in report.records) > 0.9
 
 
 def test_requests_that_are_placed_go_there_whatever_else_waits() -> None:

@@ -118,3 +118,10 @@ def test_an_engine_that_is_killed_is_followed_by_another() -> None:
 def test_as_many_engines_as_limits_allow() -> None:
     with pytest.raises(ValueError, match="scale: 2 engines of role decode are not allowed; from 1 to 1"):
         run([*pair(), pair()[1]], [], scale={"decode": ScaleLimits(most=1)})
+
+
+def test_prompts_that_are_cached_add_nothing() -> None:
+    """As many prompts as above, which begin alike: a few tokens of each are left to compute."""
+    alike = [work(one.arrival_s, len(one.prompt_token_ids), one.num_output, token=1) for one in load(CALM, (100, 1.2, 120, 3), CALM)]
+    report = scaled(pair(), alike)
+    assert 2 * report.cached_tokens > sum(len(one.prompt_token_ids) for one in alike) and added(report) == {}

@@ -82,7 +82,7 @@ class TimedCluster:
         self.nodes = [
             self._node(i, name, role, law, of_decode if role == "decode" else settings) for i, (name, role) in enumerate(roles.items())
         ]
-        self.link = replace(link or Link(1e9, 1e-3), free_s=0.0)  # its own: a link knows when it is free
+        self.link = replace(link or Link(1e9, 1e-3))  # its own: a link knows when it is free
         prompts = create_router(self.options.router, BLOCK)
         self.pools = RolePools(prompts, None, BLOCK, self.options.handover.may_borrow)
         for node in self.nodes:
@@ -192,7 +192,7 @@ class TimedCluster:
                 self.pools.stayed(route.request_id)
             elif receiver is not None:
                 self._receivers[route.request_id] = receiver
-            node.view.sent(route.num_prompt)
+            node.view.sent(route.num_prompt, self.router.num_cached(route.request_id))
             node.num_received += 1
             self.journeys.placed(route.request_id, node.name, route.request_id, now)
             if node.run.clock.now() < now:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from octavo.core.cost import StepShape
 from octavo.core.kv_manager import KVManager
 from octavo.core.kv_tiers import BlockRef, KVTiers
 from octavo.core.limits import LengthLimits
 from octavo.core.occupancy import KVOccupancy
+from octavo.core.planner import wants_prompt_logprobs
 from octavo.core.request import Sequence, SequenceStatus
 from octavo.core.state import Draft, SchedulerState, SchedulerStats
 from octavo.core.step import BlockMove
@@ -148,6 +150,24 @@ class SchedulerGauges:
     def why_waiting(self, seq: Sequence) -> Wait | None:
         """What a running sequence that the plan in flight passes over waits for; see ``waiting``."""
         return why_waiting(self._state, self._in_flight, seq)
+
+    def pending_shape(self) -> StepShape:
+        """What is to be computed of all known tokens, as if it were one step. What the prefix cache has of a prompt, or is about to have
+        since another sequence computes it, is not."""
+        shape = StepShape()
+        for queue in (self._state.running, self._state.waiting):
+            for seq in queue:
+                start = self._num_ahead(seq)
+                shape.add(start, len(seq.token_ids) - start, 1)
+        return shape
+
+    def _num_ahead(self, seq: Sequence) -> int:
+        """Leading tokens that need not be computed."""
+        start, state = seq.num_computed, self._state
+        if len(seq.token_ids) - start <= 1:
+            return start
+        start = max(start, state.swaps.num_computed(seq))
+        return start if wants_prompt_logprobs(seq) else max(start, state.kv.num_found(seq))
 
     @property
     def running_sequences(self) -> list[Sequence]:

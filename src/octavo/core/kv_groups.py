@@ -103,6 +103,15 @@ class GroupedKV(KVManager):
 
     # --- prefix cache -------------------------------------------------------------------------------------------------------------------
 
+    def num_found(self, seq: Sequence) -> int:
+        """Blocks without the window parts that it would go on behind are of no use."""
+        num_found, begin = super().num_found(seq) // self.block_size, seq.num_computed // self.block_size
+        if num_found <= begin or self.index is None:
+            return num_found * self.block_size
+        nodes = [self.index.node(key) for key in self._chains[seq.seq_id].keys[begin + 1 : num_found + 1]]
+        parts = [node is None or bool(self.pool.has_window[node.block]) for node in nodes]  # what is being computed will have them
+        return (begin + self._usable(seq, (), parts)) * self.block_size
+
     def _trim(self, seq: Sequence, match: PrefixMatch) -> bool:
         usable = self._usable(seq, [node.block for node in match.nodes])
         match.num_unusable = len(match.nodes) - usable

@@ -104,6 +104,28 @@ class KVManager(BlockTables):
             match.tail = self._useful_tail(seq, self._tails.find(parent, seq.token_ids, depth * self.block_size), depth)
         return match
 
+    def num_found(self, seq: Sequence) -> int:
+        """Leading tokens of ``seq`` that it shares, or that are offered, or that another is computing, in whole blocks: what it will not
+        have to compute, as things stand. Blocks in other tiers do not count. Cheap where it is asked again and again: it goes on from
+        what it found last, since a block is evicted after its children."""
+        chain, limit = self._chain(seq), (len(seq.token_ids) - 1) // self.block_size
+        if chain is None or not chain.publishable:
+            return 0
+        depth = min(max(chain.num_found, chain.depth), limit)
+        while depth > chain.depth and not self._will_be_there(chain.keys[depth], seq):
+            depth -= 1
+        while depth < limit:
+            chain.extend(seq.token_ids, self.block_size, depth + 1)
+            if not self._will_be_there(chain.keys[depth + 1], seq):
+                break
+            depth += 1
+        chain.num_found = depth
+        return depth * self.block_size
+
+    def _will_be_there(self, key: bytes, seq: Sequence) -> bool:
+        assert self.index is not None
+        return self.index.node(key) is not None or self._claims.get(key, seq.seq_id) != seq.seq_id
+
     def key_after(self, seq: Sequence, match: PrefixMatch) -> bytes | None:
         """The key of the last block that ``seq`` shares once it has adopted ``match``; None without a prefix cache."""
         chain = self._chain(seq)

@@ -19,6 +19,7 @@ class Chain:
     tokens: list[bytes] = field(default_factory=list)  # [blocks hashed so far]
     depth: int = 0  # leading blocks of the table that are in the index
     publishable: bool = True  # False after a key collision: blocks below it cannot be offered
+    num_found: int = 0  # leading blocks that somebody had, or was computing, at the last ``KVManager.num_found``
 
     def extend(self, token_ids: Seq[int], block_size: int, num_blocks: int) -> None:
         """Make keys for the first ``num_blocks`` blocks."""

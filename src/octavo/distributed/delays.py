@@ -17,14 +17,17 @@ from dataclasses import dataclass
 
 from octavo.distributed.views import EngineView, Router, RouteRequest
 
-RECHECK_S = 0.05  # between two predictions for a request while engines only work on
+RECHECK_S = 0.05  # between two predictions for a request while nothing has come up
+MANY = 8  # who wait are each asked about less often where there are more: a prediction takes half a millisecond for a long prompt
 
 
 @dataclass(slots=True)
 class _Delayed:
-    """``until_s``: it waits no longer; ``look``: at the engines, when this was predicted last, at ``checked_s``."""
+    """``until_s``: it waits no longer; ``engine``: index of the one that it waits for; ``look``: at the engines, when this was predicted
+    last, at ``checked_s``."""
 
     until_s: float
+    engine: int = -1
     look: int = 0
     checked_s: float = 0.0
 
@@ -35,8 +38,9 @@ class Delays:
     def __init__(self, most: int) -> None:
         self._most = most
         self._delayed: dict[str, _Delayed] = {}
-        self._seen: Seq[tuple[int, bool, bool]] = ()
-        self._look = 0  # how often engines looked otherwise than before
+        self._engines: Seq[int] = ()
+        self._open, self._idle = frozenset[int](), frozenset[int]()  # of these
+        self._look = 0  # how often there was a reason to ask about all
 
     def __len__(self) -> int:
         return len(self._delayed)
@@ -48,16 +52,22 @@ class Delays:
         return iter(self._delayed)
 
     def see(self, engines: Seq[EngineView], open_places: AbstractSet[int]) -> None:
-        """Which engines take more now, and which are idle: when that changes, all who wait are asked about again."""
-        if self._delayed:
-            seen = [(engine.index, place in open_places, engine.num_sequences == 0) for place, engine in enumerate(engines)]
-            if seen != self._seen:
-                self._seen, self._look = seen, self._look + 1
+        """Which engines take more now, and which are idle. All who wait are asked about again when one has become idle, or others are
+        there. That one takes more, or no more, is news to those who wait for it alone: with many engines that happens all the time."""
+        if not self._delayed:
+            return
+        indexes = [engine.index for engine in engines]
+        idle = frozenset(engine.index for engine in engines if not engine.num_sequences)
+        if not idle <= self._idle or indexes != self._engines:
+            self._look += 1
+        self._engines, self._idle, self._open = indexes, idle, frozenset(indexes[place] for place in open_places)
 
     def rests(self, request_id: str, now: float) -> bool:
         """It waits, and nothing has come up since it was asked about that could let it go."""
         delayed = self._delayed.get(request_id)
-        return delayed is not None and delayed.look == self._look and now < min(delayed.until_s, delayed.checked_s + RECHECK_S)
+        if delayed is None or delayed.engine in self._open or delayed.look != self._look:
+            return False
+        return now < min(delayed.until_s, delayed.checked_s + RECHECK_S * max(1.0, len(self) / MANY))
 
     def waits(self, request: RouteRequest, engines: Seq[EngineView], open_places: AbstractSet[int], router: Router, now: float) -> bool:
         """Whether it is to wait, of ``engines``, which could hold it, for one that is in none of ``open_places``."""
@@ -71,7 +81,7 @@ class Delays:
             return False
         if delayed is None:
             delayed = self._delayed[request.request_id] = _Delayed(now + found.elsewhere_s)
-        delayed.look, delayed.checked_s = self._look, now
+        delayed.engine, delayed.look, delayed.checked_s = engines[found.place].index, self._look, now
         return True
 
     def forget(self, request_id: str) -> None:

@@ -16,6 +16,7 @@ from octavo.distributed.views import EngineView, RouteRequest
 from octavo.distributed.worker_account import WorkerAccount
 from octavo.distributed.worker_sizes import lack
 from octavo.engine.event_stream import EventStream
+from octavo.engine.outputs import OutputEvent
 from octavo.engine.params import PreparedRequest
 
 if TYPE_CHECKING:
@@ -78,6 +79,21 @@ class Flight:
         self.unheld_s = now if self.unheld_s is None else self.unheld_s
         largest = max(there, key=lambda lengths: lengths.max_total_tokens)
         return str(lack(self.request, largest)) if now - self.unheld_s >= wait_s else None
+
+
+@dataclass(slots=True)
+class Begun:
+    """Of all time, requests that have their first token: how many, the tokens of their prompts, and of these what was cached."""
+
+    num: int = 0
+    num_tokens: int = 0
+    num_cached_tokens: int = 0
+
+    def add(self, request: Request, first: OutputEvent) -> None:
+        num_prompt = len(request.prompt_token_ids)
+        self.num += 1
+        self.num_tokens += num_prompt
+        self.num_cached_tokens += min(num_prompt, first.num_cached_tokens)
 
 
 @dataclass(frozen=True, slots=True)

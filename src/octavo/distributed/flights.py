@@ -25,7 +25,7 @@ from octavo.distributed.attempts import Attempts, Divergence, Loss, Pacer
 from octavo.distributed.cluster_options import ClusterOptions
 from octavo.distributed.dispatcher import Dispatcher, Unroutable
 from octavo.distributed.faults import Faults
-from octavo.distributed.flight import Flight, RoutedRequest, Watcher
+from octavo.distributed.flight import Begun, Flight, RoutedRequest, Watcher
 from octavo.distributed.link import Link
 from octavo.distributed.lost_flights import LostFlights
 from octavo.distributed.messages import Abort, Event, MessageError, Submit, WireRequest
@@ -60,7 +60,7 @@ class Flights:
         self.num_lost = 0  # attempts
         self.num_given_up = 0  # requests
         self.num_prompt_tokens = self.num_output_tokens = 0  # of all requests that came, the output as it was made
-        self.num_begun = self.num_ended = 0  # requests that have their first token, and that are over
+        self.begun, self.num_ended = Begun(), 0  # requests that are over
         self._options = options
         self._links = links
         self._now = clock
@@ -283,7 +283,8 @@ class Flights:
 
     def _deliver(self, flight: Flight, event: OutputEvent) -> None:
         self.num_output_tokens += len(event.token_ids)
-        self.num_begun += 0 < len(event.token_ids) == flight.attempts.num_sent_tokens
+        if 0 < len(event.token_ids) == flight.attempts.num_sent_tokens:
+            self.begun.add(flight.request, event)
         if event.token_ids:
             self.watcher.tokens(flight.request.request_id, len(event.token_ids), self._now())
         if not flight.stream.put(event):  # its reader is too far behind, and has been told

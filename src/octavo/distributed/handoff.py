@@ -19,6 +19,7 @@ simulation and real workers.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -155,13 +156,15 @@ class Link:
     """A connection that moves one sequence's KV at a time, first come, first served.
 
     ``num_layers`` above 0: each layer is sent as soon as it is computed (Splitwise, Patel et al., ISCA 2024, section 4.3), so that beside
-    the last step of the prompt only what it could not hide is waited for, at least one layer's bytes.
+    the last step of the prompt only what it could not hide is waited for, at least one layer's bytes. What is hidden takes its time of the
+    link all the same: prompts of one step, and copies that are still on their way, share it.
     """
 
     bytes_per_s: float
     latency_s: float = 0.0
     num_layers: int = 0
-    free_s: float = 0.0  # when the copies so far are through
+    free_s: float = field(default=-math.inf, init=False)  # when all bytes so far could be through
+    _layers_s: float = field(default=-math.inf, init=False)  # and when the last layers are, which are there at the end of their step alone
 
     def __post_init__(self) -> None:
         if not self.bytes_per_s > 0.0:
@@ -170,9 +173,9 @@ class Link:
             raise ValueError(f"latency_s: {self.latency_s!r} is not allowed; at least 0 seconds")
 
     def copy(self, num_bytes: int, now: float, overlap_s: float = 0.0) -> float:
-        """Take on a copy at ``now``; when it will be through. ``overlap_s``: computing time that layers were sent beside."""
+        """Take on a copy at ``now``; when it will be through. ``overlap_s``: computing time up to now that layers were sent beside."""
         copy_s = num_bytes / self.bytes_per_s
+        self.free_s = max(now - overlap_s if self.num_layers else now, self.free_s) + copy_s
         if self.num_layers:
-            copy_s = max(copy_s - overlap_s, copy_s / self.num_layers)
-        self.free_s = max(now, self.free_s) + copy_s
-        return self.free_s + self.latency_s
+            self._layers_s = max(now, self._layers_s) + copy_s / self.num_layers
+        return max(self.free_s, self._layers_s) + self.latency_s

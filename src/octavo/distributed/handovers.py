@@ -300,9 +300,10 @@ class Handovers:
                 self._flights.watcher.found(flight.request.request_id, self._now())
                 receiver = self._link(moving.handoff.receiver)
                 way = None if receiver is None else self._way(link, receiver)
-                if way is None:
+                if receiver is None or way is None:
                     self._follow(self.desk.failed(key, "its receiver is gone", self._now()))
                     return
+                self._router.pools.reserved(flight.request.request_id, receiver.index, moving.num_tokens)
                 link.channel.send(Send(key, way[1], way[0], self._options.wire_dtype, self._options.checksum))
             case OrderKind.BEGIN:
                 del self._ticketed[key]

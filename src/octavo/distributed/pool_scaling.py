@@ -4,9 +4,10 @@
     tokens made, KV held, answers without a receiver ───▶ decode      (wherever they are: answers that prefill workers keep, too)
     the share of both that workers of both roles take ──▶ both
 
-Work is a pool's by what it is, not by where it is done: that a worker had to be borrowed is what shows that its lender's neighbours are
-too few. Prices of tokens are a pool's own workers', in steps that are full. Workers that do both take as many of the requests that come
-as they are, among all that compute prompts, and answer what they began.
+Work is a pool's by what it is, not by where it is done: that a worker had to be borrowed is what shows that its lender's neighbours are too
+few. Of prompts that come or wait at the front end only as much is taken to be work as was not cached of those that began lately. Prices of
+tokens are a pool's own workers', in steps that are full. Workers that do both take as many of the requests that come as they are, among all
+that compute prompts, and answer what they began.
 
 An answer that a decode worker has no blocks for any more waits in its queue: what that has free is of no use, and counts as taken. One
 without room at any is made on the worker of its prompt, or waits there, and prompts wait behind it: they wait for room as well, all decode
@@ -96,7 +97,8 @@ class ClusterLoad:
     """What there is to do. ``num_prompt_tokens``, ``num_output_tokens``, ``num_begun`` (requests that have their first token) and
     ``num_ended`` (requests): of all time. ``num_open``: requests that workers have. ``num_waiting``, ``num_waiting_tokens``: requests that
     no worker has, and their known tokens. ``num_without_room``: answers that have their first token and no decode worker to go on;
-    ``without_room_s``: how long the first of them has waited."""
+    ``without_room_s``: how long the first of them has waited. ``num_begun_tokens``: of all time, prompt tokens of those that have begun,
+    and of these ``num_cached_tokens``, which nobody had to compute."""
 
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
@@ -107,6 +109,27 @@ class ClusterLoad:
     num_waiting_tokens: int = 0
     num_without_room: int = 0
     without_room_s: float = 0.0
+    num_begun_tokens: int = 0
+    num_cached_tokens: int = 0
+
+
+@dataclass(slots=True)
+class _Computed:
+    """The share of prompts that is computed, of those that began lately; the rest was cached. Fades with ``memory_s``."""
+
+    memory_s: float
+    num_begun: float = 0.0
+    num_cached: float = 0.0
+
+    def learn(self, num_begun: float, num_cached: float, passed_s: float) -> None:
+        left = math.exp(-passed_s / self.memory_s)
+        self.num_begun = left * self.num_begun + num_begun
+        self.num_cached = left * self.num_cached + num_cached
+
+    @property
+    def share(self) -> float:
+        """All of it, before any has begun."""
+        return 1.0 - min(1.0, self.num_cached / self.num_begun) if self.num_begun > 0.0 else 1.0
 
 
 @dataclass(slots=True)
@@ -139,14 +162,17 @@ class PoolScaling:
         self._looked_s: float | None = None
         decode = limits.get("decode", ScaleLimits())
         self._answers = _RoomOfAnswers(ROOM_MEMORY * decode.rate_s)
+        self._computed = _Computed(max(one.rate_s for one in limits.values()))
 
     def came(self, workers: Seq[PoolWorker], load: ClusterLoad, now: float) -> None:
         """Time has passed, in which nothing is to be changed: what came in it counts."""
         before, self._before = self._before, load
-        num_prompt = load.num_prompt_tokens - before.num_prompt_tokens
         num_output = max(0, load.num_output_tokens - before.num_output_tokens)
         passed_s = 0.0 if self._looked_s is None else max(0.0, now - self._looked_s)
         self._looked_s = now
+        num_begun, num_cached = load.num_begun_tokens - before.num_begun_tokens, load.num_cached_tokens - before.num_cached_tokens
+        self._computed.learn(num_begun, num_cached, passed_s)
+        num_prompt = self._computed.share * (load.num_prompt_tokens - before.num_prompt_tokens)
         prompts, answers = self._split(workers)
         room = self._room(workers, load)
         self._answers.learn(room, answers * (load.num_ended - before.num_ended), passed_s)
@@ -210,7 +236,7 @@ class PoolScaling:
     def _both_waits(self, own: Seq[PoolWorker], workers: Seq[PoolWorker], load: ClusterLoad) -> _Wait:
         prompt_s, output_s = _prices(workers, "both")
         share, answer_s = 1.0 - self._split(workers)[0], _answer_tokens(load) * output_s
-        held_back_s = share * (load.num_waiting_tokens * prompt_s + load.num_waiting * answer_s)
+        held_back_s = share * (self._computed.share * load.num_waiting_tokens * prompt_s + load.num_waiting * answer_s)
         if self._is_short(load) and not self._has_decode(workers):  # answers go on at those that do both
             held_back_s += load.num_without_room * answer_s
         return _Wait([_scaled(one, one.pending_s + one.num_waiting * answer_s) for one in own], held_back_s)
@@ -218,7 +244,8 @@ class PoolScaling:
     def _prompts_wait(self, own: Seq[PoolWorker], workers: Seq[PoolWorker], load: ClusterLoad) -> _Wait:
         if self._is_short(load):
             return _Wait([_scaled(one, 0.0) for one in own])
-        held_back_s = self._split(workers)[0] * load.num_waiting_tokens * _prices(workers, "prefill")[0]
+        num_waiting_tokens = self._computed.share * load.num_waiting_tokens
+        held_back_s = self._split(workers)[0] * num_waiting_tokens * _prices(workers, "prefill")[0]
         held_back_s += sum(one.prompts_s for one in workers if one.role == "decode" and one.is_mixed)
         return _Wait([_scaled(one, 0.0 if one.num_unroomed else one.prompts_s) for one in own], held_back_s)
 

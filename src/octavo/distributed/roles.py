@@ -216,6 +216,16 @@ class RolePools:
         if worker is not None and worker.role == "decode":
             worker.foreign.discard(request_id)
 
+    def reserved(self, request_id: str, index: int, num_tokens: int) -> None:
+        """Worker ``index`` has reserved blocks for so many of its tokens, which its view shows: only what the answer will take beside them
+        is still promised, and only there."""
+        placed, worker = self._placed.get(request_id), self._workers.get(index)
+        if placed is None or worker is None:
+            return
+        num_promised = self._workers[placed.decode].promised.pop(request_id, 0)
+        worker.promised[request_id] = max(0, num_promised - -(-num_tokens // self._block_size))
+        self._placed[request_id] = Placement(placed.prefill, index)
+
     def arrived(self, request_id: str) -> None:
         """Its KV is where its answer is made: the blocks are no longer promised but taken, which the engine's view shows."""
         placed = self._placed.get(request_id)

@@ -95,13 +95,15 @@ class Scaling:
         return ClusterLoad(
             flights.num_prompt_tokens,
             flights.num_output_tokens,
-            flights.num_begun,
+            flights.begun.num,
             flights.num_ended,
             len(flights) - flights.num_waiting,
             flights.num_waiting,
             flights.num_waiting_tokens,
             num_without_room,
             without_room_s,
+            flights.begun.num_tokens,
+            flights.begun.num_cached_tokens,
         )
 
     def _worker(self, link: Link, is_own: bool) -> PoolWorker:

@@ -16,7 +16,6 @@ from typing import Protocol
 
 import msgspec
 
-from octavo.core.cost import StepShape
 from octavo.core.key_changes import KeyChanges
 from octavo.core.request import FinishReason, ParameterError, Request
 from octavo.distributed.full_step import full_step_prices
@@ -345,19 +344,14 @@ class WorkerEngine:
 
 def load_of(engine: Engine, num_received: int, wants_prices: bool = False) -> Load:
     """The figures of an engine now; on its thread. ``wants_prices``: with those of full steps, which take two looks into the cost model."""
-    scheduler, shape, num_pending = engine.scheduler, StepShape(), 0
-    for queue in (scheduler.running_sequences, scheduler.waiting_sequences):
-        for seq in queue:
-            gap = len(seq.token_ids) - seq.num_computed
-            shape.add(seq.num_computed, gap, 1)
-            num_pending += gap
+    scheduler, shape = engine.scheduler, engine.scheduler.pending_shape()
     return Load(
         scheduler.stats.num_steps,
         0.0,
         scheduler.num_waiting,
         scheduler.num_running,
-        num_pending,
-        engine.step_cost.seconds_of(shape) if num_pending else 0.0,
+        shape.num_rows,
+        engine.step_cost.seconds_of(shape) if shape.num_rows else 0.0,
         scheduler.kv.pool.num_available,
         scheduler.num_used_blocks,
         scheduler.num_offered,

@@ -61,6 +61,9 @@ class FrontedSimulation(Simulation):
             self._add(self.engines[sent.engine], sent.request)
         super()._begin_steps(now)
 
+    def _waits(self) -> bool:
+        return len(self._front) > 0
+
     def _lost(self, index: int) -> None:
         self._front.gone(index)
 

@@ -178,6 +178,9 @@ class Handovers:
                 answer = self._desk.reserved if has_room else self._desk.no_room
                 todo.extendleft(reversed(answer(moving.key, engine.index, now)))
             elif order.kind is OrderKind.SEND:
+                receiver = moving.handoff.receiver
+                if self._pools is not None and receiver is not None:
+                    self._pools.reserved(moving.load.request.request_id, receiver, moving.num_tokens)
                 self._copy(moving, now)
             else:
                 self._tell(order, engine)
@@ -199,7 +202,8 @@ class Handovers:
                 self._pools.stayed(request.request_id)
 
     def _copy(self, moving: Moving[_Load], now: float) -> None:
-        link = self._links.between(moving.sender, moving.handoff.receiver)
-        copied_s = link.copy(moving.handoff.num_bytes, now, moving.load.overlap_s)
+        link, handoff = self._links.between(moving.sender, moving.handoff.receiver), moving.handoff
+        overlap_s = moving.load.overlap_s if now <= handoff.offered_s else 0.0  # who waited for a receiver could send to nobody
+        copied_s = link.copy(handoff.num_bytes, now, overlap_s)
         self._copy_s += copied_s - now
         heapq.heappush(self._copies, (copied_s, moving.key))

@@ -9,11 +9,12 @@ from octavo.distributed.handoff import Link
 
 
 class Links:
-    """``link``: what every sender has, to all others, for all its copies; ``pairs``: (sender, receiver) with a link of their own."""
+    """``link``: what every sender has, to all others, for all its copies; ``pairs``: (sender, receiver) with a link of their own. Nothing
+    has gone over any yet."""
 
     def __init__(self, link: Link, pairs: Mapping[tuple[int, int], Link]) -> None:
         self._link = link
-        self._pairs = {pair: replace(own, free_s=0.0) for pair, own in pairs.items()}
+        self._pairs = {pair: replace(own) for pair, own in pairs.items()}
         self._senders: dict[int, Link] = {}
 
     def between(self, sender: int, receiver: int | None) -> Link:
@@ -21,7 +22,7 @@ class Links:
         if own is not None:
             return own
         if sender not in self._senders:
-            self._senders[sender] = replace(self._link, free_s=0.0)
+            self._senders[sender] = replace(self._link)
         return self._senders[sender]
 
 

@@ -43,7 +43,8 @@ class SimScaling:
             there = sum(engine.spec.role == role for engine in engines)
             if not one.least <= there <= one.most:
                 raise ValueError(f"scale: {there} engines of role {role} are not allowed; from {one.least} to {one.most}")
-        self.num_prompt_tokens = self.num_begun = 0  # of all requests that came, and of these with a first token
+        self.num_prompt_tokens = 0  # of all requests that came
+        self._num_begun = self._num_begun_tokens = self._num_cached_tokens = 0  # of these with a first token
         self._starts: dict[int, float] = {}  # engine -> when it will be there
         self._draining = set[int]()
         self._gone = set[int]()
@@ -65,6 +66,12 @@ class SimScaling:
     def starts(self, engine: SimEngine, now: float) -> None:
         """An engine has been added, and will be there after its start."""
         self._starts[engine.index] = now + self._limits[engine.spec.role].start_s
+
+    def begun(self, num_prompt: int, num_cached: int) -> None:
+        """A request has its first token; so much of its prompt was cached."""
+        self._num_begun += 1
+        self._num_begun_tokens += num_prompt
+        self._num_cached_tokens += min(num_prompt, num_cached)
 
     def advance(
         self, now: float, handoffs: Handovers, pools: RolePools | None, down: Mapping[int, bool], waiting: tuple[int, int]
@@ -106,8 +113,8 @@ class SimScaling:
         num_output = log.num_output_tokens + sum(live.num_output for live in log.live.values())
         num_ended = log.num_completed + log.num_refused + log.num_failed
         open_ones = len(log.live) - num_waiting
-        came = (self.num_prompt_tokens, num_output, self.num_begun, num_ended)
-        return ClusterLoad(*came, open_ones, num_waiting, num_waiting_tokens, *handoffs.without_room(now))
+        came, begun = (self.num_prompt_tokens, num_output, self._num_begun, num_ended), (self._num_begun_tokens, self._num_cached_tokens)
+        return ClusterLoad(*came, open_ones, num_waiting, num_waiting_tokens, *handoffs.without_room(now), *begun)
 
     def _worker(self, engine: SimEngine, handoffs: Handovers, pools: RolePools | None, is_down: bool) -> PoolWorker:
         index, scheduler = engine.index, engine.scheduler

@@ -143,9 +143,7 @@ class SimEngine:
         """Pending tokens and number of sequences; steps that only repeat change neither."""
         if self._known_load is None:
             scheduler = self.scheduler
-            pending = sum(len(seq.token_ids) - seq.num_computed for seq in scheduler.running_sequences)
-            pending += sum(len(seq.token_ids) for seq in scheduler.waiting_sequences)
-            self._known_load = pending, scheduler.num_running + scheduler.num_waiting
+            self._known_load = scheduler.pending_shape().num_rows, scheduler.num_running + scheduler.num_waiting
         return self._known_load
 
     @property
@@ -170,14 +168,10 @@ class SimEngine:
     def load(self) -> tuple[int, float, int, int]:
         """(pending tokens, seconds that they are predicted to take, number of sequences, available blocks), as a worker tells them between
         two steps; of steps that repeat, as they began."""
-        scheduler, shape, num = self.scheduler, StepShape(), 0
-        for queue in (scheduler.running_sequences, scheduler.waiting_sequences):
-            for seq in queue:
-                shape.add(seq.num_computed, len(seq.token_ids) - seq.num_computed, 1)
-                num += 1
-        pending = self.pending_tokens
+        scheduler, shape = self.scheduler, self.scheduler.pending_shape()
         num_available = scheduler.num_free_blocks + scheduler.num_cached_blocks
-        return pending, self.backend.shape_seconds(shape) if pending else 0.0, num, num_available
+        pending_s = self.backend.shape_seconds(shape) if shape.num_rows else 0.0
+        return shape.num_rows, pending_s, shape.num_sequences, num_available
 
     def repeats_ended(self) -> list[float]:
         """When the steps of the run that goes on have ended which have; they are not taken yet."""

@@ -127,7 +127,7 @@ class Simulation:
             self._refill(source, self.options.concurrency)
             self._begin_steps(0.0)
         until_s = float("inf") if self.options.until_s is None else self.options.until_s
-        while upcoming is not None or self._events or self.handoffs.next_s() < float("inf") or (self._held and self._more_may_come()):
+        while upcoming is not None or self._events or self.handoffs.next_s() < float("inf") or (self._waits() and self._more_may_come()):
             now = min(self._events[0][0] if self._events else float("inf"), self.handoffs.next_s())
             if self._moments:
                 now = min(now, self._moments[0][0])
@@ -230,6 +230,10 @@ class Simulation:
         """An engine is gone with all it had: whoever chooses is told."""
         if self._wants_keys:
             self._router.gone(index)
+
+    def _waits(self) -> bool:
+        """Some request waits for an engine to be there."""
+        return bool(self._held)
 
     def _more_may_come(self) -> bool:
         """Engines that would take what is held."""
@@ -373,7 +377,7 @@ class Simulation:
             if is_first:
                 live.num_cached = event.num_cached_tokens
                 if self._scaling is not None:
-                    self._scaling.num_begun += 1
+                    self._scaling.begun(live.num_prompt, live.num_cached)
         if event.token_ids and self._pools is not None:
             self._pools.prefilled(event.request_id)
         if event.finish_reason is None:

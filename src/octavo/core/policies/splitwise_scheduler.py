@@ -14,6 +14,7 @@ from array import array
 from collections.abc import Sequence as Seq
 from types import MappingProxyType
 
+from octavo.core.cost import StepShape
 from octavo.core.limits import LengthLimits, StopRule
 from octavo.core.policies.splitwise import SplitwiseLimits, SplitwiseMachine, SplitwiseTask
 from octavo.core.request import FinishReason, ParameterError, Request, Sequence, SequenceStatus, num_places
@@ -146,6 +147,13 @@ class SplitwiseScheduler:
     @property
     def num_waiting(self) -> int:
         return len(self._requests) + len(self._ended_early) - self.num_running
+
+    def pending_shape(self) -> StepShape:
+        """See ``SchedulerGauges``: nothing is cached."""
+        shape = StepShape()
+        for running in self._requests.values():
+            shape.add(running.seq.num_computed, len(running.seq.token_ids) - running.seq.num_computed, 1)
+        return shape
 
     @property
     def num_pending_tokens(self) -> int:
