@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from octavo.core.cluster_window import ClusterWindow, WindowFrontEnd
+from octavo.core.cluster_window import ClusterWindow, WindowFrontEnd, WindowHandover
 from octavo.core.recorded_window import Figures, RecordedWindow, WindowReplay, packed, salt_key, unpacked
 from octavo.core.request import FinishReason
 from octavo.distributed import recorded_cluster
@@ -18,6 +18,7 @@ from octavo.distributed.answers import AboutRecorded, QuestionError, Recorded, a
 from octavo.distributed.cluster_options import ClusterOptions, HandoverOptions
 from octavo.distributed.cluster_reports import ClusterReports
 from octavo.distributed.dispatcher import Backpressure
+from octavo.distributed.handoff import HandoffLimits
 from octavo.distributed.recorded_cluster import RecordedCluster, front_end_of
 from octavo.engine.replay_advice import FRESH_S, ReplayError
 from tests.distributed.told_cluster import LINK_S, ToldCluster, Worker
@@ -236,8 +237,11 @@ def test_that_more_came_is_said_though_some_of_the_last_do_not_count(monkeypatch
 
 
 def test_how_requests_are_spread_goes_along_and_so_does_whose_they_are() -> None:
-    options = ClusterOptions(router="round-robin", backpressure=Backpressure(0.1, 7), handover=HandoverOptions(may_borrow=False))
-    assert front_end_of(options) == WindowFrontEnd("round-robin", False, 0.1, 7)
+    limits = HandoffLimits(reserve_s=2.0, copy_s=3.0)
+    handover = HandoverOptions(wire_dtype="int8", min_layerwise=64, limits=limits, may_borrow=False)
+    options = ClusterOptions(router="round-robin", backpressure=Backpressure(0.1, 7), handover=handover)
+    assert front_end_of(options) == WindowFrontEnd("round-robin", False, 0.1, 7, WindowHandover(64, "int8", 2.0, 3.0))
+    assert front_end_of(ClusterOptions()) == WindowFrontEnd("soonest")  # who leaves all as it is means the same in both places
     cluster = pair()
     request = cluster._requests["r0"]
     request.arrival_s = cluster.clock.now()

@@ -2,6 +2,7 @@
 
 Not the simulation: engines are whole ones, their loads are told as workers tell them, and hand-offs are written out here once more. The
 dispatcher, the roles and the journeys are a front end's own. At one moment steps end, KV arrives, requests come, and steps begin.
+Prompts from ``min_layerwise`` tokens on are handed over as a link with layers has it; an answer without room is its sender's again in time.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class Node:
     num_received: int = 0
     told_s: float = -1.0
     end_s: float = float("inf")  # of the step in flight
+    step_s: float = 0.0  # of that, or the last
     events: list[OutputEvent] = field(default_factory=list)  # of that
 
     def tell(self, now: float) -> tuple[list[bytes], list[bytes]]:
@@ -67,6 +69,18 @@ class Node:
         self.events = self.run.engine.step()
         self.run.engine.scheduler.check_invariants()
         self.end_s = self.run.clock.now()
+        self.step_s = self.end_s - now
+
+
+@dataclass(slots=True)
+class Offered:
+    """An answer that has its first token, and for which nobody has had room yet. ``meant``: who was to go on with it."""
+
+    name: str
+    sender: Node
+    meant: Node
+    made: list[int]
+    drew_s: float
 
 
 class TimedCluster:
@@ -91,7 +105,7 @@ class TimedCluster:
         self.dispatcher = Dispatcher(self.router, self.options.backpressure)
         self.requests: dict[str, Request] = {}
         self.times_s: dict[str, list[float]] = {}
-        self._offered: list[tuple[str, Node, Node, list[int]]] = []  # those for which nobody has had room yet
+        self._offered: list[Offered] = []
         self._copies: list[tuple[float, str, Node, Node, list[int]]] = []
         self._receivers: dict[str, int] = {}
 
@@ -109,6 +123,7 @@ class TimedCluster:
         coming = sorted(arrivals, key=lambda one: one.at_s)
         while coming or self._copies or any(node.end_s < float("inf") for node in self.nodes):
             moments = [node.end_s for node in self.nodes] + [copy[0] for copy in self._copies] + [one.at_s for one in coming[:1]]
+            moments += [one.drew_s + self.options.handover.limits.reserve_s for one in self._offered]
             now = min(moments)
             self.clock.advance_to(max(now, self.clock.now()))
             for node in self.nodes:
@@ -143,24 +158,30 @@ class TimedCluster:
                 self.dispatcher.ended(name, len(self.times_s[name]))
             elif name in self._receivers:
                 made = node.run.engine.loop.offer(name)
-                self._offered.append((name, node, self.nodes[self._receivers.pop(name)], made))
+                self._offered.append(Offered(name, node, self.nodes[self._receivers.pop(name)], made, now))
 
     def _find_room(self, now: float) -> None:
         """For those that were offered, in their order: where it was meant to go, else at another that decodes."""
+        for late in [one for one in self._offered if one.drew_s + self.options.handover.limits.reserve_s <= now]:
+            self._offered.remove(late)
+            late.sender.run.engine.loop.resume(self.requests[late.name], late.made)
+            self.pools.stayed(late.name)
         while self._offered:
-            name, sender, meant, made = self._offered[0]
-            request = self.requests[name]
-            num_tokens = len(request.prompt_token_ids) + len(made) - 1
-            others = (node for node in self.nodes if node.role == "decode" and node is not meant)
-            for node in (meant, *others):
+            one = self._offered[0]
+            request = self.requests[one.name]
+            num_prompt = len(request.prompt_token_ids)
+            num_tokens = num_prompt + len(one.made) - 1
+            others = (node for node in self.nodes if node.role == "decode" and node is not one.meant)
+            for node in (one.meant, *others):
                 if node.run.engine.scheduler.transfers.reserve(request, num_tokens) is not None:
                     break
             else:
                 return
             del self._offered[0]
-            self.journeys.found(name, now)
-            kv_bytes = sender.run.engine.backend.kv_capacity(0).bytes_per_block // BLOCK
-            self._copies.append((self.link.copy(num_tokens * kv_bytes, now), name, sender, node, made))
+            self.journeys.found(one.name, now)
+            num_bytes = num_tokens * one.sender.run.engine.backend.kv_capacity(0).bytes_per_block // BLOCK
+            overlap_s = one.sender.step_s if num_prompt >= self.options.handover.min_layerwise else 0.0
+            self._copies.append((self.link.copy(num_bytes, now, overlap_s), one.name, one.sender, node, one.made))
 
     def _arrived(self, now: float, name: str, sender: Node, receiver: Node, made: list[int]) -> None:
         sender.run.engine.release(name)

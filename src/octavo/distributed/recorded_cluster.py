@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from octavo.core.cluster_window import ClusterWindow, WindowFrontEnd, WindowWorker
+from octavo.core.cluster_window import ClusterWindow, WindowFrontEnd, WindowHandover, WindowWorker
 from octavo.core.recorded_window import WindowRequest, salt_key, unpacked
 from octavo.core.words import counted
 from octavo.distributed.answers import MAX_ASKED, MAX_TOLD_STEPS, AboutRecorded, Recorded, ToldAttempt
@@ -28,8 +28,9 @@ _FEWEST_STEPS = 64  # of each, however many there are
 
 
 def front_end_of(options: ClusterOptions) -> WindowFrontEnd:
-    limits = options.backpressure
-    return WindowFrontEnd(options.router, options.handover.may_borrow, limits.most_pending_s, limits.most_sequences)
+    limits, kv = options.backpressure, options.handover
+    handover = WindowHandover(kv.min_layerwise, kv.wire_dtype, kv.limits.reserve_s, kv.limits.copy_s)
+    return WindowFrontEnd(options.router, kv.may_borrow, limits.most_pending_s, limits.most_sequences, handover)
 
 
 @dataclass(slots=True)

@@ -274,11 +274,11 @@ class SimEngine:
         self._touch()
         self.scheduler.transfers.cancel(request_id)
 
-    def take_over(self, request: Request, output_token_ids: list[int]) -> None:
+    def take_over(self, request: Request, output_token_ids: list[int], exact: bool = True) -> None:
         """See ``EngineLoop.begin``."""
         self._touch()
         self.stats.num_taken_over += 1
-        self.loop.begin(request, output_token_ids)
+        self.loop.begin(request, output_token_ids, exact)
 
     def _touch(self) -> None:
         """Something changes between two steps of a run, and for routers."""
