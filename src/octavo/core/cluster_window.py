@@ -16,13 +16,39 @@ from octavo.core.recorded_window import WindowEngine, WindowRequest
 
 
 @dataclass(frozen=True, slots=True)
+class WindowAbsence:
+    """Of a worker, in seconds from the window's beginning; ``to_s`` None: it has not come back. ``drained``: it took nothing new, and kept
+    what it had; else that was lost. ``is_new``: another process came back, with nothing in its cache."""
+
+    from_s: float
+    to_s: float | None
+    drained: bool = False
+    is_new: bool = True
+
+    def lost_at(self, moment_s: float) -> bool:
+        """Whether what was lost by then was lost by this absence."""
+        return not self.drained and self.from_s <= moment_s and (self.to_s is None or moment_s <= self.to_s)
+
+
+@dataclass(frozen=True, slots=True)
 class WindowWorker:
-    """``role``: both, prefill or decode. ``steps``: as of a ``RecordedWindow``."""
+    """``role``: both, prefill or decode. ``steps``: as of a ``RecordedWindow``; none of one that is gone, and ``engine`` is then another's,
+    of its size. ``absences``: by time, and none within another; but for these it took requests."""
 
     name: str
     role: str
     engine: WindowEngine
     steps: tuple[tuple[float, ...], ...]
+    absences: tuple[WindowAbsence, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        plain = {name: getattr(self, name) for name in ("name", "role", "steps")}
+        return plain | {"engine": asdict(self.engine), "absences": list(map(asdict, self.absences))}
+
+    @classmethod
+    def of_dict(cls, data: Mapping[str, Any]) -> WindowWorker:
+        absences = tuple(WindowAbsence(**one) for one in data["absences"])
+        return cls(data["name"], data["role"], WindowEngine(**data["engine"]), tuple(map(tuple, data["steps"])), absences)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,16 +125,13 @@ class ClusterWindow:
     def to_dict(self) -> dict[str, Any]:
         plain = {name: getattr(self, name) for name in ("hand_offs", "way_s", "starts_idle", "from_start", "notes")}
         requests = [one.to_dict() for one in self.requests]
-        workers = [{"name": one.name, "role": one.role, "engine": asdict(one.engine), "steps": one.steps} for one in self.workers]
+        workers = [one.to_dict() for one in self.workers]
         return {"workers": workers, "front_end": self.front_end.to_dict(), "requests": requests, **plain}
 
     @classmethod
     def of_dict(cls, data: Mapping[str, Any]) -> ClusterWindow:
         """What ``to_dict`` made, possibly by way of JSON."""
-        workers = tuple(
-            WindowWorker(one["name"], one["role"], WindowEngine(**one["engine"]), tuple(map(tuple, one["steps"])))
-            for one in data["workers"]
-        )
+        workers = tuple(map(WindowWorker.of_dict, data["workers"]))
         requests, hand_offs = tuple(map(WindowRequest.of_dict, data["requests"])), tuple((tokens, s) for tokens, s in data["hand_offs"])
         front_end = WindowFrontEnd.of_dict(data["front_end"])
         starts = (data["starts_idle"], data["from_start"])

@@ -111,7 +111,9 @@ class ClusterWhatIf:
         placed = {str(number): _place(names[worker], worker, setup) for number, worker in enumerate(load.warmed)}
         mixed = MixedLimits() if self._guess is None else MixedLimits(guess_output=self._guess)
         front_end = FrontEndOptions(limits, mixed, told.may_borrow, placed)
-        options = SimulationOptions(seed=SEED, concurrency=load.concurrency, keep_requests=True, handoff=self._handoff)
+        options = SimulationOptions(
+            seed=SEED, concurrency=load.concurrency, keep_requests=True, handoff=self._handoff, outages=setup.outages(load.begin_s)
+        )  # fmt: skip
         router = self._router(told.router, setup.specs[0].cache.block_size)
         return load.figures(FrontedSimulation(setup.specs, router, options, front_end).run(load.requests).records, self._window.way_s)
 
@@ -125,5 +127,5 @@ class ClusterWhatIf:
 def _place(name: str, worker: int, setup: Setup) -> int:
     """Who has what the cache of ``name``, the worker of that number, had: itself, if it is there and computes prompts; else one that does,
     each its share. A new one has nothing."""
-    able = [place for place, role in enumerate(setup.roles) if role != "decode"]
+    able = [place for place, spec in enumerate(setup.specs) if spec.role != "decode"]
     return next((place for place in able if setup.specs[place].name == name), able[worker % len(able)])

@@ -226,6 +226,12 @@ class SimEngine:
 
     # --- outages ------------------------------------------------------------------------------------------------------------------------
 
+    @property
+    def is_empty(self) -> bool:
+        """Nothing runs or waits here, and no KV is on its way to here or from here."""
+        self.interrupt()
+        return not self.loop.has_work and not self.scheduler.num_used_blocks
+
     def fail(self) -> list[tuple[Request, list[int]]]:
         """It is gone, with all that it held, as if it had been killed now; it stays empty until requests come again.
 
