@@ -237,6 +237,16 @@ def test_what_each_cache_had_before_the_window_it_has_in_the_replay(cluster: Tim
     assert cold.ttft_p99 > 1.5 * one.base().replayed.ttft_p99
 
 
+def test_what_was_handed_over_shares_its_beginning_in_the_replay_as_well() -> None:
+    window = TimedCluster(APART, LAW, SHORTEST).serve(steady_load(30, 8.0, 1, prefix=320)).window()
+    assert [len(one.keys) for one in window.requests] == [(one.num_prompt + one.num_output) // 16 for one in window.requests]
+    assert len({one.keys[:20] for one in window.requests}) == 1
+    base = ClusterWhatIf(window).base()
+    assert base.error("ttft_p50") == pytest.approx(0.0, abs=0.05)
+    strangers = replace(window, requests=tuple(replace(one, keys=()) for one in window.requests))
+    assert (ClusterWhatIf(strangers).base().error("ttft_p50") or 0.0) > 0.5
+
+
 def test_a_window_holds_no_tokens_and_survives_json(cluster: TimedCluster) -> None:
     window = cluster.window()
     for endless in (0.5, math.inf):
