@@ -141,7 +141,7 @@ def replayer(kind: str, windows: list[ClusterWindow]) -> Iterator[object]:
 
 
 CASES = {
-    "router": (Setting(router="round-robin"), Setting(router="prefix-affinity"), ["prefix-affinity"], "--router prefix-affinity"),
+    "router": (Setting(router="round-robin"), Setting(router="soonest"), ["soonest"], "--router soonest"),
     "together": (Setting({"prefill": 1, "decode": 1}), Setting(), [], "prefill and decode together (--workers 2)"),
 }
 

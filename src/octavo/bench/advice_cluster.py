@@ -85,9 +85,9 @@ def thrown_in_clusters(block_size: int) -> list[ClusterThrown]:
     two, apart = Setting(fields=many), Setting(_APART, fields=many)
     talk = Talk(4, (16, 32), (8, 24), beginning=480, conversations=8)
     short, prompts = Talk(8, (100, 400), (30, 60)), Talk(8, (300, 500), (4, 12))
-    turns, kept = Setting(router="round-robin", fields=five), Setting(router="prefix-affinity", fields=five)
+    turns, kept = Setting(router="round-robin", fields=five), Setting(router="soonest", fields=five)
     return [
-        ClusterThrown("router", "router", "wall", turns, kept, talk, ["prefix-affinity"]),
+        ClusterThrown("router", "router", "wall", turns, kept, talk, ["soonest"]),
         ClusterThrown("more", "more_both", "wall", replace(two, workers={"both": 1}), two, Talk(8, (20, 160), (10, 60))),
         ClusterThrown("apart", "apart", "itl_p50", two, apart, short),
         ClusterThrown("together", "together", "wall", apart, two, prompts),
