@@ -62,7 +62,7 @@ LIBRARIES = {
 PURE = (
     "router", "views", "soonest", "published_keys", "reuse", "learned_costs", "fair_queue", "fair_ring", "delays", "dispatcher",
     "told_load", "handoff", "handover", "questions", "pools", "roles", "role_router", "autoscale", "pool_scaling", "barred", "struck",
-    "kv_trials",
+    "kv_trials", "attendance",
 )  # fmt: skip
 NOT_PURE = {"asyncio", "multiprocessing", "os", "random", "select", "socket", "ssl", "subprocess", "threading", "time"}
 FILES = sorted(SRC.rglob("*.py"))

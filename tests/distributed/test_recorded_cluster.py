@@ -10,14 +10,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from octavo.core.cluster_window import ClusterWindow, WindowFrontEnd
+from octavo.core.cluster_window import ClusterWindow, WindowAbsence, WindowFrontEnd, WindowHandover
 from octavo.core.recorded_window import Figures, RecordedWindow, WindowReplay, packed, salt_key, unpacked
 from octavo.core.request import FinishReason
 from octavo.distributed import recorded_cluster
 from octavo.distributed.answers import AboutRecorded, QuestionError, Recorded, answer_now
+from octavo.distributed.attendance import Attendance, Presence, Seen
 from octavo.distributed.cluster_options import ClusterOptions, HandoverOptions
 from octavo.distributed.cluster_reports import ClusterReports
 from octavo.distributed.dispatcher import Backpressure
+from octavo.distributed.handoff import HandoffLimits
 from octavo.distributed.recorded_cluster import RecordedCluster, front_end_of
 from octavo.engine.replay_advice import FRESH_S, ReplayError
 from tests.distributed.told_cluster import LINK_S, ToldCluster, Worker
@@ -96,7 +98,7 @@ def test_lost_workers_and_what_went_with_them_are_told() -> None:
     window = recorded(cluster)
     (request,) = window.requests[4:]
     assert request.wall_s is None and request.worker == 1 and window.notes == (
-        "1 request lost a worker: replayed as if that had not been, and not compared",
+        "1 request lost a worker that went on: replayed as if that had not been, and not compared",
     )
     del cluster.workers["w0"]
     gone = recorded(cluster)
@@ -105,6 +107,41 @@ def test_lost_workers_and_what_went_with_them_are_told() -> None:
         "no longer there, and not in the replay: w0", "2 requests no worker knows any more: taken to share nothing with others"
     )  # fmt: skip
     assert [len(request.keys) for request in gone.requests] == [0, 2, 0, 2, 2]
+
+
+def test_a_worker_that_is_gone_is_in_the_window_for_as_long_as_it_was_there() -> None:
+    """And what was lost with it is compared: the replay loses it too."""
+    attendance = Attendance(600.0)
+    cluster = ToldCluster(Worker("w0", 700.0), Worker("w1", 5.0))
+    cluster.reports = ClusterReports(cluster.journeys, cluster, cluster.clock, "m", True, attendance=attendance)
+
+    def look() -> None:
+        there = [Seen(name, "both", "boot", Presence.OPEN, 10 + place, 512) for place, name in enumerate(cluster.workers)]
+        attendance.look(there, cluster.clock.now())
+
+    look()
+    for i in range(4):
+        answered(cluster, f"r{i}", f"w{i % 2}")
+        cluster.at(cluster.clock.now() + 1.0)
+    cluster.open("lost", 40, 6)
+    cluster.place("lost", "w1")
+    cluster.step("w1")
+    del cluster.workers["w1"]
+    look()
+    lost_s = cluster.clock.now()
+    cluster.journeys.lost("lost", lost_s)
+    cluster.place("lost", "w0", made=[4])
+    cluster.run("w0", "lost", 6)
+    window = recorded(cluster)
+    here, gone = window.workers
+    assert (here.absences, gone.name, gone.role, gone.steps) == ((), "w1", "both", ())
+    assert gone.absences == (WindowAbsence(lost_s - cluster.find("r0").arrival_s, None),)
+    assert gone.engine == replace(here.engine, num_blocks=11, max_model_len=512)
+    assert [request.worker for request in window.requests] == [0, 1, 0, 1, 0] and window.requests[4].wall_s is not None
+    assert window.notes == (
+        "not there all the time, and in the replay neither: w1", "2 requests no worker knows any more: taken to share nothing with others"
+    )  # fmt: skip
+    assert ClusterWindow.of_dict(msgspec.json.decode(msgspec.json.encode(window.to_dict()))) == window
 
 
 def test_without_anything_to_compare_or_without_a_worker_there_is_no_window() -> None:
@@ -236,8 +273,11 @@ def test_that_more_came_is_said_though_some_of_the_last_do_not_count(monkeypatch
 
 
 def test_how_requests_are_spread_goes_along_and_so_does_whose_they_are() -> None:
-    options = ClusterOptions(router="round-robin", backpressure=Backpressure(0.1, 7), handover=HandoverOptions(may_borrow=False))
-    assert front_end_of(options) == WindowFrontEnd("round-robin", False, 0.1, 7)
+    limits = HandoffLimits(reserve_s=2.0, copy_s=3.0)
+    handover = HandoverOptions(wire_dtype="int8", min_layerwise=64, limits=limits, may_borrow=False)
+    options = ClusterOptions(router="round-robin", backpressure=Backpressure(0.1, 7), handover=handover)
+    assert front_end_of(options) == WindowFrontEnd("round-robin", False, 0.1, 7, WindowHandover(64, "int8", 2.0, 3.0))
+    assert front_end_of(ClusterOptions()) == WindowFrontEnd("soonest")  # who leaves all as it is means the same in both places
     cluster = pair()
     request = cluster._requests["r0"]
     request.arrival_s = cluster.clock.now()

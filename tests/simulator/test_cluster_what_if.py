@@ -16,10 +16,10 @@ from octavo.cli.what_if import replay_of_lines
 from octavo.core.cluster_window import ClusterWindow, WindowFrontEnd
 from octavo.core.recorded_window import WindowReplay
 from octavo.distributed.cluster_options import ClusterOptions, HandoverOptions, parse_workers
-from octavo.distributed.handoff import Link
+from octavo.distributed.handoff import HandoffLimits, Link
 from octavo.engine.replay_advice import ReplayedAdvice
 from octavo.simulator.cluster_switches import Setup, _fewer
-from octavo.simulator.cluster_what_if import UNSEEN_LINK, ClusterWhatIf, _place, link_of
+from octavo.simulator.cluster_what_if import UNSEEN_LINK, ClusterWhatIf, _place, handoffs_of
 from octavo.simulator.what_if import main, what_if
 from tests.engine.planted import Arrival, steady_load, tokens
 from tests.engine.timed import Law
@@ -114,7 +114,7 @@ def test_where_hand_offs_are_slow_together_comes_first() -> None:
     load = steady_load(50, 8.0, 1)
     apart = TimedCluster(APART, LAW, SHORTEST, Link(1e5, 0.1), max_num_seqs=16).serve(load)
     window = apart.window()
-    link = link_of(window)
+    link = handoffs_of(window).link
     assert link.bytes_per_s == pytest.approx(1e5, rel=0.1) and link.latency_s == pytest.approx(0.1, abs=0.01)
     replay = what_if(window)
     assert replay.error("wall") == pytest.approx(0.0, abs=0.03)
@@ -126,19 +126,20 @@ def test_where_hand_offs_are_slow_together_comes_first() -> None:
 
 def test_where_decode_workers_are_full_the_link_is_not_to_blame() -> None:
     """Most answers wait for room, and the link is fast: a line through all of their seconds would be one of waits."""
-    load, law, link = steady_load(60, 14.0, 1), Law(step=8e-3, row=1e-4, noise=0.03), Link(1e9, 3e-3)
+    load, law, fast = steady_load(60, 14.0, 1), Law(step=8e-3, row=1e-4, noise=0.03), Link(1e9, 3e-3)
     options = replace(SHORTEST, handover=HandoverOptions(may_borrow=False))
-    full = TimedCluster(APART, law, options, link, decode_blocks=16, max_num_seqs=16).serve(load)
+    full = TimedCluster(APART, law, options, fast, decode_blocks=16, max_num_seqs=16).serve(load)
     legs = [one.legs[0] for one in full.journeys.all() if len(one.legs) > 1]
     waits = [leg.found_s - leg.first_s for leg in legs if leg.found_s is not None and leg.first_s is not None]
     assert len(waits) == len(legs) and sum(wait_s > 0.05 for wait_s in waits) > len(legs) // 2
     window = full.window()
-    assert link_of(window).latency_s == pytest.approx(3e-3, abs=1e-3) and link_of(window).bytes_per_s > 1e8
+    link = handoffs_of(window).link
+    assert link.latency_s == pytest.approx(3e-3, abs=1e-3) and link.bytes_per_s > 1e8
     one = ClusterWhatIf(window)
     one.switches = [switch for switch in one.switches if switch.kind == "more_decode"]
     replay = replace(one.base(), outcomes=tuple(one.outcomes()))
     assert replay.error("wall") == pytest.approx(0.0, abs=0.1)
-    more = TimedCluster({**APART, "decode-1": "decode"}, law, options, link, decode_blocks=16, max_num_seqs=16).serve(load)
+    more = TimedCluster({**APART, "decode-1": "decode"}, law, options, fast, decode_blocks=16, max_num_seqs=16).serve(load)
     gain = 1.0 - wall_s(more) / wall_s(full)
     assert gain > 0.3 and gain_of(replay, one.switches[0].change) == pytest.approx(gain, rel=0.2)
 
@@ -155,6 +156,64 @@ def test_where_beginnings_are_computed_twice_another_router_comes_first() -> Non
     other = ClusterOptions(router=changes[0].split()[1])
     gain = 1.0 - wall_s(TimedCluster(TWO, LAW, other, num_kv_blocks=180).serve(load)) / wall_s(turns)
     assert gain > 0.2 and gain_of(replay, changes[0]) == pytest.approx(gain, rel=0.33)
+
+
+# --- how KV goes over ---------------------------------------------------------------------------------------------------------------------
+
+
+def with_handover(window: ClusterWindow, **changed: object) -> ClusterWindow:
+    front_end = window.front_end
+    return replace(window, front_end=replace(front_end, handover=replace(front_end.handover, **changed)))  # type: ignore[arg-type]
+
+
+def test_what_goes_layer_by_layer_takes_what_it_took() -> None:
+    """Shorter prompts wait for all of their KV, long ones for a layer of eight: one line through both would be neither's."""
+    sizes = (60, 180, 400)
+    load = poisson(7, 60, 3.0, lambda i, at_s, rng: Arrival(f"r{i}", at_s, tokens(rng, sizes[i % 3]), 12))
+    options = replace(SHORTEST, handover=HandoverOptions(min_layerwise=200))
+    window = TimedCluster(APART, LAW, options, Link(2e5, 0.01, num_layers=8), max_num_seqs=16).serve(load).window()
+    assert window.front_end.handover.min_layerwise == 200
+    found, after = handoffs_of(window), {size: [s for num, s in window.hand_offs if num == size] for size in sizes}
+    assert found.layerwise is not None and sum(map(len, after.values())) == 60
+    assert min(after[180]) > 1.5 * min(after[60]) and min(after[180]) > 1.5 * min(after[400])
+    assert ClusterWhatIf(window).base().error("wall") == pytest.approx(0.0, abs=0.03)
+    assert (ClusterWhatIf(with_handover(window, min_layerwise=1 << 20)).base().error("wall") or 0.0) > 0.05
+
+
+def test_hand_offs_of_a_kind_that_was_not_seen(cluster: TimedCluster) -> None:
+    window = cluster.window()
+    layered = replace(window, workers=tuple(replace(one, engine=replace(one.engine, num_kv_layers=8)) for one in window.workers))
+    none = handoffs_of(layered)
+    assert none.link == replace(UNSEEN_LINK, num_layers=8) and none.layerwise is None and none.min_layerwise == 512
+    seen = [(100.0, 0.1), (200.0, 0.2), (300.0, 0.3)]
+    whole = handoffs_of(replace(layered, hand_offs=tuple(seen)))
+    assert whole.layerwise is None and whole.link.num_layers == 8
+    assert whole.link.bytes_per_s == pytest.approx(1000 * window.engine.kv_bytes_per_token)
+    layers = handoffs_of(with_handover(replace(layered, hand_offs=tuple(seen)), min_layerwise=50))
+    assert layers.link == UNSEEN_LINK and layers.layerwise == replace(whole.link, num_layers=0)
+
+
+def test_an_answer_for_which_there_is_no_room_is_its_prefill_workers_as_soon_as_in_the_cluster() -> None:
+    load, law = steady_load(50, 12.0, 1), Law(step=8e-3, row=1e-4, noise=0.03)
+    options = replace(SHORTEST, handover=HandoverOptions(may_borrow=False, limits=HandoffLimits(reserve_s=0.1)))
+    full = TimedCluster(APART, law, options, Link(1e9, 3e-3), decode_blocks=16, max_num_seqs=16).serve(load)
+    stayed = sum(len(one.legs) == 1 for one in full.journeys.all())
+    window = full.window()
+    assert stayed > 5 and window.front_end.handover.reserve_s == 0.1
+    assert ClusterWhatIf(window).base().error("wall") == pytest.approx(0.0, abs=0.05)
+    assert (ClusterWhatIf(with_handover(window, reserve_s=30.0)).base().error("wall") or 0.0) > 0.1
+
+
+def test_kv_that_is_rounded_on_its_way_gains_nothing_by_being_stored_smaller() -> None:
+    window = TimedCluster(APART, LAW, SHORTEST, Link(1e5, 0.0), max_num_seqs=16).serve(steady_load(40, 6.0, 1)).window()
+    gains = {}
+    for wire_dtype in ("auto", "int8"):
+        one = ClusterWhatIf(with_handover(window, wire_dtype=wire_dtype))
+        one.switches = [switch for switch in one.switches if switch.kind == "kv_dtype"]
+        replay = replace(one.base(), outcomes=tuple(one.outcomes()))
+        assert replay.error("wall") == pytest.approx(0.0, abs=0.05)  # of either: it took what it took
+        gains[wire_dtype] = gain_of(replay, "--kv-cache-dtype int8")
+    assert gains["auto"] > 0.1 and abs(gains["int8"]) < 0.01
 
 
 # --- the window ---------------------------------------------------------------------------------------------------------------------------
@@ -178,10 +237,21 @@ def test_what_each_cache_had_before_the_window_it_has_in_the_replay(cluster: Tim
     assert cold.ttft_p99 > 1.5 * one.base().replayed.ttft_p99
 
 
+def test_what_was_handed_over_shares_its_beginning_in_the_replay_as_well() -> None:
+    window = TimedCluster(APART, LAW, SHORTEST).serve(steady_load(30, 8.0, 1, prefix=320)).window()
+    assert [len(one.keys) for one in window.requests] == [(one.num_prompt + one.num_output) // 16 for one in window.requests]
+    assert len({one.keys[:20] for one in window.requests}) == 1
+    base = ClusterWhatIf(window).base()
+    assert base.error("ttft_p50") == pytest.approx(0.0, abs=0.05)
+    strangers = replace(window, requests=tuple(replace(one, keys=()) for one in window.requests))
+    assert (ClusterWhatIf(strangers).base().error("ttft_p50") or 0.0) > 0.5
+
+
 def test_a_window_holds_no_tokens_and_survives_json(cluster: TimedCluster) -> None:
     window = cluster.window()
-    for most_pending_s in (0.5, math.inf):
-        window = replace(window, front_end=replace(window.front_end, most_pending_s=most_pending_s))
+    for endless in (0.5, math.inf):
+        window = with_handover(window, min_layerwise=7, wire_dtype="int8", reserve_s=endless, copy_s=endless)
+        window = replace(window, front_end=replace(window.front_end, most_pending_s=endless))
         written = msgspec.json.encode(window.to_dict()).decode()  # which has no infinite numbers
         assert ClusterWindow.of_dict(json.loads(written)) == window
     assert not {"prompt_token_ids", "token_ids"} & set(written.split('"'))

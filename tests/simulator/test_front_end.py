@@ -148,6 +148,34 @@ def test_who_waits_while_no_engine_is_there_is_answered_when_one_is_back(roles: 
     assert report.num_completed == 20 and max(one.arrival_s + one.e2e_s for one in report.records) > 0.9
 
 
+def test_one_that_drains_gets_nothing_and_loses_nothing() -> None:
+    for roles in (("both", "both"), ("prefill", "decode")):
+        specs = [spec(f"{role}-{i}", role) for i, role in enumerate(roles)]
+        for gone in (0, 1):
+            outage = Outage(gone, 0.3, 1.2, drains=True)
+            simulation = Checked(specs, create_router("soonest"), replace(KEPT, outages=[outage]))
+            assert len(simulation.run(requests(40, 30.0)).records) == 40 and simulation.log.num_moved == 0
+
+
+def test_requests_wait_at_the_front_end_while_nobody_is_there() -> None:
+    load = requests(10, 40.0)
+    for concurrency in (None, 4):
+        simulation = Checked([spec("a")], None, replace(KEPT, outages=[Outage(0, 0.0, 9.0)], concurrency=concurrency))
+        records = simulation.run(load).records
+        assert len(records) == 10 and all(record.arrival_s + record.e2e_s > 9.0 for record in records)
+    for never in (Outage(0, 0.0), Outage(0, 0.0, drains=True)):
+        report = Checked([spec("a")], None, replace(KEPT, outages=[never])).run(load)
+        assert (report.num_completed, report.num_unfinished) == (0, 10)
+
+
+def test_what_lost_its_engine_goes_on_before_what_came_later() -> None:
+    patient = FrontEndOptions(Backpressure(1e9, most_sequences=1))
+    load = [WorkloadRequest(0.0, [5] * 200, 30), *(WorkloadRequest(0.01, [6] * 200, 30) for _ in range(6))]
+    simulation = Checked([spec("a"), spec("b")], create_router("round-robin"), replace(KEPT, outages=[Outage(0, 0.1)]), patient)
+    ends_s = {record.request_id: record.arrival_s + record.e2e_s for record in simulation.run(load).records}
+    assert simulation.log.num_moved == 1 and sorted(ends_s, key=lambda name: ends_s[name])[:2] == ["1", "0"]
+
+
 def test_requests_that_are_placed_go_there_whatever_else_waits() -> None:
     placed = {str(i): i % 2 for i in range(6)}
     front_end = FrontEndOptions(Backpressure(0.0), placed=placed)

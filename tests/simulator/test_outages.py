@@ -102,6 +102,23 @@ def test_a_cache_is_gone_with_its_engine() -> None:
     assert run([engine()], load, outages=[Outage(0, 5.0, 6.0)]).records[1].num_cached == 0
 
 
+def test_one_that_drains_keeps_what_it_has_and_gets_nothing_new() -> None:
+    load = [work(0.0, 10, 8), work(3.0, 4, 2)]
+    calm = run([engine()], load[:1]).records[0]
+    report = run([engine()], load, outages=[Outage(0, 1.0, 50.0, drains=True)])
+    first, second = report.records
+    assert first == calm and report.num_moved == 0
+    assert second.ttft_s is not None and second.arrival_s + second.ttft_s > 50.0
+
+
+def test_one_that_has_drained_has_its_cache_unless_another_comes_back() -> None:
+    load = [work(0.0, 13, 1), work(20.0, 13, 1)]
+    for is_new, num_cached in ((True, 0), (False, 12)):
+        assert run([engine()], load, outages=[Outage(0, 5.0, 6.0, True, is_new)]).records[1].num_cached == num_cached
+    late = run([engine()], [work(0.0, 13, 8), work(20.0, 13, 1)], outages=[Outage(0, 0.5, 1.0, True)])
+    assert late.num_moved == 0 and [record.num_cached for record in late.records] == [0, 12]  # it has not drained by then, and goes on
+
+
 def test_outages_are_checked() -> None:
     assert parse_outage("2@1.5") == Outage(2, 1.5) and parse_outage("0@1-4") == Outage(0, 1.0, 4.0)
     for text in ("", "1", "x@1", "1@x", "1@5-5", "1@5-3", "1@1.2.3"):

@@ -16,13 +16,51 @@ from octavo.core.recorded_window import WindowEngine, WindowRequest
 
 
 @dataclass(frozen=True, slots=True)
+class WindowAbsence:
+    """Of a worker, in seconds from the window's beginning; ``to_s`` None: it has not come back. ``drained``: it took nothing new, and kept
+    what it had; else that was lost. ``is_new``: another process came back, with nothing in its cache."""
+
+    from_s: float
+    to_s: float | None
+    drained: bool = False
+    is_new: bool = True
+
+    def lost_at(self, moment_s: float) -> bool:
+        """Whether what was lost by then was lost by this absence."""
+        return not self.drained and self.from_s <= moment_s and (self.to_s is None or moment_s <= self.to_s)
+
+
+@dataclass(frozen=True, slots=True)
 class WindowWorker:
-    """``role``: both, prefill or decode. ``steps``: as of a ``RecordedWindow``."""
+    """``role``: both, prefill or decode. ``steps``: as of a ``RecordedWindow``; none of one that is gone, and ``engine`` is then another's,
+    of its size. ``absences``: by time, and none within another; but for these it took requests."""
 
     name: str
     role: str
     engine: WindowEngine
     steps: tuple[tuple[float, ...], ...]
+    absences: tuple[WindowAbsence, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        plain = {name: getattr(self, name) for name in ("name", "role", "steps")}
+        return plain | {"engine": asdict(self.engine), "absences": list(map(asdict, self.absences))}
+
+    @classmethod
+    def of_dict(cls, data: Mapping[str, Any]) -> WindowWorker:
+        absences = tuple(WindowAbsence(**one) for one in data["absences"])
+        return cls(data["name"], data["role"], WindowEngine(**data["engine"]), tuple(map(tuple, data["steps"])), absences)
+
+
+@dataclass(frozen=True, slots=True)
+class WindowHandover:
+    """How KV goes from one worker to another, and how long that may take. ``min_layerwise``: prompt tokens from which on it goes while they
+    are computed. ``wire_dtype``: auto, as it is stored; int8: rounded. A prefill worker goes on itself ``reserve_s`` after the first token
+    where no other has room, ``copy_s`` after it (or after room was found) where the KV has not come; infinity: never."""
+
+    min_layerwise: int = 512
+    wire_dtype: str = "auto"
+    reserve_s: float = 30.0
+    copy_s: float = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +72,25 @@ class WindowFrontEnd:
     may_borrow: bool = True
     most_pending_s: float = 0.5
     most_sequences: int | None = None
+    handover: WindowHandover = WindowHandover()
+
+    def to_dict(self) -> dict[str, Any]:
+        return _without_infinity(asdict(self) | {"handover": _without_infinity(asdict(self.handover))})
+
+    @classmethod
+    def of_dict(cls, data: Mapping[str, Any]) -> WindowFrontEnd:
+        handover = WindowHandover(**_with_infinity(data["handover"], "reserve_s", "copy_s"))
+        return cls(**_with_infinity(data, "most_pending_s") | {"handover": handover})
+
+
+def _without_infinity(data: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no number for it."""
+    return {name: None if value == math.inf else value for name, value in data.items()}
+
+
+def _with_infinity(data: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """None in fields of these names is what ``_without_infinity`` made."""
+    return {name: math.inf if value is None and name in names else value for name, value in data.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,21 +125,14 @@ class ClusterWindow:
     def to_dict(self) -> dict[str, Any]:
         plain = {name: getattr(self, name) for name in ("hand_offs", "way_s", "starts_idle", "from_start", "notes")}
         requests = [one.to_dict() for one in self.requests]
-        workers = [{"name": one.name, "role": one.role, "engine": asdict(one.engine), "steps": one.steps} for one in self.workers]
-        front_end = asdict(self.front_end)
-        if math.isinf(self.front_end.most_pending_s):
-            front_end["most_pending_s"] = None  # JSON has no number for it
-        return {"workers": workers, "front_end": front_end, "requests": requests, **plain}
+        workers = [one.to_dict() for one in self.workers]
+        return {"workers": workers, "front_end": self.front_end.to_dict(), "requests": requests, **plain}
 
     @classmethod
     def of_dict(cls, data: Mapping[str, Any]) -> ClusterWindow:
         """What ``to_dict`` made, possibly by way of JSON."""
-        workers = tuple(
-            WindowWorker(one["name"], one["role"], WindowEngine(**one["engine"]), tuple(map(tuple, one["steps"])))
-            for one in data["workers"]
-        )
+        workers = tuple(map(WindowWorker.of_dict, data["workers"]))
         requests, hand_offs = tuple(map(WindowRequest.of_dict, data["requests"])), tuple((tokens, s) for tokens, s in data["hand_offs"])
-        told = data["front_end"]
-        front_end = WindowFrontEnd(**{**told, "most_pending_s": math.inf if told["most_pending_s"] is None else told["most_pending_s"]})
+        front_end = WindowFrontEnd.of_dict(data["front_end"])
         starts = (data["starts_idle"], data["from_start"])
         return cls(workers, front_end, requests, hand_offs, data["way_s"], *starts, tuple(data["notes"]))

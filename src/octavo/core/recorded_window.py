@@ -92,7 +92,8 @@ class WindowEngine:
     ``move_s``: seconds to move a block to host memory. ``acceptance``: the chance that a draft comes true after those before it did; None:
     nothing has been drafted. ``foreseen``: the share of the answers' tokens that could have been foretold; None: not known.
     ``has_tiers``: whether KV goes to tiers. ``layout``: of the pages of its blocks, as ``recording.layout_fields`` has it; None: blocks are
-    never in parts. ``step_cost``: what was calibrated of its steps, as ``Coefficients.to_dict`` has it; None: nothing.
+    never in parts. ``step_cost``: what was calibrated of its steps, as ``Coefficients.to_dict`` has it; None: nothing. ``num_kv_layers``:
+    0: not known.
     """
 
     scheduler: Mapping[str, Any]
@@ -109,6 +110,7 @@ class WindowEngine:
     has_tiers: bool = False
     layout: Mapping[str, Any] | None = None
     step_cost: Mapping[str, Any] | None = None
+    num_kv_layers: int = 0
 
 
 @dataclass(frozen=True, slots=True)

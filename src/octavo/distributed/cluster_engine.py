@@ -18,12 +18,15 @@ from typing import TYPE_CHECKING, Unpack
 from octavo.config import ConfigError, EngineConfig
 from octavo.core.clock import WallClock
 from octavo.core.request import Request, SamplingParams
+from octavo.distributed.answers import MAX_WINDOW_S
 from octavo.distributed.attempts import Loss
+from octavo.distributed.attendance import Attendance, Presence, Seen
 from octavo.distributed.channel import Address
 from octavo.distributed.cluster_options import ClusterOptions
 from octavo.distributed.cluster_reports import ClusterReports
 from octavo.distributed.control import Control
 from octavo.distributed.dispatcher import Dispatcher, QueueFull
+from octavo.distributed.fleet import WorkerState
 from octavo.distributed.flight import RoutedRequest
 from octavo.distributed.flights import Flights
 from octavo.distributed.handovers import Handovers
@@ -80,7 +83,7 @@ class ClusterEngine:
         self.max_model_len = resolve_max_model_len(config, model.program.context)
         scale, wait_s = self.options.scale, self.options.worker_wait_s
         self.control = Control(config, model, secret, self, self.options.liveness, self.clock.now, bool(scale))
-        self.journeys = Journeys()
+        self.journeys, self.attendance = Journeys(), Attendance(MAX_WINDOW_S)
         prompts = create_router(self.options.router, config.cache.block_size)
         pools = RolePools(prompts, None, config.cache.block_size, self.options.handover.may_borrow)
         router = RoleRouter(prompts, pools, lambda: [link.view for link in self.open_links()], self.clock.now)
@@ -189,9 +192,13 @@ class ClusterEngine:
 
     def _look(self) -> None:
         """Raises nothing: a fault in one duty ends neither the others nor the watch."""
-        for duty in (self.handovers.tick, self.flights.tick, self.outlook.end_waiting, self.outlook.end_unheld):
+        for duty in (self._see, self.handovers.tick, self.flights.tick, self.outlook.end_waiting, self.outlook.end_unheld):
             with self.flights.faults.guarded():
                 duty()
+
+    def _see(self) -> None:
+        """Whom there is of the workers now."""
+        self.attendance.look(filter(None, map(_seen, self.control)), self.clock.now())
 
     # --- what it is ---------------------------------------------------------------------------------------------------------------------
 
@@ -301,7 +308,8 @@ class ClusterEngine:
 
     def reports(self, shows_misses: bool, replayer: Replayer | None = None) -> Reports:
         """See ServingEngine."""
-        return ClusterReports(self.journeys, self, self.clock, self.model_name, shows_misses, replayer, front_end_of(self.options))
+        told = self.journeys, self, self.clock, self.model_name, shows_misses, replayer, front_end_of(self.options), self.attendance
+        return ClusterReports(*told)
 
     def roles(self) -> Mapping[str, str]:
         """See ``cluster_reports.Workers``: those that have an engine to ask."""
@@ -319,6 +327,7 @@ class ClusterEngine:
     def worker_ready(self, link: Link) -> None:
         assert link.ready is not None
         link.view.lengths = self._sizes.take(link.ready)
+        self._see()
         if self.launcher is not None:
             self.launcher.ready(link.name)
         self.cluster.joined(link)
@@ -329,6 +338,7 @@ class ClusterEngine:
         self.flights.pump()
 
     def worker_lost(self, link: Link, loss: Loss) -> None:
+        self._see()
         self.flights.lost(link, loss)
         with self.flights.faults.guarded():
             self.handovers.lost(link)
@@ -340,6 +350,7 @@ class ClusterEngine:
         self._changed.set()
 
     def worker_leaves(self, link: Link) -> None:
+        self._see()
         self.cluster.let_go(link, for_good=False)  # whoever keeps workers running starts another
         self._changed.set()
 
@@ -366,4 +377,12 @@ class ClusterEngine:
 
     def fault(self, error: Exception) -> None:
         self.flights.faults.found(error)
+
+
+def _seen(link: Link) -> Seen | None:
+    """None: it is not trusted with anything."""
+    if link.ready is None or link.worker.state is not WorkerState.READY:
+        return None
+    presence, limits = Presence.OPEN if link.takes_requests else Presence.CLOSED, link.ready.limits
+    return Seen(link.name, link.worker.role, link.worker.boot_id, presence, limits.num_kv_blocks, limits.max_model_len)
 

@@ -31,6 +31,7 @@ from octavo.distributed.answers import (
     Recorded,
     Window,
 )
+from octavo.distributed.attendance import Attendance
 from octavo.distributed.cluster_options import ClusterOptions
 from octavo.distributed.flood_log import FloodLog
 from octavo.distributed.journeys import Journey, Journeys, Leg, LegEnd
@@ -70,7 +71,8 @@ class Workers(Protocol):
 
 
 class ClusterReports:
-    """``replayer`` None: windows are not replayed. ``front_end``: how requests are spread, for replays."""
+    """``replayer`` None: windows are not replayed. ``front_end``: how requests are spread, ``attendance``: when workers were
+    there, for replays (None: they always were)."""
 
     def __init__(
         self,
@@ -81,11 +83,13 @@ class ClusterReports:
         shows_misses: bool,
         replayer: Replayer | None = None,
         front_end: WindowFrontEnd | None = None,
+        attendance: Attendance | None = None,
     ) -> None:
         self._journeys, self._workers, self._clock, self._model_name = journeys, workers, clock, model_name
         self._shows_misses = shows_misses
         self._unanswered = FloodLog(logger, "worker")  # whoever asks brings it about, each time
         self._front_end = front_end or front_end_of(ClusterOptions())
+        self._attendance = attendance or Attendance(0.0)
         self.replays = None if replayer is None else Replays(replayer, clock.now, shows_misses)
 
     # --- requests -----------------------------------------------------------------------------------------------------------------------
@@ -198,7 +202,7 @@ class ClusterReports:
 
     async def recorded(self, window_s: float) -> ClusterWindow:
         """The last ``window_s`` seconds, for whoever replays them. Raises ReplayError."""
-        part = RecordedCluster(self._journeys.all(), window_s, self._clock.now(), self._journeys.forgotten_s)
+        part = RecordedCluster(self._journeys.all(), window_s, self._clock.now(), self._journeys.forgotten_s, self._attendance)
         if not part.has_answers:
             raise ReplayError("window: no request of it has ended; there is nothing to compare with")
         roles = self._workers.roles()

@@ -232,6 +232,8 @@ class Timeline:
                 self._num_in_plan += 1
                 if record.state is not _IN_STEP:
                     self._join(record)
+                    if record.sequence is None and seq.choice == 0:  # one that another engine began has no piece of a prompt here
+                        record.sequence = seq
             if piece.num_drafts:
                 self._has_drafts = True
             if piece.start < record.num_prompt_tokens or len(piece.token_ids) - piece.num_drafts != 1:

@@ -85,4 +85,5 @@ def engine_of(engine: Engine) -> WindowEngine:
         has_tiers=config.cache.has_kv_tiers,
         layout=None if capacity.layout is None or capacity.layout.window is None else layout_fields(capacity.layout),
         step_cost=None if base is None else base.to_dict(),
+        num_kv_layers=0 if capacity.layout is None else len(capacity.layout.layers),
     )

@@ -6,14 +6,16 @@ what.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
-from octavo.core.cluster_window import ClusterWindow, WindowFrontEnd
+from octavo.core.cluster_window import ClusterWindow, WindowAbsence, WindowFrontEnd
 from octavo.costs.coefficients import Coefficients
 from octavo.distributed.router import ROUTERS
 from octavo.simulator.engine_spec import EngineSpec
+from octavo.simulator.outages import Outage
 from octavo.simulator.switches import ONE_SALT, Switch, can_hand_over, own_switches, spec_of, unsalted
 from octavo.simulator.window_load import WindowLoad
 
@@ -29,25 +31,50 @@ _ROUTERS = {
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """A cluster: its workers, and how requests are spread."""
+    """A cluster: its workers, and how requests are spread. ``absences``: of workers by their names; all others are there all the time."""
 
     specs: tuple[EngineSpec, ...]
     front_end: WindowFrontEnd
+    absences: Mapping[str, tuple[WindowAbsence, ...]] = field(default_factory=dict)
+
+    def stays(self, spec: EngineSpec) -> bool:
+        """It is there in the end: those that are not are none that a flag counts, or that could be switched."""
+        return all(one.to_s is not None for one in self.absences.get(spec.name, ()))
+
+    @property
+    def staying(self) -> list[EngineSpec]:
+        return [spec for spec in self.specs if self.stays(spec)]
 
     @property
     def roles(self) -> list[str]:
-        return [spec.role for spec in self.specs]
+        """Of those that stay."""
+        return [spec.role for spec in self.staying]
 
     def with_roles(self, roles: Iterable[str]) -> Setup:
-        """The same workers in other roles."""
-        return replace(self, specs=tuple(replace(spec, role=role) for spec, role in zip(self.specs, roles, strict=True)))
+        """The same workers in other roles; those that do not stay do both."""
+        given = iter(roles)
+        specs = tuple(replace(spec, role=next(given) if self.stays(spec) else "both") for spec in self.specs)
+        assert next(given, None) is None, "more roles than workers"
+        return replace(self, specs=specs)
+
+    def without(self, spec: EngineSpec) -> Setup:
+        return replace(self, specs=tuple(one for one in self.specs if one is not spec))
+
+    def outages(self, begin_s: float) -> list[Outage]:
+        """``begin_s``: when the window begins in the simulation."""
+        found = []
+        for place, spec in enumerate(self.specs):
+            for one in self.absences.get(spec.name, ()):
+                at_s, back_s = begin_s + one.from_s if one.from_s else 0.0, math.inf if one.to_s is None else begin_s + one.to_s
+                found.append(Outage(place, at_s, back_s, one.drained, one.is_new))
+        return found
 
     @property
     def flag(self) -> str:
         """As the command line has it."""
-        counts = Counter(self.roles)
+        counts, num = Counter(self.roles), len(self.roles)
         named = ",".join(f"{role}={counts[role]}" for role in ("both", "prefill", "decode") if counts[role])
-        return f"--workers {len(self.specs)}" if len(self.specs) == counts["both"] else f"--workers {named}"
+        return f"--workers {num}" if num == counts["both"] else f"--workers {named}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +97,7 @@ def setup_of(window: ClusterWindow, load: WindowLoad, costs: Iterable[Coefficien
             worker.engine, scheduler=same.scheduler, cache=same.cache, spec=same.spec, kv_dtype=same.kv_dtype, acceptance=same.acceptance
         )
         specs.append(replace(spec_of(engine, load, cost), name=worker.name, role=worker.role))
-    return Setup(tuple(specs), window.front_end)
+    return Setup(tuple(specs), window.front_end, {worker.name: worker.absences for worker in window.workers if worker.absences})
 
 
 def cluster_switches(window: ClusterWindow, load: WindowLoad, setup: Setup, cost: Coefficients) -> list[ClusterSwitch]:
@@ -82,7 +109,7 @@ def cluster_switches(window: ClusterWindow, load: WindowLoad, setup: Setup, cost
 
 def _more(setup: Setup) -> Iterator[ClusterSwitch]:
     for role in dict.fromkeys(setup.roles):
-        like = next(spec for spec in setup.specs if spec.role == role)
+        like = next(spec for spec in setup.staying if spec.role == role)
         more = replace(setup, specs=(*setup.specs, replace(like, name=f"another {like.name}")))
         yield ClusterSwitch(f"more_{role}", f"one {_CALLED[role]} more ({more.flag})", f"on a machine like that of {like.name}", more)
 
@@ -90,8 +117,7 @@ def _more(setup: Setup) -> Iterator[ClusterSwitch]:
 def _fewer(setup: Setup) -> Iterator[ClusterSwitch]:
     for role, number in Counter(setup.roles).items():
         if number > 1:
-            last = max(i for i, spec in enumerate(setup.specs) if spec.role == role)
-            fewer = replace(setup, specs=setup.specs[:last] + setup.specs[last + 1 :])
+            fewer = setup.without([spec for spec in setup.staying if spec.role == role][-1])
             why = "a machine less to pay for, if what it costs in time is bearable"
             yield ClusterSwitch(f"fewer_{role}", f"one {_CALLED[role]} less ({fewer.flag})", why, fewer)
 
@@ -111,7 +137,7 @@ def _change(alike: tuple[Switch, ...]) -> str:
 
 def _roles(setup: Setup) -> Iterator[ClusterSwitch]:
     """Prefill and decode apart, together, or in other parts, by as many workers."""
-    num, counts = len(setup.specs), Counter(setup.roles)
+    num, counts = len(setup.roles), Counter(setup.roles)
     if counts["both"] == num and num > 1 and all(map(can_hand_over, setup.specs)):
         for num_prefill in dict.fromkeys((1, num // 2, num - 1)):
             apart = setup.with_roles(["prefill"] * num_prefill + ["decode"] * (num - num_prefill))
@@ -130,7 +156,7 @@ def _roles(setup: Setup) -> Iterator[ClusterSwitch]:
 
 def _routers(setup: Setup) -> Iterator[ClusterSwitch]:
     """Where there is somebody to choose from."""
-    if sum(role != "decode" for role in setup.roles) < 2:
+    if sum(spec.role != "decode" for spec in setup.specs) < 2:
         return
     for name in ROUTERS:
         if name != setup.front_end.router:

@@ -106,14 +106,23 @@ class FrontEnd:
 
     def submit(self, request: Request, route: RouteRequest, now: float) -> None:
         """A request comes. Raises ParameterError when no engine could ever hold it, QueueFull when too many wait."""
-        if not any(_can_hold(engine, request) for engine in self._engines):
-            raise ParameterError("max_tokens", request.params.max_tokens, "no engine can hold that many behind this prompt")
-        self._requests[request.request_id] = request
+        self._keep(request)
         try:
             self._dispatcher.submit(route, self._there(), now)
         except QueueFull:
             del self._requests[request.request_id]
             raise
+
+    def resubmit(self, request: Request, route: RouteRequest) -> None:
+        """What is left of a request whose engine is gone comes again: before those that came after it first did. Raises ParameterError as
+        ``submit`` does."""
+        self._keep(request)
+        self._dispatcher.resubmit(route, request.arrival_s)
+
+    def _keep(self, request: Request) -> None:
+        if not any(_can_hold(engine, request) for engine in self._engines):
+            raise ParameterError("max_tokens", request.params.max_tokens, "no engine can hold that many behind this prompt")
+        self._requests[request.request_id] = request
 
     def next(self, now: float) -> Sent | None:
         """Who goes now. Ask until None."""
@@ -139,6 +148,10 @@ class FrontEnd:
         """It is over; one that never waited here changes nothing."""
         self._dispatcher.ended(request_id, num_output)
 
+    def closed(self, index: int) -> None:
+        """Engine ``index`` gets nothing new; it goes on with what it has."""
+        self._down.add(index)
+
     def gone(self, index: int) -> None:
         """Engine ``index`` is gone with all it had; its requests come again."""
         self._down.add(index)
@@ -147,9 +160,8 @@ class FrontEnd:
         self._dispatcher.gone(index)
 
     def back(self, index: int) -> None:
-        """Engine ``index`` is there again, and empty."""
+        """Engine ``index`` is there again: empty if it was gone, with what it has if it was closed."""
         self._down.discard(index)
-        self._views[index].reset()
 
     def check_invariants(self) -> None:
         """AssertionError unless what waits is what is kept, and nobody was told of more requests than were sent. For tests."""

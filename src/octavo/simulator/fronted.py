@@ -61,8 +61,12 @@ class FrontedSimulation(Simulation):
             self._add(self.engines[sent.engine], sent.request)
         super()._begin_steps(now)
 
-    def _waits(self) -> bool:
-        return len(self._front) > 0
+    @property
+    def _is_held(self) -> bool:
+        return bool(len(self._front))
+
+    def _closed(self, index: int) -> None:
+        self._front.closed(index)
 
     def _lost(self, index: int) -> None:
         self._front.gone(index)
@@ -82,13 +86,19 @@ class FrontedSimulation(Simulation):
     def _place(self, request: Request) -> bool:
         """A request waits until its turn is. False: it can never run."""
         place = self._chosen.placed.get(request.request_id)
-        if place is not None:
+        if place is not None and place not in self._down:
             return self._add(self.engines[place], request)
         try:
             self._front.submit(request, self._told_of(request), self.clock.now())
         except (ParameterError, QueueFull) as error:
             return self._refuse(request, error)
         return True
+
+    def _place_again(self, request: Request) -> None:
+        try:
+            self._front.resubmit(request, self._told_of(request))
+        except ParameterError as error:
+            self._refuse(request, error)
 
     def _told_of(self, request: Request) -> RouteRequest:
         """No more than a real front end knows: not how long its answer will be."""

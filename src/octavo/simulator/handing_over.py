@@ -27,13 +27,17 @@ from octavo.simulator.sim_engine import SimEngine
 class HandoffOptions:
     """``link``: each engine that sends has one like it, to all others. ``links``: those of (sender, receiver) pairs that differ, each of
     which is shared by that pair alone. ``router`` chooses among the decode engines that have room, where nobody was chosen before. Prompts
-    below ``min_layerwise`` tokens go in one piece, whatever the link does with others."""
+    below ``min_layerwise`` tokens go in one piece, whatever the link does with others. ``layerwise``: what the others take from the first
+    token on, where that is known as a link of its own, which every sender has as well. ``most_token_bytes``: of a token's KV on its way;
+    what is larger is rounded, and not offered to other requests."""
 
     link: Link = field(default_factory=lambda: Link(25e9, 1e-4))
     limits: HandoffLimits = HandoffLimits()
     router: Router = field(default_factory=ShortestQueue)
     links: Mapping[tuple[int, int], Link] = field(default_factory=dict)
     min_layerwise: int = 0
+    layerwise: Link | None = None
+    most_token_bytes: int | None = None
 
 
 @dataclass(slots=True)
@@ -49,10 +53,12 @@ class HandoffStats:
 
 @dataclass(slots=True)
 class _Load:
-    """What is handed over. ``overlap_s``: the sender's last step, beside which layers may have been sent."""
+    """What is handed over. ``overlap_s``: the sender's last step, beside which layers may have been sent. ``goes_whole``: they were not."""
 
     request: Request
     overlap_s: float
+    goes_whole: bool
+    exact: bool  # there as it was stored here
     wanted: int | None = None  # the receiver that was chosen when the request came
 
 
@@ -68,6 +74,7 @@ class Handovers:
         self._is_to_give_up = False  # hand-offs that nobody is left for: there may be some
         self._open: list[int] = []  # keys of hand-offs, some of them over
         self._links = Links(options.link, options.links)
+        self._layerwise = None if options.layerwise is None else Links(options.layerwise, {})
         self._desk: HandoverDesk[_Load] = HandoverDesk(options.limits, self._choose, most_in_all=1)  # answers come at once
         self._copies: list[tuple[float, int]] = []  # (copied, key)
         self._copy_s = 0.0
@@ -91,14 +98,15 @@ class Handovers:
         """``request`` has drawn its first token on ``sender`` and goes on elsewhere: on engine ``wanted`` if it has room."""
         output_token_ids = sender.offer(request.request_id)
         num_tokens = len(request.prompt_token_ids) + len(output_token_ids) - 1
-        num_bytes = num_tokens * sender.spec.kv_bytes_per_token
+        stored, most = sender.spec.kv_bytes_per_token, self._options.most_token_bytes
+        token_bytes = stored if most is None else min(stored, most)
         goes_whole = len(request.prompt_token_ids) < self._options.min_layerwise
-        load, key = _Load(request, 0.0 if goes_whole else overlap_s, wanted), next(self._keys)
+        load, key = _Load(request, 0.0 if goes_whole else overlap_s, goes_whole, token_bytes == stored, wanted), next(self._keys)
         if len(self._open) > 64 + 2 * len(self._desk):
             self._open = [one for one in self._open if self._desk.find(one) is not None]
         self._open.append(key)
         self._is_to_give_up |= bool(self._down)
-        self._desk.offered(key, load, sender.index, num_tokens, num_bytes, now, output_token_ids)
+        self._desk.offered(key, load, sender.index, num_tokens, num_tokens * token_bytes, now, output_token_ids)
 
     def room_may_be_there(self) -> None:
         """A sequence has ended on a decode engine."""
@@ -189,7 +197,7 @@ class Handovers:
     def _tell(self, order: Order[_Load], engine: SimEngine) -> None:
         request, tokens = order.moving.load.request, order.moving.output_token_ids
         if order.kind is OrderKind.BEGIN:
-            engine.take_over(request, tokens)
+            engine.take_over(request, tokens, order.moving.load.exact)
             if self._pools is not None:
                 self._pools.arrived(request.request_id)
         elif order.kind is OrderKind.RELEASE:
@@ -202,8 +210,13 @@ class Handovers:
                 self._pools.stayed(request.request_id)
 
     def _copy(self, moving: Moving[_Load], now: float) -> None:
-        link, handoff = self._links.between(moving.sender, moving.handoff.receiver), moving.handoff
+        ends, handoff = (moving.sender, moving.handoff.receiver), moving.handoff
+        link = whole = self._links.between(*ends)
+        if self._layerwise is not None and not moving.load.goes_whole:
+            link = self._layerwise.between(*ends)
+            link.free_s = whole.free_s
         overlap_s = moving.load.overlap_s if now <= handoff.offered_s else 0.0  # who waited for a receiver could send to nobody
         copied_s = link.copy(handoff.num_bytes, now, overlap_s)
+        whole.free_s = link.free_s  # it is one link, whatever goes over it
         self._copy_s += copied_s - now
         heapq.heappush(self._copies, (copied_s, moving.key))

@@ -1,6 +1,7 @@
-"""Engines of a simulation that are killed, and perhaps come back: when, and what becomes of a request that was there.
+"""Engines of a simulation that are killed or drained, and perhaps come back: when, and what becomes of a request that was there.
 
-A request goes on elsewhere as one whose prompt is its own and what it has said: the same tokens are computed as after a worker's death.
+Of one that is killed a request goes on elsewhere as one whose prompt is its own and what it has said: the same tokens are computed as after
+a worker's death.
 """
 
 from __future__ import annotations
@@ -9,27 +10,41 @@ import re
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from octavo.core.request import Request
 
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """Engine ``engine`` is killed at ``at_s`` and is there again, empty, at ``back_s`` (infinity: never)."""
+    """Engine ``engine`` is killed at ``at_s`` and is there again, empty, at ``back_s`` (infinity: never). ``drains``: it is not killed: it
+    takes nothing new, and keeps what it has until that is done with. ``is_new``: it is another one that is there then; one that had
+    drained and is the same has its cache."""
 
     engine: int
     at_s: float
     back_s: float = float("inf")
+    drains: bool = False
+    is_new: bool = True
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.at_s < self.back_s:
             raise ValueError(f"outage: {self.at_s!r} to {self.back_s!r} is not allowed; from 0 seconds, and back after that")
 
 
-def moments(outages: Iterable[Outage], num_engines: int) -> list[tuple[float, bool, int]]:
-    """(when, whether it is back, engine) of all outages, by time; at one moment engines go before others come back. ValueError for an
-    engine that is not there, or that is killed while it is gone."""
-    found = list[tuple[float, bool, int]]()
+class Moment(NamedTuple):
+    """At which an engine goes, or ``is_back``. At one moment engines go before others come back."""
+
+    at_s: float
+    is_back: bool
+    engine: int
+    drains: bool = False
+    is_new: bool = True
+
+
+def moments(outages: Iterable[Outage], num_engines: int) -> list[Moment]:
+    """Of all outages, by time. ValueError for an engine that is not there, or that is killed while it is gone."""
+    found = list[Moment]()
     last_s = dict[int, float]()
     for outage in sorted(outages, key=lambda outage: outage.at_s):
         if not 0 <= outage.engine < num_engines:
@@ -37,9 +52,10 @@ def moments(outages: Iterable[Outage], num_engines: int) -> list[tuple[float, bo
         if outage.at_s < last_s.get(outage.engine, 0.0):
             raise ValueError(f"outage: engine {outage.engine} is killed at {outage.at_s:g} s, when it is gone")
         last_s[outage.engine] = outage.back_s
-        found.append((outage.at_s, False, outage.engine))
+        how = outage.engine, outage.drains, outage.is_new
+        found.append(Moment(outage.at_s, False, *how))
         if outage.back_s < float("inf"):
-            found.append((outage.back_s, True, outage.engine))
+            found.append(Moment(outage.back_s, True, *how))
     return sorted(found)
 
 

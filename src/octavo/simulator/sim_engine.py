@@ -220,6 +220,12 @@ class SimEngine:
 
     # --- outages ------------------------------------------------------------------------------------------------------------------------
 
+    @property
+    def is_empty(self) -> bool:
+        """Nothing runs or waits here, and no KV is on its way to here or from here."""
+        self.interrupt()
+        return not self.loop.has_work and not self.scheduler.num_used_blocks
+
     def fail(self) -> list[tuple[Request, list[int]]]:
         """It is gone, with all that it held, as if it had been killed now; it stays empty until requests come again.
 
@@ -268,11 +274,11 @@ class SimEngine:
         self._touch()
         self.scheduler.transfers.cancel(request_id)
 
-    def take_over(self, request: Request, output_token_ids: list[int]) -> None:
+    def take_over(self, request: Request, output_token_ids: list[int], exact: bool = True) -> None:
         """See ``EngineLoop.begin``."""
         self._touch()
         self.stats.num_taken_over += 1
-        self.loop.begin(request, output_token_ids)
+        self.loop.begin(request, output_token_ids, exact)
 
     def _touch(self) -> None:
         """Something changes between two steps of a run, and for routers."""

@@ -12,48 +12,28 @@ from __future__ import annotations
 import heapq
 import random
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Set
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import count
 
 from octavo.core.clock import MAX_SECONDS, VirtualClock
 from octavo.core.prefix_index import Namespace, prompt_keys
 from octavo.core.request import ParameterError, Request, SamplingParams, derive_seed
-from octavo.distributed.autoscale import ScaleLimits
-from octavo.distributed.roles import MixedLimits, RolePools
+from octavo.distributed.roles import RolePools
 from octavo.distributed.router import Router, RouteRequest, ShortestQueue
 from octavo.engine.outputs import OutputEvent
 from octavo.simulator.delivery import TokenReader
 from octavo.simulator.engine_spec import EngineSpec
-from octavo.simulator.handing_over import HandoffOptions, Handovers
-from octavo.simulator.outages import Outage, continued, moments
-from octavo.simulator.records import RequestLog, Slo
+from octavo.simulator.handing_over import Handovers
+from octavo.simulator.outages import Moment, continued, moments
+from octavo.simulator.records import RequestLog
 from octavo.simulator.report import SimulationReport, report_of
 from octavo.simulator.scaling import SimScaling
-from octavo.simulator.shared_host import HostSharing, SharedHost, StepKind, check_hosts
+from octavo.simulator.shared_host import SharedHost, StepKind, check_hosts
 from octavo.simulator.sim_engine import SimEngine
+from octavo.simulator.simulation_options import SimulationOptions
 from octavo.workload.requests import WorkloadRequest
-
-
-@dataclass(frozen=True, slots=True)
-class SimulationOptions:
-    """``concurrency``: a closed loop of so many requests at a time; None: requests come when they are due. ``until_s``: stop there, with
-    requests still on their way. ``most_misses``: stop as well when more requests than that have ended outside of ``slo``."""
-
-    slo: Slo = field(default_factory=Slo)
-    seed: int = 0
-    concurrency: int | None = None
-    until_s: float | None = None
-    most_misses: int | None = None
-    keep_requests: bool = False
-    keep_gaps: bool = False
-    handoff: HandoffOptions = field(default_factory=HandoffOptions)  # where there are prefill engines
-    mixed: MixedLimits | None = None  # prefill and decode engines lend each other a hand
-    outages: Seq[Outage] = ()
-    hosts: Seq[HostSharing] = ()  # engines that hold each other up; nobody does so to those that are in none
-    scale: Mapping[str, ScaleLimits] = field(default_factory=dict)  # roles whose engines come and go with the load, and how many
-    jump: bool = True  # take steps that only repeat at once: the same figures, sooner
 
 
 class Simulation:
@@ -123,14 +103,15 @@ class Simulation:
         """Run all ``requests``, which come by arrival and are taken one by one, to their end (or to ``until_s``)."""
         source = iter(requests)
         upcoming = None if self.options.concurrency else self._next(source, -float("inf"))
+        self._take_moments(0.0)
         if self.options.concurrency:
             self._refill(source, self.options.concurrency)
             self._begin_steps(0.0)
         until_s = float("inf") if self.options.until_s is None else self.options.until_s
-        while upcoming is not None or self._events or self.handoffs.next_s() < float("inf") or (self._waits() and self._more_may_come()):
+        while upcoming is not None or self._events or self.handoffs.next_s() < float("inf") or (self._is_held and self._more_may_come()):
             now = min(self._events[0][0] if self._events else float("inf"), self.handoffs.next_s())
             if self._moments:
-                now = min(now, self._moments[0][0])
+                now = min(now, self._moments[0].at_s)
             now = min(now, max(self._due_s(), self.clock.now()))
             if upcoming is not None:
                 now = min(now, max(upcoming.arrival_s, self.clock.now()))
@@ -141,8 +122,7 @@ class Simulation:
                 raise ValueError(f"the clock would stand at {now:g} s, at most {MAX_SECONDS:g} is allowed; steps take too long")
             self.clock.advance_to(now)
             num_ended = self._end_steps(now)
-            while self._moments and self._moments[0][0] <= now:
-                self._go_or_come_back(*self._moments.popleft())
+            self._take_moments(now)
             if self._scaling is not None and self._scaling.next_s <= now:
                 self._scale(self._scaling, now)
             self._dirty |= self.handoffs.advance(now)
@@ -204,36 +184,53 @@ class Simulation:
 
     # --- outages ------------------------------------------------------------------------------------------------------------------------
 
-    def _go_or_come_back(self, now: float, is_back: bool, index: int) -> None:
-        """An engine is killed, and its requests go on elsewhere; or it is there again, and takes those that were held."""
-        engine = self.engines[index]
+    @property
+    def _is_held(self) -> bool:
+        """Requests wait for an engine that is there."""
+        return bool(self._held)
+
+    def _take_moments(self, now: float) -> None:
+        while self._moments and self._moments[0].at_s <= now:
+            self._go_or_come_back(self._moments.popleft())
+
+    def _go_or_come_back(self, moment: Moment) -> None:
+        """An engine is killed, and its requests go on elsewhere, or drains; or it is there again, and takes those that were held."""
+        index, engine = moment.engine, self.engines[moment.engine]
         if self._scaling is not None and self._scaling.is_gone(index):
             return
-        if is_back:
+        if not moment.is_back and moment.drains:
+            self._down.add(index)
+            self.handoffs.close(index)
+            self._closed(index)
+        elif not moment.is_back:
+            self._kill(engine, moment.at_s)
+        else:
+            if moment.drains and moment.is_new and engine.is_empty:  # one that is late goes on with what it has
+                self._kill(engine, moment.at_s)
             self._down.discard(index)
-            if self._pools is not None:
+            if self._pools is not None and self._pools.role_of(index) is None:
                 self._pools.add(index, engine.spec.role, engine.spec.num_blocks)
             if self._scaling is None or not self._scaling.is_closed(index):
                 self._opened(index)
-            return
-        self._down.add(index)
+
+    def _kill(self, engine: SimEngine, now: float) -> None:
+        self._down.add(engine.index)
         if self._pools is not None:
-            self._pools.remove(index)
-        self._lost(index)
-        on_their_way, touched = self.handoffs.gone(index, now)
+            self._pools.remove(engine.index)
+        self._lost(engine.index)
+        on_their_way, touched = self.handoffs.gone(engine.index, now)
         self._dirty |= touched
         for request, output_token_ids in (*engine.fail(), *on_their_way):
             self.log.num_moved += 1
-            self._place(continued(request, output_token_ids))
+            self._place_again(continued(request, output_token_ids))
+
+    def _closed(self, index: int) -> None:
+        """An engine takes nothing new: whoever chooses is told."""
 
     def _lost(self, index: int) -> None:
         """An engine is gone with all it had: whoever chooses is told."""
         if self._wants_keys:
             self._router.gone(index)
-
-    def _waits(self) -> bool:
-        """Some request waits for an engine to be there."""
-        return bool(self._held)
 
     def _more_may_come(self) -> bool:
         """Engines that would take what is held."""
@@ -243,7 +240,7 @@ class Simulation:
 
     def _scale(self, scaling: SimScaling, now: float) -> None:
         """Engines come and go as the scalers say."""
-        coming_back = {index for _, is_back, index in self._moments if is_back}
+        coming_back = {moment.engine for moment in self._moments if moment.is_back}
         down = {index: index in coming_back for index in self._down}
         waiting = len(self._held), sum(len(request.prompt_token_ids) for request in self._held)
         changes = scaling.advance(now, self.handoffs, self._pools, down, waiting)
@@ -298,6 +295,10 @@ class Simulation:
             self._held.append(request)
             return True
         return self._add(self._engine_for(self._route(request, entries), request, entries), request)
+
+    def _place_again(self, request: Request) -> None:
+        """Its engine is gone, and it has drawn some tokens there, maybe."""
+        self._place(request)
 
     def _add(self, engine: SimEngine, request: Request) -> bool:
         """Queue it there. False: it can never run there."""

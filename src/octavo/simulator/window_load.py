@@ -45,7 +45,8 @@ class RecordedText:
 class WindowLoad:
     """``compared``: by the number of their request, those whose measured times are held against the simulated ones. ``concurrency``: of a
     closed loop; None: requests come when they came. ``shares_prefixes``: whether some begin alike. ``num_warming``: requests at the
-    beginning that only fill the cache; ``warmed``: of a cluster, which worker's, by the place of that."""
+    beginning that only fill the cache; ``warmed``: of a cluster, which worker's, by the place of that. ``begin_s``: when the window begins
+    behind them."""
 
     requests: tuple[WorkloadRequest, ...]
     compared: dict[int, WindowRequest]
@@ -54,6 +55,7 @@ class WindowLoad:
     shares_prefixes: bool
     num_warming: int
     warmed: tuple[int, ...] = ()
+    begin_s: float = 0.0
 
     def figures(self, records: Iterable[RequestRecord], way_s: float = 0.0) -> Figures:
         """Of the compared requests, as a simulation has answered them. ``way_s``: what each took beside that. Nothing is told when it left
@@ -120,7 +122,7 @@ def load_of(window: RecordedWindow | ClusterWindow, cost: Coefficients) -> Windo
     text = RecordedText(texts) if _answers_are_prompted(window.requests, block_size) else None
     shares = any(count > 1 for count in sessions.values())
     warmed = tuple(one.worker for one in warming)
-    return WindowLoad(tuple(requests), compared, concurrency_of(window.requests), text, shares, len(warming), warmed)
+    return WindowLoad(tuple(requests), compared, concurrency_of(window.requests), text, shares, len(warming), warmed, begin_s)
 
 
 def _named(key: int) -> str | None:
