@@ -81,10 +81,18 @@ def worker(address: Address, name: str, **options: object) -> tuple[WorkerServer
     return server, asyncio.create_task(server.run())
 
 
-def held_at_token(server: WorkerServer, number: int) -> threading.Event:
+class Held(threading.Event):
+    """A step that waits until this is set; ``reached`` is when it does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reached = threading.Event()
+
+
+def held_at_token(server: WorkerServer, number: int) -> Held:
     """Its engine waits before the step that draws it, until the event is set."""
     assert server.engine is not None
-    backend, goes_on = server.engine.engine.backend, threading.Event()
+    backend, goes_on = server.engine.engine.backend, Held()
     assert isinstance(backend, Bigram)
     before_step = backend.before_step
 
@@ -92,6 +100,7 @@ def held_at_token(server: WorkerServer, number: int) -> threading.Event:
         if before_step is not None:
             before_step(plan)
         if any(piece.start + piece.num_tokens >= len(PROMPT) + number for piece in plan.slices):
+            goes_on.reached.set()
             assert goes_on.wait(WAIT_S)
 
     backend.before_step = wait

@@ -41,7 +41,7 @@ def test_an_engine_that_is_replaced_is_closed_though_its_front_end_goes_meanwhil
             old = server.engine
             held = held_at_token(server, 1)
             asking = asyncio.create_task(answer(first, "r"))
-            await until(lambda: old is not None and old.engine.has_work)
+            await until(held.reached.is_set)
             server._is_ready = False
             server._start(server._make_ready(Welcome(config_bytes(other))))
             await until(lambda: server.engine is None)
