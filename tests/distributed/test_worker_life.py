@@ -38,7 +38,6 @@ def test_an_engine_that_is_replaced_is_closed_though_its_front_end_goes_meanwhil
             server = WorkerServer(first.control.address, SECRET, WorkerOptions("w"), noted)
             task = asyncio.create_task(server.run())
             await first.ready()
-            old = server.engine
             held = held_at_token(server, 1)
             asking = asyncio.create_task(answer(first, "r"))
             await until(held.reached.is_set)

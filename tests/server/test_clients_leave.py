@@ -124,7 +124,7 @@ def test_clients_that_leave_leave_nothing_behind(server: RunningServer) -> None:
     wait_until(lambda: server.engine.scheduler.stats.num_preemptions > 0)
     resident.close()
     assert_nothing_is_left(server)
-    surely_asked = sum(Client(server.port, seed).num_events > 0 for seed in range(NUM_CLIENTS))  # others may have left before they were read
+    surely_asked = sum(Client(server.port, seed).num_events > 0 for seed in range(NUM_CLIENTS))  # others left unread
     assert server.metrics()['octavo_requests_finished_total{reason="abort"}'] >= surely_asked > 0.25 * NUM_CLIENTS
     assert server.post("/v1/completions", question)["choices"] == before
     wait_until(lambda: not server.server.server_state.connections)
