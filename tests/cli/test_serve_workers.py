@@ -249,7 +249,9 @@ def test_a_worker_without_a_secret_or_an_address_says_so(octavo: Octavo, monkeyp
     result = octavo("worker", "--connect", "127.0.0.1:1", "--give-up-s", "0.2")
     assert result.code == 1 and "octavo worker: no front end at 127.0.0.1:1 yet: " in result.err
     result = octavo("worker", "--connect", "nowhere")
-    assert result.code == 2 and "HOST:PORT" in result.err
+    assert result.code == 2 and "'nowhere' is not allowed; HOST:PORT" in result.err
+    result = octavo("worker", "--connect", "127.0.0.1:0")
+    assert result.code == 2 and "'--connect'" in result.err and "'127.0.0.1:0' is not allowed; a port from 1 to 65535" in result.err
     for listen in ("::1", "10.0.0.1:70000", "unix:/tmp/kv", ""):
         result = octavo("worker", "--connect", "127.0.0.1:1", "--kv-listen", listen)
         assert result.code == 2 and "'--kv-listen'" in result.err and f"{listen!r} is not allowed; HOST, HOST:PORT" in result.err, listen

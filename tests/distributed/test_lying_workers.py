@@ -119,6 +119,7 @@ def lies(key: int) -> dict[str, list[Message]]:
         "work below nothing": [Load(pending_s=-1.0)],
         "prices that are no numbers": [Load(prompt_token_s=float("inf"))],
         "prices below nothing": [Load(output_token_s=-1e-9)],
+        "work beyond all measure": [Load(pending_tokens=1, pending_s=1e308)],
         "a step in the future": [Load(step_age_s=-1.0)],
         "fewer requests than none": [Load(num_running=-1)],
         "fewer waiting than none": [Load(num_waiting=-(1 << 40))],

@@ -49,7 +49,9 @@ def worker(
     try:
         address = Address.parse(connect)
     except ValueError as error:
-        raise click.BadParameter(str(error).partition("; ")[2], param_hint="'--connect'") from None
+        raise click.BadParameter(str(error).partition(": ")[2], param_hint="'--connect'") from None
+    if not address.path and address.port == 0:
+        raise click.BadParameter(f"{connect!r} is not allowed; a port from 1 to 65535 is needed", param_hint="'--connect'")
     name = f"{socket.gethostname()}-{os.getpid()}" if name is None else name
     try:
         check_name(name)

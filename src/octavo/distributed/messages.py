@@ -20,8 +20,6 @@ attempt that is handed over keeps its key on both workers.
 
 from __future__ import annotations
 
-import math
-
 import msgspec
 
 from octavo.config import EngineConfig
@@ -33,6 +31,7 @@ PROTOCOL = 1
 SHORT_KEY_BYTES = 8  # of a block's key: what routing compares
 MAX_NAME_CHARS = 128
 MAX_BOOT_ID_CHARS = 64
+MAX_FIGURE = 1 << 53  # of tokens, seconds, blocks or steps that a worker tells
 MAX_REASON_CHARS = 1000
 
 
@@ -315,9 +314,9 @@ def check_name(name: str) -> None:
 
 
 def check_figure(message: Load | Keys, name: str) -> None:
-    """MessageError for a figure that there cannot be."""
-    if not 0 <= (value := getattr(message, name)) < math.inf:
-        raise MessageError(f"a worker's {type(message).__name__} cannot be: {name} {value!r} is not allowed; a finite number from 0")
+    """MessageError for a figure that there cannot be. Prices are learned from sums of squares of some."""
+    if not 0 <= (value := getattr(message, name)) <= MAX_FIGURE:
+        raise MessageError(f"a worker's {type(message).__name__} cannot be: {name} {value!r} is not allowed; from 0 to {MAX_FIGURE}")
 
 
 def shown_reason(reason: str) -> str:
