@@ -239,6 +239,21 @@ def test_a_drained_worker_is_placed_again(path: Path) -> None:
     with_cluster(path, (WorkerGroup(number=2, cpus=1),), work)
 
 
+def test_a_worker_that_hangs_and_is_drained_is_ended(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It cannot do what it is told; its cores are Ray's again, and another may have its name."""
+    monkeypatch.setattr(ray_cluster, "END_S", 1.0)
+
+    async def work(engine: ClusterEngine) -> None:
+        pid = next(link.worker.pid for link in engine.open_links() if link.name == "worker-1")
+        os.kill(pid, signal.SIGSTOP)
+        await engine.cluster.drain("worker-1")
+        await until(lambda: not Path(f"/proc/{pid}").exists())
+        assert (await engine.cluster.undrain("worker-1"))["state"] == "starting"
+        await until(lambda: {link.name for link in engine.open_links()} == {"worker-0", "worker-1"})
+
+    with_cluster(path, (WorkerGroup(number=2, cpus=1),), work)
+
+
 def test_when_no_worker_can_run_any_more_what_waits_ends(path: Path, tmp_path: Path) -> None:
     moved, hidden = tmp_path / "m.gguf", tmp_path / "hidden.gguf"
     moved.write_bytes(path.read_bytes())
