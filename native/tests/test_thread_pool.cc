@@ -4,7 +4,17 @@
 // -fsanitize=address any thread that touches a share that is over.
 #include "runtime/thread_pool.h"
 
+#if defined(__linux__)
+#include <dlfcn.h>
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include <chrono>
+#include <cstdarg>
+#include <cstdlib>
+#include <functional>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -187,6 +197,30 @@ void test_ends(int threads, int pools) {
   }
 }
 
+#if defined(__linux__)
+std::function<void()> before_sleep;  // called by a thread that is about to sleep; before the threads of a test begin
+std::atomic<int> num_wakes{0};
+
+// Whoever has set a value and was held up before it woke those that slept does so when others sleep already, until the next value is set:
+// at the worst moment, between their last look and their sleep. They are woken all the same.
+void test_late_wake() {
+  octavo::WaitedNumber number;
+  std::atomic<bool> sleeps{false};
+  before_sleep = [&] {
+    number.wake();
+    sleeps = true;
+  };
+  std::thread waiter([&] { number.wait_while(0, false); });
+  while (!sleeps) std::this_thread::yield();
+  const int before = num_wakes;
+  number.set(1);
+  const bool woken = check(num_wakes > before, "a thread that slept is not woken after another was late to wake those before it");
+  if (!woken) std::exit(finish("thread_pool"));  // it sleeps for good
+  waiter.join();
+  before_sleep = nullptr;
+}
+#endif
+
 void test_pools_side_by_side() {
   ThreadPool first(2), second(3);
   int total = 0;
@@ -213,6 +247,21 @@ void test_refusals() {
 
 }  // namespace
 
+#if defined(__linux__)
+// In place of the C library's: what threads do when they are about to sleep, and how often somebody wakes them.
+extern "C" long syscall(long number, ...) noexcept {
+  static const auto real = reinterpret_cast<long (*)(long, ...)>(dlsym(RTLD_NEXT, "syscall"));
+  va_list list;
+  va_start(list, number);
+  long a[6];
+  for (long& one : a) one = va_arg(list, long);
+  va_end(list);
+  if (number == SYS_futex && (int)a[1] == FUTEX_WAKE_PRIVATE) ++num_wakes;
+  if (number == SYS_futex && (int)a[1] == FUTEX_WAIT_PRIVATE && before_sleep) before_sleep();
+  return real(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+}
+#endif
+
 int main() {
   const auto started = Clock::now();
   // More threads than cores take the kernel's scheduler to meet; fewer runs say as much.
@@ -230,6 +279,9 @@ int main() {
   }
   test_pools_side_by_side();
   test_refusals();
+#if defined(__linux__)
+  test_late_wake();
+#endif
   std::printf("%.2f s\n", std::chrono::duration<double>(Clock::now() - started).count());
   return finish("thread_pool");
 }

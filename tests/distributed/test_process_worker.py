@@ -67,6 +67,35 @@ def test_the_end_waits_for_no_worker_that_has_not_connected_yet(monkeypatch: pyt
     asyncio.run(run())
 
 
+ENDS_WHEN_TOLD = """
+import pathlib, signal, time
+signal.signal(signal.SIGTERM, lambda *_: pathlib.Path({folder!r}, "signalled").touch())
+pathlib.Path({folder!r}, "up").touch()
+while not pathlib.Path({folder!r}, "told").exists():
+    time.sleep(0.005)
+"""
+
+
+def test_a_worker_that_was_ready_ends_without_a_signal(tmp_path: Path) -> None:
+    """It has been told over its channel. Whoever ended the server may have sent all its processes one (systemd does): a second one would
+    end the worker at once, whatever it is writing."""
+
+    async def run() -> None:
+        command = (sys.executable, "-c", ENDS_WHEN_TOLD.format(folder=str(tmp_path)))
+        processes = LocalProcesses({"worker-0": "both"}, "secret", command=command)
+        await processes.start(NOWHERE)
+        await until((tmp_path / "up").exists)
+        processes.ready("worker-0")
+        stopping = asyncio.create_task(processes.stop())
+        await asyncio.sleep(0)
+        (tmp_path / "told").touch()
+        async with asyncio.timeout(120):
+            await stopping
+        assert not processes.pids and not (tmp_path / "signalled").exists()
+
+    asyncio.run(run())
+
+
 def test_a_worker_that_could_not_run_is_tried_again_when_it_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_worker, "END_S", 0.1)
 

@@ -31,17 +31,22 @@ inline void pause_cpu() {
 #endif
 }
 
-void futex_wait(const std::atomic<uint32_t>& word, uint32_t old) {
+// The half of a word that the kernel compares.
+const uint32_t* low_half(const std::atomic<uint64_t>& word) {
+  return reinterpret_cast<const uint32_t*>(&word) + (__BYTE_ORDER__ == __ORDER_BIG_ENDIAN__);
+}
+
+void futex_wait(const std::atomic<uint64_t>& word, uint32_t old) {
 #if defined(__linux__)
-  syscall(SYS_futex, reinterpret_cast<const uint32_t*>(&word), FUTEX_WAIT_PRIVATE, old, nullptr, nullptr, 0);
+  syscall(SYS_futex, low_half(word), FUTEX_WAIT_PRIVATE, old, nullptr, nullptr, 0);
 #else
-  if (word.load() == old) sched_yield();
+  if ((uint32_t)word.load() == old) sched_yield();
 #endif
 }
 
-void futex_wake_all(const std::atomic<uint32_t>& word) {
+void futex_wake_all(const std::atomic<uint64_t>& word) {
 #if defined(__linux__)
-  syscall(SYS_futex, reinterpret_cast<const uint32_t*>(&word), FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+  syscall(SYS_futex, low_half(word), FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
 #endif
 }
 
@@ -70,9 +75,9 @@ bool is_crowded() {
 #endif
 }
 
-bool changes_within(const std::atomic<uint32_t>& value, uint32_t old, int polls) {
+bool changes_within(const std::atomic<uint64_t>& word, uint32_t old, int polls) {
   for (int i = 0; i < polls; ++i) {
-    if (value.load(std::memory_order_acquire) != old) return true;
+    if ((uint32_t)word.load(std::memory_order_acquire) != old) return true;
     pause_cpu();
   }
   return false;
@@ -94,18 +99,16 @@ std::vector<int> allowed_cpus() {
 // ---- waiting ---------------------------------------------------------------------------------------------------------
 
 void WaitedNumber::wait_while(uint32_t old, bool own_core) {
-  if (changes_within(value_, old, own_core ? kFewPolls : kSharedPolls)) return;
-  if (own_core && !is_crowded() && changes_within(value_, old, kPolls - kFewPolls)) return;
-  for (;;) {
-    sleepers_.store(true);  // before the look: whoever changes the value looks here afterwards
-    if (value_.load() != old) return;
-    futex_wait(value_, old);
+  if (changes_within(state_, old, own_core ? kFewPolls : kSharedPolls)) return;
+  if (own_core && !is_crowded() && changes_within(state_, old, kPolls - kFewPolls)) return;
+  for (uint64_t seen = state_.load(); (uint32_t)seen == old;) {
+    if (!(seen & kSleepers) && !state_.compare_exchange_weak(seen, seen | kSleepers)) continue;
+    futex_wait(state_, old);
+    seen = state_.load();
   }
 }
 
-void WaitedNumber::wake() {
-  if (sleepers_.exchange(false)) futex_wake_all(value_);
-}
+void WaitedNumber::wake() { futex_wake_all(state_); }
 
 // ---- threads ---------------------------------------------------------------------------------------------------------
 

@@ -24,19 +24,21 @@ std::vector<int> allowed_cpus();
 // A number that threads wait for. It never comes back to a value that somebody may wait to see gone.
 class alignas(64) WaitedNumber {
  public:
-  uint32_t get() const { return value_.load(); }
+  uint32_t get() const { return (uint32_t)state_.load(); }
   // The next value, and those that wait are woken. By one thread at a time.
   void set(uint32_t value) {
-    value_.store(value);
-    if (sleepers_.load()) wake();
+    if (state_.exchange(value) & kSleepers) wake();
   }
   // Returns as soon as the value is another than `old`. own_core: whether the threads waited for should each have a core.
   void wait_while(uint32_t old, bool own_core);
+  // Those that sleep look again. Whoever sets a value does it, and may be held up before: others have set further ones by then.
+  void wake();
 
  private:
-  void wake();
-  std::atomic<uint32_t> value_{0};
-  std::atomic<bool> sleepers_{false};
+  // Beside the value, whether somebody sleeps until it changes. In one word: whoever is late to wake those of one value clears nothing
+  // that those of the next have set.
+  static constexpr uint64_t kSleepers = uint64_t{1} << 32;
+  std::atomic<uint64_t> state_{0};
 };
 
 // Of a phase's work, what one thread has done and what there is in all, in units of the caller's choice.

@@ -105,9 +105,11 @@ class LocalProcesses(KeptWorkers[_Child]):
 
     async def stop(self) -> None:
         self._stopping = True
-        for pid in self.pids.values():  # who has not connected yet is told by nobody else, and would look for its front end
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGTERM)
+        for name, pid in self.pids.items():
+            if not self._workers[name].was_ready:  # who has not connected yet is told by nobody else, and would look for its front end
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGTERM)
+            # others have been told: a signal, which may be their second, would end them amid the writing of their cache
         await asyncio.gather(*(self._see_to_end(child) for child in self._workers.values()))
         await self._cancel_ends()
         for child in self._workers.values():
