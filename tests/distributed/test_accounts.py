@@ -114,6 +114,24 @@ def test_who_runs_where_a_lost_request_goes_on_waits_for_a_prompt_and_not_for_ro
     assert "cannot be asked" in prefill["detail"]  # these seconds are the lost worker's, whatever the next one says of a prompt
 
 
+def test_a_decode_worker_that_is_lost_takes_nothing_of_what_the_prefill_worker_told() -> None:
+    cluster = ToldCluster(Worker("p", 50.0, "prefill"), Worker("d", 9.0, "decode"), Worker("d2", 3.0, "decode"))
+    cluster.open("r", num_prompt=200, num_output=20)
+    cluster.place("r", "p")
+    cluster.run("p", "r", 1)
+    (token,) = cluster.workers["p"].run.engine.loop.offer(engine_id(1))
+    cluster.place("r", "d", made=[token], handed_over=True)
+    cluster.workers["p"].run.engine.release(engine_id(1))
+    cluster.run("d", "r", 5)
+    cluster.journeys.lost("r", cluster.clock.now())
+    cluster.place("r", "d2", made=[token, *range(5, 9)])
+    cluster.run("d2", "r", 20)
+    account = cluster.account("r")
+    adds_up(account)
+    (prefill,) = (part for part in account["causes"] if part["cause"] == "prefill")
+    assert "its own prompt: 200 tokens" in prefill["detail"] and account["workers"] == ["p", "d", "d2"]
+
+
 @pytest.mark.parametrize("num_tokens", [0, 1, 3])
 def test_a_client_that_leaves_amid_a_step_is_charged_up_to_there(num_tokens: int) -> None:
     """Its worker hears of it when the step is over, and charges all of it."""

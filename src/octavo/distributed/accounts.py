@@ -61,7 +61,7 @@ class Merged:
     def guess(self, cause: Cause, span_s: float) -> None:
         """Nobody tells what these seconds went to."""
         self.seconds[cause] += span_s
-        self.details[cause] = _UNTOLD
+        self.details.setdefault(cause, _UNTOLD)  # what another leg's worker has told of its own is still so
 
     def explanation(self, now: float) -> Explanation:
         """See ``engine.explain.explain``."""
