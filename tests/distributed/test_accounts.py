@@ -92,6 +92,65 @@ def test_a_worker_that_is_lost_takes_its_account_along() -> None:
     assert summary["num_gaps"] == 5 - 1 + 15 - 1 + 1 and summary["itl"]["p99"]["seconds"] == pytest.approx(again_s - last_s, rel=0.05)
 
 
+def test_who_runs_where_a_lost_request_goes_on_waits_for_a_prompt_and_not_for_room() -> None:
+    """More KV blocks would have helped neither of them: that is not to be advised."""
+    cluster = ToldCluster(Worker("w0", 0.0), Worker("w1", 0.0))
+    cluster.open("r", num_prompt=400, num_output=30)
+    cluster.open("beside", num_prompt=20, num_output=30)
+    cluster.place("beside", "w1")
+    cluster.run("w1", "beside", 5)
+    cluster.place("r", "w0")
+    cluster.run("w0", "r", 5)
+    cluster.journeys.lost("r", cluster.clock.now())
+    cluster.place("r", "w1", made=[4 + i for i in range(5)])
+    cluster.run("w1", "r", 30)
+    cluster.run("w1", "beside", 30)
+    for name in ("r", "beside"):
+        account = cluster.account(name)
+        adds_up(account)
+        assert "recomputed" not in seconds_of(account) and "KV blocks" not in str(account["advice"])
+    assert seconds_of(account)["others_prefill"] > 0.0
+    (prefill,) = (part for part in cluster.account("r")["causes"] if part["cause"] == "prefill")
+    assert "cannot be asked" in prefill["detail"]  # these seconds are the lost worker's, whatever the next one says of a prompt
+
+
+def test_a_decode_worker_that_is_lost_takes_nothing_of_what_the_prefill_worker_told() -> None:
+    cluster = ToldCluster(Worker("p", 50.0, "prefill"), Worker("d", 9.0, "decode"), Worker("d2", 3.0, "decode"))
+    cluster.open("r", num_prompt=200, num_output=20)
+    cluster.place("r", "p")
+    cluster.run("p", "r", 1)
+    (token,) = cluster.workers["p"].run.engine.loop.offer(engine_id(1))
+    cluster.place("r", "d", made=[token], handed_over=True)
+    cluster.workers["p"].run.engine.release(engine_id(1))
+    cluster.run("d", "r", 5)
+    cluster.journeys.lost("r", cluster.clock.now())
+    cluster.place("r", "d2", made=[token, *range(5, 9)])
+    cluster.run("d2", "r", 20)
+    account = cluster.account("r")
+    adds_up(account)
+    (prefill,) = (part for part in account["causes"] if part["cause"] == "prefill")
+    assert "its own prompt: 200 tokens" in prefill["detail"] and account["workers"] == ["p", "d", "d2"]
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, 3])
+def test_a_client_that_leaves_amid_a_step_is_charged_up_to_there(num_tokens: int) -> None:
+    """Its worker hears of it when the step is over, and charges all of it."""
+    cluster = ToldCluster(Worker("w0", offset_s=20.0))
+    worker = cluster.workers["w0"].run
+    cluster.open("r", num_output=50)
+    cluster.place("r", "w0")
+    cluster.run("w0", "r", num_tokens)
+    cluster.at(cluster.workers["w0"].now + LINK_S + 0.2)
+    cluster.abort("r")
+    worker.device.delay = lambda step: 3.0
+    cluster.step("w0", told=False)
+    worker.engine.abort(engine_id(1))
+    account = cluster.account("r")
+    adds_up(account)
+    assert account["state"] == "aborted" and account["wall_s"] < 1.0
+    assert all(advice["gain_s"] <= account["wall_s"] for advice in account["advice"])
+
+
 def test_a_leg_that_gave_nothing_is_lost_whole_and_the_next_is_told_as_it_was() -> None:
     cluster = ToldCluster(Worker("w0", 0.0), Worker("w1", 0.0))
     cluster.open("r")
@@ -301,6 +360,15 @@ class Way:
             self.told[leg.worker, leg.name] = account
         return end
 
+    def charge_a_step_that_went_on(self) -> None:
+        """The client leaves amid it, and the worker charges all of it."""
+        leg = self.journeys.find("r").legs[-1]  # type: ignore[union-attr]
+        account = self.told.get((leg.worker, leg.name))
+        if account is not None:
+            step_s = self.rng.choice((0.0, 0.01, 2.0))
+            account.wall_s += step_s
+            account.seconds[NAMES[Cause.DECODE]] = account.seconds.get(NAMES[Cause.DECODE], 0.0) + step_s
+
     def account(self, name: str, sent_s: float, first_s: float | None, last_s: float) -> WorkerAccount:
         """Of a worker that got it after a while and whose events took a while to come, the first and the last one another while."""
         there_s, back_s, late_s = (self.rng.random() * 0.3 * ((first_s or last_s) - sent_s) for _ in range(3))
@@ -332,7 +400,11 @@ def test_whatever_becomes_of_a_request_its_causes_add_up(seed: int) -> None:
             way.journeys.handed_over("r", "w9", engine_id(way.key), way.now)
             place = False
         check(way)
-    way.journeys.ended("r", FinishReason.LENGTH if end == "finished" else FinishReason.ERROR, way.now)
+    reason = FinishReason.LENGTH if end == "finished" else FinishReason.ERROR
+    if end == "finished" and way.rng.random() < 0.3:
+        reason = FinishReason.ABORT
+        way.charge_a_step_that_went_on()
+    way.journeys.ended("r", reason, way.now)
     check(way)
     if way.rng.random() < 0.5:
         way.wait()

@@ -17,6 +17,7 @@ from octavo.distributed.channel import Address, Channel, Listener, connect
 from octavo.distributed.frames import frame
 from octavo.distributed.handshake import AuthenticationError
 from octavo.distributed.messages import Beat, Copied, Events, FromWorker, MessageError, ToWorker
+from octavo.distributed.unix_sockets import is_left
 
 SECRET = b"a secret of the tests"
 
@@ -302,6 +303,32 @@ def test_a_socket_at_which_somebody_listens_is_not_taken(tmp_path: Path) -> None
             assert (await connect(address, SECRET, messages.to_worker)).is_open
 
     asyncio.run(run())
+
+
+def test_who_asks_whether_anybody_listens_is_no_line_of_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As front ends do of the folders that others have, when they start. Who says what is no handshake is one."""
+    path, opened, accept = str(tmp_path / "socket"), list[Channel](), Listener._accept
+
+    def counted(listener: Listener) -> Channel:
+        opened.append(accept(listener))
+        return opened[-1]
+
+    async def run() -> None:
+        async with listening(Address(path=path)) as (listener, _):
+            for _ in range(3):
+                assert not is_left(path)
+            stranger = socket.socket(socket.AF_UNIX)
+            stranger.connect(path)
+            stranger.sendall(b"GET / HTTP/1.1\r\nHost: nobody that knows the secret\r\n\r\n" * 3)
+            while len(opened) < 4 or listener._unproven:
+                await asyncio.sleep(0.01)
+            stranger.close()
+
+    monkeypatch.setattr(Listener, "_accept", counted)
+    asyncio.run(run())
+    assert len([record for record in caplog.records if "turned away" in record.getMessage()]) == 1
 
 
 def test_a_listener_removes_its_own_socket_alone(tmp_path: Path) -> None:

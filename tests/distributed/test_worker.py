@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -291,8 +292,9 @@ def test_a_worker_ends_with_the_front_end_that_has_started_it_whoever_listens_th
     asyncio.run(run())
 
 
-def test_a_worker_that_wants_to_leave_looks_for_no_other_front_end() -> None:
+def test_a_worker_that_wants_to_leave_says_so_and_looks_for_no_other_front_end(caplog: pytest.LogCaptureFixture) -> None:
     """That which was to let it go is gone, and everything that it had is given to others."""
+    caplog.set_level(logging.INFO, "octavo.worker")
 
     async def run() -> None:
         async with front_end() as engine:
@@ -301,6 +303,7 @@ def test_a_worker_that_wants_to_leave_looks_for_no_other_front_end() -> None:
             asking = asyncio.create_task(answer(engine, "r1", params=replace(PARAMS, max_tokens=3000)))
             await until(lambda: server.engine is not None and server.engine.num_attempts == 1)
             server.leave("it got signal 15")
+            assert any(record.getMessage().startswith("worker a leaves: it got signal 15") for record in caplog.records)
             await until(lambda: not engine.open_links())
             next(iter(engine.control)).channel.abort("as if the process had died")
             await asyncio.wait_for(task, WAIT_S)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from octavo import LLM, SamplingParams
+from octavo.engine.causes import Cause
 from octavo.engine.engine import Engine
 from octavo.engine.outputs import OutputEvent
 from octavo.engine.params import PreparedRequest
@@ -89,10 +90,12 @@ def test_stop_strings_and_characters_that_are_cut_in_the_middle(options: dict[st
         assert rest_of(events, 0) == rest_of(whole, num_events)
 
 
-def test_what_is_computed_again_is_said_so(engine: Engine) -> None:
+def test_what_another_engine_had_computed_is_a_prompt_here(engine: Engine) -> None:
+    """It was lost there, not put out here: more room in this engine's KV pool would have spared nobody anything."""
     whole = run(engine, engine.prepare(PROMPT, PARAMS["greedy"]), [])
     made = [token for event in whole[:2] for token in event.token_ids]
     prepared = engine.prepare(PROMPT, PARAMS["greedy"], cache_salt="alone")
     run(engine, prepared, made)
     record = engine.timeline.find(prepared.request.request_id)
-    assert record is not None and record.num_recomputed == len(PROMPT) + len(made) - 1
+    assert record is not None and record.num_recomputed == 0 and record.seconds[Cause.RECOMPUTED] == 0.0
+    assert record.seconds[Cause.PREFILL] > 0.0 and record.num_prefilled == len(PROMPT)

@@ -306,6 +306,7 @@ class Sequence:
     match_report: MatchReport | None = None  # of the prefix cache, until the first event takes it along
     match_waits: bool = False  # match_report is of a sequence that sits out and may find more, or hear why not
     num_preemptions: int = 0
+    is_moved: bool = False  # it came with tokens of another engine, whose KV was lost there: the first of its preemptions
     num_tokens_at_return: int = -1  # known tokens when it last came back after a preemption; -1: it never was preempted
     status: SequenceStatus = SequenceStatus.WAITING
     finish_reason: FinishReason | None = None

@@ -99,7 +99,7 @@ class Scheduler(SchedulerGauges):
         tokens = [*request.prompt_token_ids, *output_token_ids]
         seq = Sequence(state.next_seq_id(), request, num_choices=n, token_ids=tokens, num_prompt_tokens=len(request.prompt_token_ids))
         if output_token_ids:
-            seq.num_preemptions = 1  # its KV was lost with the engine that made it
+            seq.num_preemptions, seq.is_moved = 1, True  # its KV was lost with the engine that made it
         owner = state.requests[request.request_id] = RequestState(request, state.arrival_of(request), rule, [seq])
         if request.params.beam is not None:
             owner.beams = BeamGroup(BeamSearch.of(request, rule))

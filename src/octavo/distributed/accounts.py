@@ -15,6 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
+
+from octavo.core.request import FinishReason
 from octavo.distributed.journeys import Journey, Leg, LegEnd
 from octavo.distributed.worker_account import ToldAdvice, WorkerAccount
 from octavo.engine.causes import MEANINGS, NAMES, Cause
@@ -49,7 +52,8 @@ class Merged:
     def tell(self, part: _Part, span_s: float, is_running: bool = False) -> float:
         """What a worker charges of ``span_s`` seconds here; returns what is left of them, which was on the way."""
         _add(self.seconds, part)
-        self.details.update({_CAUSES[name]: text for name, text in part.details.items() if name in _CAUSES})
+        told = {name: text for name, text in part.details.items() if name in _CAUSES and part.seconds.get(name, 0.0) > _SHOWN_S}
+        self.details.update({_CAUSES[name]: text for name, text in told.items()})
         in_flight_s = part.in_flight_s if is_running else 0.0
         self.in_flight_s += in_flight_s
         return span_s - part.wall_s - in_flight_s
@@ -57,7 +61,7 @@ class Merged:
     def guess(self, cause: Cause, span_s: float) -> None:
         """Nobody tells what these seconds went to."""
         self.seconds[cause] += span_s
-        self.details[cause] = _UNTOLD
+        self.details.setdefault(cause, _UNTOLD)  # what another leg's worker has told of its own is still so
 
     def explanation(self, now: float) -> Explanation:
         """See ``engine.explain.explain``."""
@@ -110,6 +114,9 @@ def _add_leg(merged: Merged, leg: Leg, account: WorkerAccount | None, now: float
     """What of a leg the journey has not charged itself."""
     seconds, is_running = merged.seconds, leg.end is LegEnd.RUNNING
     end_s = now if leg.end_s is None else leg.end_s
+    if account is not None and leg.end is LegEnd.FINISHED and merged.journey.finish_reason is FinishReason.ABORT:
+        account = _until(account, end_s - leg.sent_s)
+        merged.advice = account.advice
     if leg.first_s is None:
         if leg.makes_good:
             seconds[Cause.WORKER_LOST] += end_s - leg.sent_s if is_running else 0.0
@@ -171,6 +178,19 @@ def _add(seconds: list[float], part: _Part) -> None:
 
 def _whole(account: WorkerAccount) -> _Part:
     return _Part(account.seconds, account.wall_s, account.in_flight_s, account.details)
+
+
+def _until(account: WorkerAccount, span_s: float) -> WorkerAccount:
+    """Of a request whose client left after ``span_s`` seconds: amid a step, it may be, which its worker has charged whole."""
+    if account.wall_s <= span_s:
+        return account
+    ttft_s = account.ttft_s or 0.0
+    ttft, begun_s = (account.ttft_seconds, ttft_s) if ttft_s <= span_s else ({}, 0.0)
+    share = (span_s - begun_s) / (account.wall_s - begun_s)
+    up_to = {name: ttft.get(name, 0.0) for name in account.seconds}
+    seconds = {name: up_to[name] + share * (all_s - up_to[name]) for name, all_s in account.seconds.items()}
+    advice = [msgspec.structs.replace(one, gain_s=one.gain_s * span_s / account.wall_s) for one in account.advice]
+    return msgspec.structs.replace(account, wall_s=span_s, seconds=seconds, advice=advice)
 
 
 def _up_to_first(account: WorkerAccount, ttft_s: float) -> _Part:

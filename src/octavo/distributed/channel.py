@@ -78,6 +78,7 @@ class Channel(asyncio.Protocol, Generic[Said]):
         self.heard_s = 0.0  # when the last bytes came, on the event loop's clock
         self.closed_for: str | None = None  # the reason, once it is closed
         self.is_peers_doing = False  # it was closed for what the peer had said, which cannot be
+        self.was_left_unsaid = False  # the peer closed it before it said anything
         self._loop = asyncio.get_running_loop()
         self._handshake: ListenerHandshake | ConnectorHandshake | None = handshake
         self._decode = decode
@@ -190,6 +191,7 @@ class Channel(asyncio.Protocol, Generic[Said]):
             self._hand_over(messages)
 
     def connection_lost(self, error: Exception | None) -> None:
+        self.was_left_unsaid = self.closed_for is None and self._handshake is not None and not self._early
         self._ended("the peer closed the connection" if error is None else f"the connection was lost: {error}")
 
     def _prove(self, data: bytes) -> bytes:
@@ -300,6 +302,8 @@ class Listener(Generic[Said]):
         try:
             await channel.proven()
         except ConnectionError as error:
+            if channel.was_left_unsaid and self.address.path:  # another front end, say, that asks whether anybody listens here
+                return
             self._turned_away.say(str(error), f"from {channel.peer or 'somewhere'}")
             return
         except asyncio.CancelledError:

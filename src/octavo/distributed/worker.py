@@ -223,6 +223,7 @@ class WorkerServer:
         if self._channel is not None and self._is_ready:
             self._leaves = True
             self._channel.send(Goodbye(reason))
+            logger.info("worker %s leaves: %s; it takes no more requests, and ends when those it has are done", self.options.name, reason)
         else:
             self._end()
 

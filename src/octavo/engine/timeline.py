@@ -249,7 +249,8 @@ class Timeline:
         end, computed = piece.start + len(piece.token_ids), record.num_prefilled
         if seq.num_preemptions and seq.num_output_tokens:
             computed = len(seq.token_ids) - 1
-        num_recomputed = max(0, min(end, computed) - piece.start) if seq.num_preemptions else 0
+        was_put_out = seq.num_preemptions > seq.is_moved  # what another engine had computed and lost is a prompt to this one
+        num_recomputed = max(0, min(end, computed) - piece.start) if was_put_out else 0
         begin = piece.start + num_recomputed
         num_missed = max(0, min(end, record.missed_end) - begin)
         record.num_recomputed += num_recomputed
