@@ -62,7 +62,7 @@ class Simulation:
         self._router = router or ShortestQueue()
         self._pools = self._make_pools()
         self._able = [engine for engine in self.engines if self._computes_prompts(engine)]
-        self.handoffs = Handovers(self.engines, self.options.handoff, self._pools)
+        self.handoffs = Handovers(self.engines, self.options.handoff, self._pools, self._num_available)
         self._wants_keys = self._router.wants_keys
         for engine in self.engines if self._wants_keys else ():
             engine.tell_keys()
@@ -85,6 +85,10 @@ class Simulation:
         for engine in self.engines:
             pools.add(engine.index, engine.spec.role, engine.spec.num_blocks)
         return pools
+
+    def _num_available(self, index: int) -> int:
+        """Blocks of an engine that may be had, as whoever hands over to it knows."""
+        return self.engines[index].num_available_blocks
 
     def _computes_prompts(self, engine: SimEngine) -> bool:
         return engine.spec.role != "decode" or self._pools is not None
@@ -169,6 +173,7 @@ class Simulation:
             self._dirty.add(engine.index)
             for event in engine.finish():
                 num_ended += self._take_event(engine, event, now)
+            self.handoffs.stepped(engine, now)
             self._stepped(engine)
         return num_ended
 
@@ -177,10 +182,19 @@ class Simulation:
 
     def _begin_steps(self, now: float) -> None:
         for index in sorted(self._dirty):
-            self.engines[index].begin(now)
+            engine = self.engines[index]
+            if engine.begin(now) and self._requests:
+                self._prompts_begin(engine, now)
         self._dirty.clear()
         for host in self._hosts:
             host.settle(now)
+
+    def _prompts_begin(self, engine: SimEngine, now: float) -> None:
+        """A step of it has: room is asked for those of its prompts that are to be handed over."""
+        for seq in engine.scheduler.running_sequences:
+            remembered = self._requests.get(seq.request.request_id) if seq.num_scheduled else None
+            if remembered is not None:
+                self.handoffs.begun(engine, *remembered, now)
 
     # --- outages ------------------------------------------------------------------------------------------------------------------------
 
@@ -343,6 +357,7 @@ class Simulation:
     def _over(self, request_id: str, num_output: int | None) -> None:
         """A request has ended, or was refused: whoever remembers it may forget it. ``num_output``: tokens of its answer, if it had one."""
         self._requests.pop(request_id, None)
+        self._dirty |= self.handoffs.withdraw(request_id, self.clock.now())
         if self._reader is not None:
             self._reader.ended(request_id)
         self._routed(request_id, num_output)
@@ -384,7 +399,7 @@ class Simulation:
         if event.finish_reason is None:
             if event.token_ids and event.request_id in self._requests:
                 request, receiver = self._requests.pop(event.request_id)
-                self.handoffs.offer(engine, request, now, engine.last_step_s, receiver)
+                self.handoffs.drew(engine, request, now, engine.last_step_s, receiver)
             return 0
         self._over(event.request_id, None if event.error is not None else self.log.live[event.request_id].num_output)
         if engine.spec.role == "decode" or self._pools is not None:
