@@ -72,10 +72,6 @@ class FrontEnd:
     def _there(self) -> list[ToldLoad]:
         return [view for view in self._views if view.index not in self._down]
 
-    def num_available(self, index: int) -> int:
-        """Blocks of engine ``index``, as far as is known here."""
-        return self._views[index].num_available_blocks
-
     # --- what engines tell ---------------------------------------------------------------------------------------------------------------
 
     def stepped(self, engine: SimEngine) -> None:

@@ -45,9 +45,6 @@ class FrontedSimulation(Simulation):
         self._front = FrontEnd(self._by, self._chosen, self.engines, self.clock.now)
         return self._front.pools
 
-    def _num_available(self, index: int) -> int:
-        return self._front.num_available(index)
-
     # --- engines --------------------------------------------------------------------------------------------------------------------------
 
     def _due_s(self) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -69,13 +69,10 @@ class _Load:
 
 
 class Handovers:
-    """All hand-offs of a simulation. ``engines``: all engines, by index. ``pools``: hears where a request came to be. ``num_available``:
-    blocks of an engine that may be had, as far as is known."""
+    """All hand-offs of a simulation. ``engines``: all engines, by index. ``pools``: hears where a request came to be."""
 
-    def __init__(
-        self, engines: Seq[SimEngine], options: HandoffOptions, pools: RolePools | None, num_available: Callable[[int], int]
-    ) -> None:
-        self._pools, self._num_available = pools, num_available
+    def __init__(self, engines: Seq[SimEngine], options: HandoffOptions, pools: RolePools | None = None) -> None:
+        self._pools = pools
         self._begun: dict[str, tuple[int, int]] = {}  # by request, from its prompt's begin to its first token: (key, sender)
         self._asks_s = float("inf")  # when there is somebody to ask room for
         self._options = options
@@ -225,7 +222,7 @@ class Handovers:
             return wanted
         if wanted is not None and not self._options.at_token:
             there = (engine for engine in self._engines if engine.index not in away)
-            return receiver_among(wanted, ((engine.index, engine.spec.role, self._num_available(engine.index)) for engine in there))
+            return receiver_among(wanted, ((engine.index, engine.spec.role, engine.num_available_blocks) for engine in there))
         route = RouteRequest(request.request_id, len(request.prompt_token_ids), request.params.max_tokens)
         candidates = [engine for engine in self._engines if engine.spec.role == self._receiving and engine.index not in away]
         return candidates[self._options.router.choose(route, candidates)].index if candidates else None

@@ -62,7 +62,7 @@ class Simulation:
         self._router = router or ShortestQueue()
         self._pools = self._make_pools()
         self._able = [engine for engine in self.engines if self._computes_prompts(engine)]
-        self.handoffs = Handovers(self.engines, self.options.handoff, self._pools, self._num_available)
+        self.handoffs = Handovers(self.engines, self.options.handoff, self._pools)
         self._wants_keys = self._router.wants_keys
         for engine in self.engines if self._wants_keys else ():
             engine.tell_keys()
@@ -85,10 +85,6 @@ class Simulation:
         for engine in self.engines:
             pools.add(engine.index, engine.spec.role, engine.spec.num_blocks)
         return pools
-
-    def _num_available(self, index: int) -> int:
-        """Blocks of an engine that may be had, as whoever hands over to it knows."""
-        return self.engines[index].num_available_blocks
 
     def _computes_prompts(self, engine: SimEngine) -> bool:
         return engine.spec.role != "decode" or self._pools is not None
