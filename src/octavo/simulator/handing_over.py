@@ -102,13 +102,17 @@ class Handovers:
         copied_s = self._copies[0][0] if self._copies else float("inf")
         return min(copied_s, self._desk.next_s, self._asks_s)
 
-    def begun(self, sender: SimEngine, request: Request, wanted: int | None, now: float) -> None:
-        """A step of ``sender`` has begun that computes a part of the prompt of ``request``, which goes on elsewhere after it: on engine
-        ``wanted`` if it has room."""
-        if self._options.at_token or request.request_id in self._begun or (request.params.max_tokens or 0) <= 1:
-            return
-        self._begun[request.request_id] = self._offer(sender, request, now, wanted, None), sender.index
-        self._asks_s = now
+    def step_began(self, sender: SimEngine, leaving: Mapping[str, tuple[Request, int | None]], now: float) -> None:
+        """A step of ``sender`` has. Room is asked for those of its prompts that are to go on elsewhere, ``leaving``: each on the engine
+        that is with it if that has room."""
+        for seq in () if self._options.at_token else sender.scheduler.running_sequences:
+            name = seq.request.request_id
+            if not seq.num_scheduled or name not in leaving or name in self._begun:
+                continue
+            request, wanted = leaving[name]
+            if (request.params.max_tokens or 0) > 1:  # a single token is no answer to hand over
+                self._begun[name] = self._offer(sender, request, now, wanted, None), sender.index
+                self._asks_s = now
 
     def stepped(self, sender: SimEngine, now: float) -> None:
         """A step of ``sender`` has ended: what it has computed of prompts may go."""

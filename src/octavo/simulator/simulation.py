@@ -180,17 +180,10 @@ class Simulation:
         for index in sorted(self._dirty):
             engine = self.engines[index]
             if engine.begin(now) and self._requests:
-                self._prompts_begin(engine, now)
+                self.handoffs.step_began(engine, self._requests, now)
         self._dirty.clear()
         for host in self._hosts:
             host.settle(now)
-
-    def _prompts_begin(self, engine: SimEngine, now: float) -> None:
-        """A step of it has: room is asked for those of its prompts that are to be handed over."""
-        for seq in engine.scheduler.running_sequences:
-            remembered = self._requests.get(seq.request.request_id) if seq.num_scheduled else None
-            if remembered is not None:
-                self.handoffs.begun(engine, *remembered, now)
 
     # --- outages ------------------------------------------------------------------------------------------------------------------------
 
