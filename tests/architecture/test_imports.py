@@ -29,7 +29,7 @@ MAY_IMPORT = {
         "core", "models.program", "costs", "backends.base", "backends.sim", "speculative", "engine.loop", "engine.timeline",
         "engine.outputs", "distributed.router", "distributed.views", "distributed.handoff", "distributed.handover", "distributed.pools",
         "distributed.roles", "distributed.role_router", "distributed.dispatcher", "distributed.told_load", "distributed.autoscale",
-        "distributed.pool_scaling", "workload",
+        "distributed.pool_scaling", "distributed.receivers", "workload",
     },  # never torch, ray or the native module
     "planning": {"core", "models", "costs", "simulator", "workload", "distributed.router", "distributed.handoff"},
     "reproduce": {
@@ -62,7 +62,7 @@ LIBRARIES = {
 PURE = (
     "router", "views", "soonest", "published_keys", "reuse", "learned_costs", "fair_queue", "fair_ring", "delays", "dispatcher",
     "told_load", "handoff", "handover", "questions", "pools", "roles", "role_router", "autoscale", "pool_scaling", "barred", "struck",
-    "kv_trials", "attendance",
+    "kv_trials", "attendance", "receivers",
 )  # fmt: skip
 NOT_PURE = {"asyncio", "multiprocessing", "os", "random", "select", "socket", "ssl", "subprocess", "threading", "time"}
 FILES = sorted(SRC.rglob("*.py"))

@@ -9,10 +9,11 @@ from octavo.distributed.roles import MixedLimits
 from octavo.distributed.router import RoundRobin, ShortestQueue, create_router
 from octavo.simulator.handing_over import HandoffOptions
 from octavo.simulator.links import Links, parse_links
+from octavo.simulator.outages import Outage
 from octavo.simulator.sim_costs import SimCosts
 from octavo.simulator.simulation import Simulation, SimulationOptions
 from octavo.workload.requests import WorkloadRequest
-from tests.simulator.engines import ROW_S, STEP_S, engine, run, work
+from tests.simulator.engines import POSITION_S, ROW_S, STEP_S, engine, run, work
 
 
 def prompt(first: int, num_tokens: int) -> list[int]:
@@ -134,6 +135,47 @@ def test_short_prompts_go_in_one_piece() -> None:
         options = HandoffOptions(Link(5e3, 0.01, num_layers=10), min_layerwise=least)
         ends.append(run(specs, [work(0.0, 10, 2)], handoff=options).duration_s)
     assert ends[0] == ends[1] and ends[2] - ends[0] == pytest.approx(0.2 - 0.02)
+
+
+def test_chunks_of_a_prompt_go_while_the_next_is_computed() -> None:
+    """Three chunks of 16 tokens, each of 1,600 bytes and computed for longer than they take to go: a layer of the last is waited for. Room
+    asked for at the first token leaves all but what the last step hides."""
+    specs = [engine(role="prefill", kv_bytes_per_token=100, max_num_batched_tokens=16), engine(role="decode")]
+    ends = {}
+    for at_token in (False, True):
+        options = HandoffOptions(Link(5e3, 0.01, num_layers=10), at_token=at_token)
+        one = run(specs, [work(0.0, 48, 2)], handoff=options).records[0]
+        assert one.ttft_s is not None
+        ends[at_token] = one.e2e_s - one.ttft_s - 0.01 - (STEP_S + ROW_S + POSITION_S * 49)
+    last_step_s = STEP_S + 16 * ROW_S + POSITION_S * 48
+    assert ends[False] == pytest.approx(4800 / 10 / 5e3 / 3) and ends[True] == pytest.approx(4800 / 5e3 - last_step_s)
+
+
+def reserving(until_s: float, **options: object) -> Simulation:
+    """Stopped while the first of three chunks of a prompt is computed, or after."""
+    specs = [engine(role="prefill", kv_bytes_per_token=100), engine(role="decode"), engine(role="decode")]
+    simulation = Simulation(specs, None, SimulationOptions(until_s=until_s, handoff=HandoffOptions(Link(1e6)), **options))  # type: ignore[arg-type]
+    simulation.run([work(0.0, 48, 4)])
+    return simulation
+
+
+def test_what_is_reserved_for_a_prompt_is_given_back_when_the_prompt_is_over() -> None:
+    simulation = reserving(0.3)
+    _, first, second = simulation.engines
+    assert first.scheduler.transfers.is_reserved("0") and first.scheduler.num_used_blocks == 12 and not second.scheduler.num_used_blocks
+    assert simulation.handoffs.withdraw("0", 0.3) == {1} and simulation.handoffs.withdraw("0", 0.3) == set()
+    assert not first.scheduler.transfers.is_reserved("0") and not first.scheduler.num_used_blocks
+    lost, first, second = reserving(0.5, outages=[Outage(0, 0.4)]).engines  # and nobody is left to compute its prompt apart
+    assert not any(one.scheduler.transfers.is_reserved("0") for one in (lost, first, second))
+    assert sorted([first.scheduler.num_used_blocks, second.scheduler.num_used_blocks]) == [0, 4], "its first chunk, and no more"
+
+
+def test_a_prompt_whose_receiver_is_lost_stays_where_it_is() -> None:
+    """As in a cluster, where the request is its sender's until it begins elsewhere."""
+    simulation = reserving(30.0, outages=[Outage(1, 0.4)])
+    sender = simulation.engines[0]
+    assert simulation.log.num_completed == 1 and sender.stats.num_handed_over == 0 and simulation.handoffs.stats.num_failed == 1
+    assert not simulation.engines[2].scheduler.num_used_blocks and sender.stats.num_steps == 3 + 3
 
 
 def test_who_waited_for_a_receiver_has_sent_nothing_beside_its_prompt() -> None:

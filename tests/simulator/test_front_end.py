@@ -8,7 +8,7 @@ import pytest
 
 from octavo.costs.coefficients import Coefficients
 from octavo.distributed.autoscale import ScaleLimits
-from octavo.distributed.cluster_options import ClusterOptions
+from octavo.distributed.cluster_options import ClusterOptions, HandoverOptions
 from octavo.distributed.dispatcher import Backpressure
 from octavo.distributed.handoff import Link
 from octavo.distributed.roles import MixedLimits
@@ -71,6 +71,33 @@ def test_where_the_law_is_known_every_request_is_answered_when_it_is_said_to(
         assert simulation.log.gaps[record.request_id].tolist() == pytest.approx(gaps, abs=1e-9)
     waited_s = max(one.legs[0].sent_s - one.arrival_s for one in real.journeys.all())
     assert waited_s > 0.05 or rate < 100, "nobody had to wait"
+
+
+@pytest.mark.parametrize("num_layers", [0, 8])
+@pytest.mark.parametrize(
+    ("num_decode", "budget", "rate"), [*((1, budget, rate) for budget in (64, 32) for rate in (5.0, 14.0, 40.0)), (2, 64, 14.0)]
+)
+def test_room_is_asked_for_when_a_prompt_begins_where_decode_workers_have_little(
+    num_layers: int, num_decode: int, budget: int, rate: float
+) -> None:
+    """A pool of a few answers, and a link that is busy: who has room, since when, and what has gone by then are the cluster's. Where one of
+    several is chosen, steps are not taken many at a time: blocks that are told amid those are as they began."""
+    load, link, roles = steady_load(50, rate, 3, prefix=48), Link(2e5, 0.004, num_layers), ["prefill"] + ["decode"] * num_decode
+    handover = HandoverOptions(may_borrow=False, min_layerwise=1)
+    options = ClusterOptions(router="shortest-queue", backpressure=PATIENT, handover=handover)
+    settings = {"max_num_seqs": 16, "max_num_batched_tokens": budget}
+    real = TimedCluster({f"w{i}": role for i, role in enumerate(roles)}, LAW, options, link, decode_blocks=24, **settings).serve(load)
+    specs = [replace(one, num_blocks=24) if one.role == "decode" else one for one in specs_like(real)]
+    worst_s = {}
+    for at_token in (False, True):
+        told = replace(KEPT, handoff=HandoffOptions(link, min_layerwise=1, at_token=at_token), jump=num_decode == 1)
+        simulation = FrontedSimulation(specs, create_router("shortest-queue"), told, FrontEndOptions(PATIENT, may_borrow=False))
+        records = simulation.run([WorkloadRequest(one.at_s, list(one.prompt), one.num_output) for one in load]).records
+        last_s = {one.request_id: real.times_s[load[int(one.request_id)].name][-1] for one in records}
+        worst_s[at_token] = max(abs(one.arrival_s + one.e2e_s - last_s[one.request_id]) for one in records)
+        assert len(records) == 50
+    assert worst_s[False] < 1e-9
+    assert num_layers == 0 or worst_s[True] > 1e-3, "it is all the same when room is asked for"
 
 
 def requests(number: int, rate: float, **fields: object) -> list[WorkloadRequest]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -111,6 +112,20 @@ def test_jumping_changes_nothing(name: str) -> None:
     jumps = name not in ("drafts", "fair", "bounded gaps")
     assert (jumped.num_jumped_steps > 0.1 * jumped.num_steps) == jumps
     assert stepped.num_jumped_steps == 0
+
+
+@pytest.mark.parametrize("at_token", [False, True])
+def test_room_that_is_taken_as_a_run_begins_is_taken_amid_its_first_step(at_token: bool) -> None:
+    """Copies take no time, so that a prompt often begins, or is done, when its receiver begins to repeat."""
+    rng, now, requests = random.Random(149), 0.0, []
+    num_blocks = rng.choice((18, 24, 40))
+    for i in range(40):
+        now += rng.expovariate(rng.choice((0.3, 1.0)))
+        requests.append(WorkloadRequest(round(now, 1), [i + 1] * rng.randint(4, 30), rng.randint(2, 30)))
+    options = {"handoff": HandoffOptions(Link(1e300, 0.0), at_token=at_token), "keep_requests": True}
+    specs = [SPLIT[0], replace(SPLIT[1], num_blocks=num_blocks)]
+    runs = [Simulation(specs, None, SimulationOptions(jump=jump, **options)).run(requests) for jump in (True, False)]  # type: ignore[arg-type]
+    assert runs[0].num_jumped_steps > 0 and runs[0].records == runs[1].records
 
 
 def test_cases_are_what_they_say() -> None:

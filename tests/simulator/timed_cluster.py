@@ -1,8 +1,9 @@
 """A cluster of engines on devices of known times, driven in virtual time as a front end drives workers: what a replay can be held against.
 
-Not the simulation: engines are whole ones, their loads are told as workers tell them, and hand-offs are written out here once more. The
-dispatcher, the roles and the journeys are a front end's own. At one moment steps end, KV arrives, requests come, and steps begin.
-Prompts from ``min_layerwise`` tokens on are handed over as a link with layers has it; an answer without room is its sender's again in time.
+Not the simulation: engines are whole ones, their loads are told as workers tell them, and what workers do for hand-offs is written out
+here once more. The dispatcher, the roles, the desk of hand-offs and the journeys are a front end's own. At one moment steps end, KV
+arrives, requests come, and steps begin. Prompts from ``min_layerwise`` tokens on are handed over as a link with layers has it; an answer
+without room is its sender's again in time.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import NamedTuple
 
 from octavo.core.clock import VirtualClock
@@ -24,7 +27,9 @@ from octavo.distributed.cluster_reports import ClusterReports
 from octavo.distributed.dispatcher import Dispatcher
 from octavo.distributed.flight import route_of
 from octavo.distributed.handoff import Link
+from octavo.distributed.handover import HandoverDesk, Moving, Order, OrderKind
 from octavo.distributed.journeys import Journeys
+from octavo.distributed.receivers import receiver_among
 from octavo.distributed.recorded_cluster import front_end_of
 from octavo.distributed.role_router import RoleRouter
 from octavo.distributed.roles import RolePools
@@ -91,14 +96,17 @@ class Turn(NamedTuple):
 
 
 @dataclass(slots=True)
-class Offered:
-    """An answer that has its first token, and for which nobody has had room yet. ``meant``: who was to go on with it."""
+class Going:
+    """A request that is to be handed over. ``meant``: who is to go on with it. ``num_done``: tokens of its prompt that ended steps have
+    computed, of which ``num_sent`` have gone; ``reserved_s``: since when there is room for it."""
 
     name: str
     sender: Node
-    meant: Node
-    made: list[int]
-    drew_s: float
+    meant: int
+    key: int | None = None  # of its hand-off, once its prompt has begun
+    num_done: int = 0
+    num_sent: int = 0
+    reserved_s: float = float("inf")
 
 
 class TimedCluster:
@@ -128,9 +136,10 @@ class TimedCluster:
         self._made: dict[str, list[int]] = {}
         self._at: dict[str, Node] = {}
         self._look()
-        self._offered: list[Offered] = []
-        self._copies: list[tuple[float, str, Node, Node, list[int]]] = []
-        self._receivers: dict[str, int] = {}
+        self.desk: HandoverDesk[Going] = HandoverDesk(self.options.handover.limits, self._choose, most_in_all=1)
+        self._copies: list[tuple[float, int]] = []  # (through, key)
+        self._going: dict[str, Going] = {}  # until the first token
+        self._keys = count()
 
     def _node(self, index: int, name: str, role: str, law: Law, settings: Mapping[str, object]) -> Node:
         run = TimedRun(law, **{"num_kv_blocks": NUM_BLOCKS, **settings})  # type: ignore[arg-type]
@@ -150,8 +159,7 @@ class TimedCluster:
         while coming or turning or self._copies or any(node.end_s < float("inf") for node in self.nodes):
             moments = [node.end_s for node in self.nodes] + [copy[0] for copy in self._copies] + [one.at_s for one in coming[:1]]
             moments += [turn.at_s for turn in turning[:1]]
-            moments += [one.drew_s + self.options.handover.limits.reserve_s for one in self._offered]
-            now = min(moments)
+            now = min(*moments, self.desk.next_s)
             self.clock.advance_to(max(now, self.clock.now()))
             for node in self.nodes:
                 if node.end_s <= now:
@@ -159,17 +167,18 @@ class TimedCluster:
                     self._ended(node, now)
             while turning and turning[0].at_s <= now:
                 self._turn(turning.pop(0))
-            for copy in sorted(self._copies, key=lambda copy: copy[:2]):
+            for copy in sorted(self._copies):
                 if copy[0] <= now:
                     self._copies.remove(copy)
-                    self._arrived(*copy)
+                    self._follow(self.desk.copied(copy[1], now), now)
             while coming and coming[0].at_s <= now:
                 self._came(coming.pop(0))
-            self._find_room(now)
+            self._follow(self.desk.tick(now), now)
             self._pump(now)
             for node in self.nodes:
                 node.begin(now)
-        assert not len(self.dispatcher) and not self._offered
+            self._look_at_prompts(now)
+        assert not len(self.dispatcher) and not len(self.desk) and not self._going
         return self
 
     def _ended(self, node: Node, now: float) -> None:
@@ -187,37 +196,87 @@ class TimedCluster:
                 del self._at[name]
                 self.journeys.ended(name, event.finish_reason, now)
                 self.dispatcher.ended(name, len(self.times_s[name]))
-            elif name in self._receivers:
-                made = node.run.engine.loop.offer(name)
-                self._offered.append(Offered(name, node, self.nodes[self._receivers.pop(name)], made, now))
+                self.desk.room_may_be_there()
+            elif event.token_ids and name in self._going:
+                self._drew(self._going.pop(name), now)
+        for going in self._going.values():
+            seq = node.run.engine.scheduler.transfers.sender_sequence(going.name) if going.sender is node else None
+            if seq is not None:
+                going.num_done = seq.num_computed
+                self._send_done(going, now)
 
-    def _find_room(self, now: float) -> None:
-        """For those that were offered, in their order: where it was meant to go, else at another that decodes."""
-        for late in [one for one in self._offered if one.drew_s + self.options.handover.limits.reserve_s <= now]:
-            self._offered.remove(late)
-            late.sender.run.engine.loop.resume(self.requests[late.name], late.made)
-            self.pools.stayed(late.name)
-        while self._offered:
-            one = self._offered[0]
-            request = self.requests[one.name]
-            num_prompt = len(request.prompt_token_ids)
-            num_tokens = num_prompt + len(one.made) - 1
-            others = (node for node in self.nodes if node.role == "decode" and node is not one.meant)
-            for node in (one.meant, *others):
-                if node.run.engine.scheduler.transfers.reserve(request, num_tokens) is not None:
-                    break
+    # --- hand-offs ------------------------------------------------------------------------------------------------------------------------
+
+    def _look_at_prompts(self, now: float) -> None:
+        """Those of which a step has just begun to compute a part are offered: room is asked for."""
+        for going in self._going.values():
+            seq = going.sender.run.engine.scheduler.transfers.sender_sequence(going.name)
+            if going.key is None and seq is not None and seq.num_computed:
+                going.num_done = seq.num_cached
+                going.key, num_prompt = next(self._keys), len(self.requests[going.name].prompt_token_ids)
+                num_bytes = num_prompt * going.sender.run.engine.backend.kv_capacity(0).bytes_per_block // BLOCK
+                self.desk.offered(going.key, going, going.sender.view.index, num_prompt, num_bytes, now)
+        self._follow(self.desk.tick(now), now)
+
+    def _drew(self, going: Going, now: float) -> None:
+        moving = None if going.key is None else self.desk.find(going.key)
+        if moving is None:
+            return
+        self._follow(self.desk.drew(moving.key, going.sender.run.engine.loop.offer(going.name), now), now)
+        if moving.handoff.receiver is not None:
+            by_layers = moving.num_tokens >= self.options.handover.min_layerwise
+            self._copy(moving, now, min(going.sender.step_s, now - going.reserved_s) if by_layers else 0.0)
+
+    def _send_done(self, going: Going, now: float) -> None:
+        num_prompt = len(self.requests[going.name].prompt_token_ids)
+        num_full = min(going.num_done, num_prompt - 1) // BLOCK * BLOCK
+        by_layers = self.link.num_layers and num_prompt >= self.options.handover.min_layerwise
+        if by_layers and going.reserved_s <= now and num_full > going.num_sent:
+            token_bytes = going.sender.run.engine.backend.kv_capacity(0).bytes_per_block // BLOCK
+            self.link.send((num_full - going.num_sent) * token_bytes, now)
+            going.num_sent = num_full
+
+    def _copy(self, moving: Moving[Going], now: float, overlap_s: float) -> None:
+        num_bytes = moving.handoff.num_bytes // moving.num_tokens * (moving.num_tokens - moving.load.num_sent)
+        self._copies.append((self.link.copy(num_bytes, now, overlap_s), moving.key))
+
+    def _choose(self, moving: Moving[Going], away: AbstractSet[int]) -> int | None:
+        others = [node for node in self._open() if node is not moving.load.sender and node.view.index not in away]
+        return receiver_among(moving.load.meant, [(node.view.index, node.role, node.view.num_available_blocks) for node in others])
+
+    def _follow(self, orders: Seq[Order[Going]], now: float) -> None:
+        """As a front end and its workers do."""
+        for order in orders:
+            moving, going = order.moving, order.moving.load
+            request, engine = self.requests[going.name], self.nodes[order.worker].run.engine
+            if order.kind is OrderKind.RESERVE:
+                has_room = engine.scheduler.transfers.reserve(request, moving.num_tokens) is not None
+                answer = self.desk.reserved if has_room else self.desk.no_room
+                self._follow(answer(moving.key, order.worker, now), now)
+            elif order.kind is OrderKind.SEND:
+                assert moving.handoff.receiver is not None
+                self.journeys.found(going.name, now)
+                self.pools.reserved(going.name, moving.handoff.receiver, moving.num_tokens)
+                going.reserved_s = now
+                if moving.handoff.drawn:
+                    self._copy(moving, now, 0.0)
+                else:
+                    self._send_done(going, now)
+            elif order.kind is OrderKind.BEGIN:
+                self._begin(moving, self.nodes[order.worker], now)
+            elif order.kind is OrderKind.RELEASE:
+                engine.release(going.name)
+                self.router.told(order.worker, *self.nodes[order.worker].tell(now))
+            elif order.kind is OrderKind.CANCEL:
+                engine.scheduler.transfers.cancel(going.name)
             else:
-                return
-            del self._offered[0]
-            self.journeys.found(one.name, now)
-            num_bytes = num_tokens * one.sender.run.engine.backend.kv_capacity(0).bytes_per_block // BLOCK
-            overlap_s = one.sender.step_s if num_prompt >= self.options.handover.min_layerwise else 0.0
-            self._copies.append((self.link.copy(num_bytes, now, overlap_s), one.name, one.sender, node, one.made))
+                if moving.handoff.drawn:
+                    engine.loop.resume(request, moving.output_token_ids)
+                self.pools.stayed(going.name)
 
-    def _arrived(self, now: float, name: str, sender: Node, receiver: Node, made: list[int]) -> None:
-        sender.run.engine.release(name)
-        self.router.told(sender.view.index, *sender.tell(now))
-        receiver.run.engine.begin(self.requests[name], made, True)
+    def _begin(self, moving: Moving[Going], receiver: Node, now: float) -> None:
+        name = moving.load.name
+        receiver.run.engine.begin(self.requests[name], moving.output_token_ids, True)
         self._at[name] = receiver
         self.pools.arrived(name)
         self.journeys.handed_over(name, receiver.name, name, now)
@@ -245,7 +304,7 @@ class TimedCluster:
             if receiver is not None and self.requests[route.request_id].params.max_tokens == 1:
                 self.pools.stayed(route.request_id)
             elif receiver is not None:
-                self._receivers[route.request_id] = receiver
+                self._going[route.request_id] = Going(route.request_id, node, receiver)
             node.view.sent(route.num_prompt, self.router.num_cached(route.request_id))
             node.num_received += 1
             self.journeys.placed(route.request_id, node.name, route.request_id, now)

@@ -172,6 +172,10 @@ class Link:
         if not self.latency_s >= 0.0:
             raise ValueError(f"latency_s: {self.latency_s!r} is not allowed; at least 0 seconds")
 
+    def send(self, num_bytes: int, now: float) -> None:
+        """Take on at ``now`` what is computed of a copy whose last part is yet to come: all layers of it are there."""
+        self.free_s = max(now, self.free_s) + num_bytes / self.bytes_per_s
+
     def copy(self, num_bytes: int, now: float, overlap_s: float = 0.0) -> float:
         """Take on a copy at ``now``; when it will be through. ``overlap_s``: computing time up to now that layers were sent beside."""
         copy_s = num_bytes / self.bytes_per_s

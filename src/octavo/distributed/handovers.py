@@ -39,6 +39,7 @@ from octavo.distributed.messages import (
     WireRequest,
     shown_reason,
 )
+from octavo.distributed.receivers import receiver_among
 from octavo.distributed.role_router import RoleRouter
 from octavo.distributed.roles import RolePools
 
@@ -245,10 +246,7 @@ class Handovers:
     def _choose(self, moving: Moving[_Ticketed], away: AbstractSet[int]) -> int | None:
         """The worker that was chosen when the request came; else, of the others that may decode, the one with most room."""
         able = [link for link in self._receivers(moving) if link.index not in away]
-        if any(link.index == moving.load.wanted for link in able):
-            return moving.load.wanted
-        best = max(able, key=lambda link: (link.worker.role == "decode", link.view.num_available_blocks), default=None)
-        return None if best is None else best.index
+        return receiver_among(moving.load.wanted, ((link.index, link.worker.role, link.view.num_available_blocks) for link in able))
 
     def _receivers(self, moving: Moving[_Ticketed]) -> Iterator[Link]:
         """Who may take it, given room."""

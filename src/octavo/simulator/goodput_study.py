@@ -20,7 +20,7 @@ from itertools import takewhile
 
 from octavo.config import CacheConfig, SchedulerConfig
 from octavo.costs.tables import MachineTable, TableCost
-from octavo.distributed.handoff import HandoffLimits, Link
+from octavo.distributed.handoff import Link
 from octavo.distributed.roles import MixedLimits
 from octavo.distributed.router import ShortestQueue
 from octavo.simulator.engine_spec import EngineSpec
@@ -197,7 +197,7 @@ class GoodputStudy:
         link = Link(KV_BYTES_PER_TOKEN / TRANSFER_S_PER_TOKEN, 1e-4, NUM_LAYERS if options.layerwise else 0)
         slo = options.limits if isinstance(options.limits, Slo) else Slo()
         run_options = SimulationOptions(
-            slo, seed, until_s=options.duration_s + DRAIN_S, keep_requests=True, handoff=HandoffOptions(link, HandoffLimits()),
+            slo, seed, until_s=options.duration_s + DRAIN_S, keep_requests=True, handoff=HandoffOptions(link, at_token=True),
             mixed=options.mixed if arm.way == MIXED else None,
         )  # fmt: skip
         by_seconds = arm.way == MIXED

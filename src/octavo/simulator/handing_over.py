@@ -17,6 +17,7 @@ from itertools import count
 from octavo.core.request import Request
 from octavo.distributed.handoff import HandoffLimits, Link
 from octavo.distributed.handover import HandoverDesk, Moving, Order, OrderKind
+from octavo.distributed.receivers import receiver_among
 from octavo.distributed.roles import RolePools
 from octavo.distributed.router import Router, RouteRequest, ShortestQueue
 from octavo.simulator.links import Links
@@ -29,7 +30,8 @@ class HandoffOptions:
     which is shared by that pair alone. ``router`` chooses among the decode engines that have room, where nobody was chosen before. Prompts
     below ``min_layerwise`` tokens go in one piece, whatever the link does with others. ``layerwise``: what the others take from the first
     token on, where that is known as a link of its own, which every sender has as well. ``most_token_bytes``: of a token's KV on its way;
-    what is larger is rounded, and not offered to other requests."""
+    what is larger is rounded, and not offered to other requests. ``at_token``: room is asked for when the first token is drawn, and where
+    who was chosen has none, the router chooses; else as in a cluster, when the prompt begins."""
 
     link: Link = field(default_factory=lambda: Link(25e9, 1e-4))
     limits: HandoffLimits = HandoffLimits()
@@ -38,6 +40,7 @@ class HandoffOptions:
     min_layerwise: int = 0
     layerwise: Link | None = None
     most_token_bytes: int | None = None
+    at_token: bool = False
 
 
 @dataclass(slots=True)
@@ -47,19 +50,22 @@ class HandoffStats:
     num_failed: int = 0
     num_bytes: int = 0
     waited_s: float = 0.0  # for a receiver, summed over all that found one
-    copy_s: float = 0.0  # from then until the KV was there
+    copy_s: float = 0.0  # from then, and from the first token on, until the KV was there
     first_failure: str | None = None
 
 
 @dataclass(slots=True)
 class _Load:
-    """What is handed over. ``overlap_s``: the sender's last step, beside which layers may have been sent. ``goes_whole``: they were not."""
+    """What is handed over. ``goes_whole``: no layers are sent beside steps. ``num_sent``: tokens of the prompt whose KV has been given to
+    the link before its last step."""
 
     request: Request
-    overlap_s: float
     goes_whole: bool
     exact: bool  # there as it was stored here
     wanted: int | None = None  # the receiver that was chosen when the request came
+    overlap_s: float = 0.0  # of the sender's last step, beside which layers may have been sent
+    reserved_s: float = float("inf")
+    num_sent: int = 0
 
 
 class Handovers:
@@ -67,6 +73,8 @@ class Handovers:
 
     def __init__(self, engines: Seq[SimEngine], options: HandoffOptions, pools: RolePools | None = None) -> None:
         self._pools = pools
+        self._begun: dict[str, tuple[int, int]] = {}  # by request, from its prompt's begin to its first token: (key, sender)
+        self._asks_s = float("inf")  # when there is somebody to ask room for
         self._options = options
         self._engines = engines
         self._receiving = "decode" if any(engine.spec.role == "decode" for engine in engines) else "both"
@@ -92,21 +100,63 @@ class Handovers:
         while self._copies and self._desk.find(self._copies[0][1]) is None:
             heapq.heappop(self._copies)
         copied_s = self._copies[0][0] if self._copies else float("inf")
-        return min(copied_s, self._desk.next_s)
+        return min(copied_s, self._desk.next_s, self._asks_s)
 
-    def offer(self, sender: SimEngine, request: Request, now: float, overlap_s: float, wanted: int | None = None) -> None:
-        """``request`` has drawn its first token on ``sender`` and goes on elsewhere: on engine ``wanted`` if it has room."""
-        output_token_ids = sender.offer(request.request_id)
-        num_tokens = len(request.prompt_token_ids) + len(output_token_ids) - 1
+    def step_began(self, sender: SimEngine, leaving: Mapping[str, tuple[Request, int | None]], now: float) -> None:
+        """A step of ``sender`` has. Room is asked for those of its prompts that are to go on elsewhere, ``leaving``: each on the engine
+        that is with it if that has room."""
+        for seq in () if self._options.at_token else sender.scheduler.running_sequences:
+            name = seq.request.request_id
+            if not seq.num_scheduled or name not in leaving or name in self._begun:
+                continue
+            request, wanted = leaving[name]
+            if (request.params.max_tokens or 0) > 1:  # a single token is no answer to hand over
+                self._begun[name] = self._offer(sender, request, now, wanted, None), sender.index
+                self._asks_s = now
+
+    def stepped(self, sender: SimEngine, now: float) -> None:
+        """A step of ``sender`` has ended: what it has computed of prompts may go."""
+        for key, index in self._begun.values():
+            moving = self._desk.find(key) if index == sender.index else None
+            if moving is not None and moving.load.reserved_s <= now:
+                self._send_computed(moving, now)
+
+    def drew(self, sender: SimEngine, request: Request, now: float, overlap_s: float, wanted: int | None = None) -> None:
+        """``request`` has drawn its first token on ``sender``, in a step of ``overlap_s``."""
+        key, _ = self._begun.pop(request.request_id, (None, 0))
+        if key is None:
+            output_token_ids = sender.offer(request.request_id)
+            key = self._offer(sender, request, now, wanted, output_token_ids)
+            moving = self._desk.find(key)
+            assert moving is not None
+            moving.load.overlap_s = 0.0 if moving.load.goes_whole else overlap_s
+            return
+        moving = self._desk.find(key)
+        if moving is None:  # nobody was there to take it: it stays
+            return
+        self._desk.drew(key, sender.offer(request.request_id), now)
+        if moving.handoff.receiver is not None:
+            self._copy(moving, now, 0.0 if moving.load.goes_whole else min(overlap_s, now - moving.load.reserved_s))
+
+    def withdraw(self, request_id: str, now: float) -> set[int]:
+        """It is over: what was reserved for it is not needed. Returns the engines with something new to do."""
+        touched, (key, _) = set[int](), self._begun.pop(request_id, (None, 0))
+        if key is not None:
+            self._follow(self._desk.withdraw(key, now), now, touched)
+        return touched
+
+    def _offer(self, sender: SimEngine, request: Request, now: float, wanted: int | None, output_token_ids: list[int] | None) -> int:
+        num_tokens = len(request.prompt_token_ids) + (len(output_token_ids) - 1 if output_token_ids else 0)
         stored, most = sender.spec.kv_bytes_per_token, self._options.most_token_bytes
         token_bytes = stored if most is None else min(stored, most)
         goes_whole = len(request.prompt_token_ids) < self._options.min_layerwise
-        load, key = _Load(request, 0.0 if goes_whole else overlap_s, goes_whole, token_bytes == stored, wanted), next(self._keys)
+        load, key = _Load(request, goes_whole, token_bytes == stored, wanted), next(self._keys)
         if len(self._open) > 64 + 2 * len(self._desk):
             self._open = [one for one in self._open if self._desk.find(one) is not None]
         self._open.append(key)
         self._is_to_give_up |= bool(self._down)
         self._desk.offered(key, load, sender.index, num_tokens, num_tokens * token_bytes, now, output_token_ids)
+        return key
 
     def room_may_be_there(self) -> None:
         """A sequence has ended on a decode engine."""
@@ -119,7 +169,9 @@ class Handovers:
         """
         self.close(index)
         touched, moving_ones = set[int](), [self._desk.find(key) for key in self._open]
-        lost = [(one.load.request, one.output_token_ids) for one in moving_ones if one is not None and one.sender == index]
+        going = [one for one in moving_ones if one is not None and one.sender == index and one.handoff.drawn]  # others are in its loop
+        lost = [(one.load.request, one.output_token_ids) for one in going]
+        self._begun = {name: begun for name, begun in self._begun.items() if begun[1] != index}
         self._follow(self._desk.worker_gone(index, now), now, touched)
         return lost, touched
 
@@ -151,7 +203,7 @@ class Handovers:
 
         Returns the indexes of the engines that may have something new to do.
         """
-        touched = set[int]()
+        touched, self._asks_s = set[int](), float("inf")
         while self.next_s() <= now and self._copies and self._copies[0][0] <= now:
             self._follow(self._desk.copied(heapq.heappop(self._copies)[1], now), now, touched)
         self._follow(self._desk.tick(now), now, touched)
@@ -166,11 +218,15 @@ class Handovers:
         return moving.load.wanted not in (None, *away) or self.has_receivers(away)
 
     def _choose(self, moving: Moving[_Load], refused: AbstractSet[int]) -> int | None:
-        """The engine that was chosen before, else the one that the router chooses, of those that have not said that they have no room."""
+        """The engine that was chosen before, else by a cluster's rule, of those that have not said that they have no room. Where nobody was
+        chosen the router does it."""
         request, wanted = moving.load.request, moving.load.wanted
         away = {*refused, *self._down, moving.sender}
         if wanted is not None and wanted not in away:
             return wanted
+        if wanted is not None and not self._options.at_token:
+            there = (engine for engine in self._engines if engine.index not in away)
+            return receiver_among(wanted, ((engine.index, engine.spec.role, engine.num_available_blocks) for engine in there))
         route = RouteRequest(request.request_id, len(request.prompt_token_ids), request.params.max_tokens)
         candidates = [engine for engine in self._engines if engine.spec.role == self._receiving and engine.index not in away]
         return candidates[self._options.router.choose(route, candidates)].index if candidates else None
@@ -189,7 +245,11 @@ class Handovers:
                 receiver = moving.handoff.receiver
                 if self._pools is not None and receiver is not None:
                     self._pools.reserved(moving.load.request.request_id, receiver, moving.num_tokens)
-                self._copy(moving, now)
+                moving.load.reserved_s = now
+                if moving.handoff.drawn:  # who waited for a receiver could send to nobody
+                    self._copy(moving, now, moving.load.overlap_s if now <= moving.handoff.offered_s else 0.0)
+                else:
+                    self._send_computed(moving, now)
             else:
                 self._tell(order, engine)
                 touched.add(engine.index)
@@ -205,18 +265,33 @@ class Handovers:
         elif order.kind is OrderKind.CANCEL:
             engine.cancel_reserved(request.request_id)
         else:
-            engine.resume(request, tokens)
+            if order.moving.handoff.drawn:
+                engine.resume(request, tokens)
             if self._pools is not None:
                 self._pools.stayed(request.request_id)
 
-    def _copy(self, moving: Moving[_Load], now: float) -> None:
+    def _send_computed(self, moving: Moving[_Load], now: float) -> None:
+        """Full blocks that are computed go while the rest of the prompt is, over a link of layers; one that was measured from first tokens
+        on has them in its figures."""
+        load, link, sender = moving.load, self._links.between(moving.sender, moving.handoff.receiver), self._engines[moving.sender]
+        transfers, size = sender.scheduler.transfers, sender.spec.cache.block_size
+        seq = transfers.sender_sequence(load.request.request_id)
+        if load.goes_whole or self._layerwise is not None or not link.num_layers or seq is None:
+            return
+        num_full = min(transfers.num_there(seq), moving.num_tokens - 1) // size * size
+        if num_full > load.num_sent:
+            link.send(moving.handoff.num_bytes // moving.num_tokens * (num_full - load.num_sent), now)
+            load.num_sent = num_full
+
+    def _copy(self, moving: Moving[_Load], now: float, overlap_s: float) -> None:
+        """All that has not gone yet goes, beside the last ``overlap_s`` seconds by layers."""
         ends, handoff = (moving.sender, moving.handoff.receiver), moving.handoff
         link = whole = self._links.between(*ends)
         if self._layerwise is not None and not moving.load.goes_whole:
             link = self._layerwise.between(*ends)
             link.free_s = whole.free_s
-        overlap_s = moving.load.overlap_s if now <= handoff.offered_s else 0.0  # who waited for a receiver could send to nobody
-        copied_s = link.copy(handoff.num_bytes, now, overlap_s)
+        num_bytes = handoff.num_bytes // moving.num_tokens * (moving.num_tokens - moving.load.num_sent)
+        copied_s = link.copy(num_bytes, now, overlap_s)
         whole.free_s = link.free_s  # it is one link, whatever goes over it
         self._copy_s += copied_s - now
         heapq.heappush(self._copies, (copied_s, moving.key))

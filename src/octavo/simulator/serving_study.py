@@ -142,7 +142,7 @@ class ServingStudy:
     def run(self, way: Way, rate: float, seed: int, slo: Slo | None = None, num_requests: int | None = None) -> SimulationReport:
         """All requests, or the first ``num_requests``, until the last has ended or twice the time of the arrivals has passed: who is on
         the way by then is left behind."""
-        handoff = HandoffOptions(Link(self.link_bytes_per_s, 1e-4))
+        handoff = HandoffOptions(Link(self.link_bytes_per_s, 1e-4), at_token=True)
         options = SimulationOptions(slo or Slo(), seed, until_s=2 * self.load.duration_s, keep_requests=True, handoff=handoff)
         requests = islice(self.load.requests(rate, seed), num_requests)
         report = Simulation(self._specs(way), options=options).run(requests)

@@ -287,16 +287,17 @@ class SimEngine:
 
     # --- steps --------------------------------------------------------------------------------------------------------------------------
 
-    def begin(self, now: float) -> None:
-        """Begin a step, or a run of steps, if there is work and none in flight."""
+    def begin(self, now: float) -> bool:
+        """Begin a step, or a run of steps, if there is work and none in flight; whether it is a step."""
         if self.in_flight is not None or self._run is not None or not self.loop.has_work:
-            return
+            return False
         may_jump = self.jumps and self.backend.says_one_token and not self._wake_s(now)
         num_steps = self.loop.num_repeats() if may_jump else 0
         if num_steps:
             self._begin_run(now, min(num_steps, _MOST_REPEATS))
         else:
             self._begin_step(now)
+        return self.in_flight is not None
 
     def _begin_step(self, now: float) -> None:
         plan = self.loop.begin_step(now)
@@ -336,7 +337,7 @@ class SimEngine:
         self._run = None
         self._take(run, num_ended)
         begin_s = self._ended_s = run.ends_s[num_ended - 1] if num_ended else run.begin_s
-        if num_ended == len(run.ends_s) or begin_s == now:
+        if num_ended == len(run.ends_s) or (num_ended and begin_s == now):
             self._schedule(now)  # to begin with the next step, after all that happens now
         else:
             self._begin_step(begin_s)

@@ -169,6 +169,7 @@ class Simulation:
             self._dirty.add(engine.index)
             for event in engine.finish():
                 num_ended += self._take_event(engine, event, now)
+            self.handoffs.stepped(engine, now)
             self._stepped(engine)
         return num_ended
 
@@ -177,7 +178,9 @@ class Simulation:
 
     def _begin_steps(self, now: float) -> None:
         for index in sorted(self._dirty):
-            self.engines[index].begin(now)
+            engine = self.engines[index]
+            if engine.begin(now) and self._requests:
+                self.handoffs.step_began(engine, self._requests, now)
         self._dirty.clear()
         for host in self._hosts:
             host.settle(now)
@@ -343,6 +346,7 @@ class Simulation:
     def _over(self, request_id: str, num_output: int | None) -> None:
         """A request has ended, or was refused: whoever remembers it may forget it. ``num_output``: tokens of its answer, if it had one."""
         self._requests.pop(request_id, None)
+        self._dirty |= self.handoffs.withdraw(request_id, self.clock.now())
         if self._reader is not None:
             self._reader.ended(request_id)
         self._routed(request_id, num_output)
@@ -384,7 +388,7 @@ class Simulation:
         if event.finish_reason is None:
             if event.token_ids and event.request_id in self._requests:
                 request, receiver = self._requests.pop(event.request_id)
-                self.handoffs.offer(engine, request, now, engine.last_step_s, receiver)
+                self.handoffs.drew(engine, request, now, engine.last_step_s, receiver)
             return 0
         self._over(event.request_id, None if event.error is not None else self.log.live[event.request_id].num_output)
         if engine.spec.role == "decode" or self._pools is not None:
