@@ -162,7 +162,7 @@ PAIR = "--workers prefill=2,decode=1"
         ("--workers 0", "from 1 to 1024 workers"),
         ("--workers two", "a number, or numbers by role"),
         ("--workers prefill=1", "nobody does decode"),
-        ("--workers prefill=1,prefill=2", "a number, or numbers by role"),
+        ("--workers prefill=1,prefill=2", "each role once, and prefill is there twice"),
         ("--workers-listen 80", "HOST:PORT"),
         ("--router round-robin", "it does nothing without --workers"),
         ("--worker-suspect-s 0.59 --workers 2", "0.59 is not allowed; a number from 0.6 to 86400"),

@@ -15,9 +15,9 @@ from octavo.distributed import control
 from octavo.distributed import worker as worker_module
 from octavo.distributed.flood_log import MAX_LINES, FloodLog
 from octavo.distributed.messages import Ready
-from octavo.distributed.worker import WorkerRefused, next_wait_s
+from octavo.distributed.worker import WorkerOptions, WorkerRefused, next_wait_s
 from octavo.distributed.worker_engine import WorkerEngine
-from tests.distributed.test_worker import PARAMS, WAIT_S, answer, front_end, until, worker
+from tests.distributed.test_worker import PARAMS, WAIT_S, answer, front_end, load, until, worker
 
 NUM_TRIES = MAX_LINES + 6
 
@@ -29,6 +29,27 @@ def test_refused_it_waits_longer_each_time_and_not_for_ever() -> None:
     assert waits(True)[:8] == pytest.approx([0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6]) and set(waits(True)[8:]) == {30.0}
     assert set(waits(False)[4:]) == {2.0}
     assert next_wait_s(30.0, False) == 2.0, "when the front end is gone it looks for one as always"
+
+
+def test_with_another_secret_it_comes_more_and_more_seldom_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nobody listens it does not: a front end that comes again is to be found soon."""
+    told = list[bool]()
+    monkeypatch.setattr(worker_module, "next_wait_s", lambda wait_s, was_refused: told.append(was_refused) or 0.001)
+    monkeypatch.setattr(worker_module, "RETRY_S", (0.001, 0.001))
+
+    async def run() -> None:
+        async with front_end() as engine:
+            address = engine.control.address
+            server = worker_module.WorkerServer(address, b"no secret of theirs", WorkerOptions("a"), load)
+            task = asyncio.create_task(server.run())
+            await until(lambda: len(told) >= 3)
+            assert set(told) == {True}
+        told.clear()
+        await until(lambda: len(told) >= 3 and not told[-1])
+        server._end()
+        await task
+
+    asyncio.run(run())
 
 
 def lines(caplog: pytest.LogCaptureFixture, logger: str, level: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""What workers say in words goes into logs, status and answers to whoever asks: short, and without what terminals obey."""
+"""What workers say goes into logs, status and answers to whoever asks: in order, short, and without what terminals obey."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from octavo.distributed.channel import connect
 from octavo.distributed.link import AskError
 from octavo.distributed.messages import PROTOCOL, Answer, Goodbye, Hello, Message, Ready, ToWorker, to_worker
 from tests.distributed.test_lying_workers import LIMITS, SECRET, Cluster, until
+from tests.distributed.test_stub_worker import front_end, stub
 
 LONG = "\x1b[2J" + "x" * 100_000  # in one message there is room for 64 MiB
 
@@ -78,5 +79,21 @@ def test_why_a_worker_cannot_answer_is_short() -> None:
             with pytest.raises(AskError, match="liar: .*xxx") as refusal:
                 await asking
             assert is_short_and_plain(str(refusal.value))
+
+    asyncio.run(run())
+
+
+def test_workers_are_listed_by_name_and_number_whoever_came_first() -> None:
+    async def run() -> None:
+        engine = await front_end()
+        names = ["worker-10", "worker-2", "a", "worker-1"]
+        tasks = []
+        for name in names:
+            tasks.append(stub(engine, name)[1])
+            await until(lambda name=name: engine.control.find(name) is not None)  # type: ignore[misc]
+        assert [entry["name"] for entry in engine.cluster.status()["workers"]] == ["a", "worker-1", "worker-2", "worker-10"]
+        for task in tasks:
+            task.cancel()
+        await engine.stop()
 
     asyncio.run(run())

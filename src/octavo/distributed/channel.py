@@ -60,8 +60,10 @@ class Address:
             host = host[1:-1]
         elif ":" in host:
             colon = ""
-        if not colon or not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
+        if not colon or not host or not (port.isascii() and port.isdigit()):
             raise ValueError(f"address: {text!r} is not allowed; HOST:PORT, [IPV6]:PORT or unix:PATH is needed")
+        if len(port) > 9 or int(port) > 65535:
+            raise ValueError(f"address: {text[:200]!r} is not allowed; ports are from 0 to 65535")
         return cls(host, int(port))
 
     def __str__(self) -> str:

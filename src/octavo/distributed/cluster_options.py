@@ -100,7 +100,9 @@ def _counts(name: str, text: str) -> dict[str, int]:
     counts = dict[str, int]()
     for part in text.split(","):
         role, _, number = (piece.strip() for piece in part.partition("="))
-        if role not in ROLES or not _is_number(number) or role in counts:
+        if role in counts:
+            raise ConfigError(f"{name}: {text[:200]!r} is not allowed; each role once, and {role} is there twice")
+        if role not in ROLES or not _is_number(number):
             raise ConfigError(f"{name}: {text[:200]!r} is not allowed; a number, or numbers by role such as prefill=1,decode=2")
         counts[role] = int(number)
     return counts

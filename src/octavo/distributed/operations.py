@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -60,7 +61,7 @@ class Operations:
     def status(self) -> dict[str, Any]:
         """See Cluster."""
         restart = {"done": self._done, "of": self._of} if self._restart is not None else None
-        workers = [self._entry(link) for link in self._control]
+        workers = [self._entry(link) for link in sorted(self._control, key=lambda link: _in_order(link.name))]
         return {
             "workers": workers,
             "absent": self._absent(),
@@ -339,3 +340,8 @@ class Operations:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
+
+
+def _in_order(name: str) -> list[tuple[int, str]]:
+    """worker-2 before worker-10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"([0-9]+)", name)]

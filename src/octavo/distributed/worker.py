@@ -174,6 +174,7 @@ class WorkerServer:
         self._leaves = False  # it has asked for its end
         self._refusal: str | None = None  # why the last connection came to nothing, as the front end said
         self._told_refusal = ""
+        self._was_turned_away = False  # at the last attempt
         self._told_absence = ""  # why no front end was there, as it was last logged
         self._tasks: set[asyncio.Task[None]] = set()
         self._gone_s = 10.0
@@ -196,7 +197,7 @@ class WorkerServer:
                 else:  # nobody was there, or it came to nothing
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._ended.wait(), wait_s)
-                    wait_s = next_wait_s(wait_s, channel is not None and self._refusal is not None)
+                    wait_s = next_wait_s(wait_s, self._was_turned_away or (channel is not None and self._refusal is not None))
             if self._failure is not None:
                 raise self._failure
         finally:
@@ -208,14 +209,15 @@ class WorkerServer:
         try:
             channel = await connect(self._address, self._secret, to_worker)
         except OSError as error:
-            hint = "; it may have another secret" if isinstance(error, ChannelClosed) else ""
+            self._was_turned_away = isinstance(error, ChannelClosed)
+            hint = "; it may have another secret" if self._was_turned_away else ""
             if self._told_absence != str(error):
                 self._told_absence = str(error)
                 logger.info("no front end at %s yet: %s%s", self._address, error, hint)
             if give_up_s is not None and asyncio.get_running_loop().time() - served_s > give_up_s:
                 raise FrontEndLost(f"no front end at {self._address} for {give_up_s:g} s: {error}{hint}") from error
             return None
-        self._told_absence = ""
+        self._told_absence, self._was_turned_away = "", False
         return channel
 
     def leave(self, reason: str) -> None:
