@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import socket
+import sys
+import termios
 import threading
 import time
 from typing import Any
@@ -17,11 +20,18 @@ from tests.server.harness import RunningServer, wait_until
 
 BODY = {"prompt": "abc", "max_tokens": 200, "ignore_eos": True, "logprobs": 20, "temperature": 0, "stream": True}  # some 400 kB
 
+MORE_THAN_A_HEAD = 1000  # bytes
+
 
 def read_all(connection: socket.socket) -> None:
     with contextlib.closing(connection):
         while connection.recv(1 << 16):
             pass
+
+
+def num_unread(connection: socket.socket) -> int:
+    """Bytes that lie at the client."""
+    return int.from_bytes(fcntl.ioctl(connection, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
 AT_ONCE = {"prompt": "abcdefgh", "echo": True, "max_tokens": 1, "n": 64}
@@ -36,7 +46,8 @@ def test_slow_readers_are_named(how: dict[str, Any]) -> None:
         timeline, begun = server.engine.timeline, time.monotonic()
         slow = [server.send_raw("POST", "/v1/completions", json.dumps(BODY | how).encode(), 4096) for _ in range(20)]
         wait_until(lambda: len(timeline.records()) == num and all(record.ended_s is not None for record in timeline.records()))
-        time.sleep(max(0.3, time.monotonic() - begun))  # as long again as all of it took
+        wait_until(lambda: all(num_unread(connection) >= MORE_THAN_A_HEAD for connection in slow))  # all have been made into text, too
+        time.sleep(max(0.3, 2.0 * (time.monotonic() - begun)))  # twice as long as all of it took
         readers = [threading.Thread(target=read_all, args=(connection,)) for connection in slow]
         for reader in readers:
             reader.start()
