@@ -60,7 +60,7 @@ LIBRARIES = {
 }
 # modules of distributed/ that compute and nothing else: the same objects serve a simulation and real workers.
 PURE = (
-    "router", "views", "soonest", "published_keys", "reuse", "learned_costs", "fair_queue", "fair_ring", "delays", "dispatcher",
+    "router", "views", "homes", "soonest", "published_keys", "reuse", "learned_costs", "fair_queue", "fair_ring", "delays", "dispatcher",
     "told_load", "handoff", "handover", "questions", "pools", "roles", "role_router", "autoscale", "pool_scaling", "barred", "struck",
     "kv_trials", "attendance", "receivers",
 )  # fmt: skip

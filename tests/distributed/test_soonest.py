@@ -100,7 +100,7 @@ class NobodyWalks(OrderedDict[str, tuple[int, int]]):
 
 def test_an_engine_that_goes_costs_no_look_at_every_session() -> None:
     one, engines = router(), [View(0), View(1)]
-    one._homes = NobodyWalks()
+    one._homes._homes = NobodyWalks()
     for name in ("s", "t"):
         assert one.choose(route(name, 100, num_output=1, session=name), engines) == 0
     one.ended("s", 1)

@@ -21,11 +21,10 @@ from octavo.core.request import FinishReason
 from octavo.distributed.journeys import Journey, Leg, LegEnd
 from octavo.distributed.worker_account import ToldAdvice, WorkerAccount
 from octavo.engine.causes import MEANINGS, NAMES, Cause
-from octavo.engine.explain import CauseTime, Explanation, detail_of, main_cause, state_of
+from octavo.engine.explain import SHOWN_S, CauseTime, Explanation, detail_of, main_cause, state_of
 from octavo.engine.request_record import RecordState, RequestRecord
 
 _CAUSES = {name: cause for name, cause in zip(NAMES, Cause, strict=True)}
-_SHOWN_S = 1e-9
 _UNTOLD = "as its events came: the worker that had it cannot be asked any more"
 
 
@@ -52,7 +51,7 @@ class Merged:
     def tell(self, part: _Part, span_s: float, is_running: bool = False) -> float:
         """What a worker charges of ``span_s`` seconds here; returns what is left of them, which was on the way."""
         _add(self.seconds, part)
-        told = {name: text for name, text in part.details.items() if name in _CAUSES and part.seconds.get(name, 0.0) > _SHOWN_S}
+        told = {name: text for name, text in part.details.items() if name in _CAUSES and part.seconds.get(name, 0.0) > SHOWN_S}
         self.details.update({_CAUSES[name]: text for name, text in told.items()})
         in_flight_s = part.in_flight_s if is_running else 0.0
         self.in_flight_s += in_flight_s
@@ -70,7 +69,7 @@ class Merged:
         if journey.end_s is None:
             wall_s -= self.in_flight_s  # as in ``explain``: the end of the step will tell
         remainder_s = wall_s - sum(seconds)
-        causes = [CauseTime(cause, seconds[cause], self._detail(cause)) for cause in Cause if seconds[cause] > _SHOWN_S]
+        causes = [CauseTime(cause, seconds[cause], self._detail(cause)) for cause in Cause if seconds[cause] > SHOWN_S]
         causes.sort(key=lambda part: -part.seconds)
         ttft_s = None if journey.first_token_s is None else journey.first_token_s - journey.received_s
         main = main_cause(seconds, wall_s)

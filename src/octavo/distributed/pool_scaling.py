@@ -114,40 +114,34 @@ class ClusterLoad:
 
 
 @dataclass(slots=True)
-class _Computed:
-    """The share of prompts that is computed, of those that began lately; the rest was cached. Fades with ``memory_s``."""
+class _Lately:
+    """Two sums over what happened lately, which fade with ``memory_s``: of interest is the first over the second."""
 
     memory_s: float
-    num_begun: float = 0.0
-    num_cached: float = 0.0
+    above: float = 0.0
+    below: float = 0.0
 
-    def learn(self, num_begun: float, num_cached: float, passed_s: float) -> None:
+    def learn(self, above: float, below: float, passed_s: float) -> None:
         left = math.exp(-passed_s / self.memory_s)
-        self.num_begun = left * self.num_begun + num_begun
-        self.num_cached = left * self.num_cached + num_cached
+        self.above = left * self.above + above
+        self.below = left * self.below + below
+
+
+class _Computed(_Lately):
+    """The share of prompts that is computed, of those that began lately: tokens that were cached, over all."""
 
     @property
     def share(self) -> float:
         """All of it, before any has begun."""
-        return 1.0 - min(1.0, self.num_cached / self.num_begun) if self.num_begun > 0.0 else 1.0
+        return 1.0 - min(1.0, self.above / self.below) if self.below > 0.0 else 1.0
 
 
-@dataclass(slots=True)
-class _RoomOfAnswers:
-    """Seconds of room that an answer takes: what is held, over how many end. Both fade with ``memory_s``."""
-
-    memory_s: float
-    held_s: float = 0.0
-    num_ended: float = 0.0
-
-    def learn(self, room: float, num_ended: float, passed_s: float) -> None:
-        left = math.exp(-passed_s / self.memory_s)
-        self.held_s = left * self.held_s + room * passed_s
-        self.num_ended = left * self.num_ended + num_ended
+class _RoomOfAnswers(_Lately):
+    """Seconds of room that an answer takes: what is held, over how many end."""
 
     def of_one(self, num_running: int) -> float:
         """While few have ended yet, those that run have had no more than what was held, together."""
-        return self.held_s / max(1.0, self.num_ended, num_running)
+        return self.above / max(1.0, self.below, num_running)
 
 
 class PoolScaling:
@@ -171,12 +165,12 @@ class PoolScaling:
         passed_s = 0.0 if self._looked_s is None else max(0.0, now - self._looked_s)
         self._looked_s = now
         num_begun, num_cached = load.num_begun_tokens - before.num_begun_tokens, load.num_cached_tokens - before.num_cached_tokens
-        self._computed.learn(num_begun, num_cached, passed_s)
+        self._computed.learn(num_cached, num_begun, passed_s)
         num_prompt = self._computed.share * (load.num_prompt_tokens - before.num_prompt_tokens)
         prompts, answers = self._split(workers)
         room = self._room(workers, load)
-        self._answers.learn(room, answers * (load.num_ended - before.num_ended), passed_s)
         room_s = room * passed_s
+        self._answers.learn(room_s, answers * (load.num_ended - before.num_ended), passed_s)
         if self._num_held(workers, load, answers):
             room_s = max(room_s, answers * (load.num_begun - before.num_begun) * self._answers.of_one(_num_running(workers)))
         for role, scaler in self.scalers.items():

@@ -6,9 +6,9 @@ one that goes by its own memory of where beginnings of prompts went; ``soonest``
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
 from collections.abc import Sequence as Seq
 
+from octavo.distributed.homes import Homes
 from octavo.distributed.soonest import SoonestDone
 from octavo.distributed.views import Costs, EngineView, Router, RouteRequest
 
@@ -60,9 +60,7 @@ class PrefixAffinity(Router):
     def __init__(self, block_size: int, max_extra_tokens: int = 2048, num_remembered: int = 1 << 16) -> None:
         self._block_size = block_size
         self._max_extra_tokens = max_extra_tokens
-        self._num_remembered = num_remembered
-        self._homes: OrderedDict[str | bytes, tuple[int, int]] = OrderedDict()  # session or block key -> engine index, how many had that
-        self._num_gone = Counter[int]()  # by engine index: whoever has it next has none of that
+        self._homes: Homes[str | bytes] = Homes(num_remembered)  # of sessions and block keys
         self._fallback = ShortestQueue()
 
     def choose(self, request: RouteRequest, engines: Seq[EngineView]) -> int:
@@ -79,26 +77,18 @@ class PrefixAffinity(Router):
     def _home(self, request: RouteRequest) -> tuple[int, int]:
         """(engine index or -1, prompt tokens known there)."""
         for num_blocks in range(len(request.prefix_keys), 0, -1):
-            home = self._there(request.prefix_keys[num_blocks - 1])
+            home = self._homes.of(request.prefix_keys[num_blocks - 1])
             if home >= 0:
                 return home, num_blocks * self._block_size
-        return (-1, 0) if request.session is None else (self._there(request.session), 0)
-
-    def _there(self, name: str | bytes) -> int:
-        """The engine that ``name`` went to last, if that is not gone; else -1."""
-        index, num_gone = self._homes.get(name, (-1, 0))
-        return index if num_gone == self._num_gone[index] else -1
+        return (-1, 0) if request.session is None else (self._homes.of(request.session), 0)
 
     def gone(self, index: int) -> None:
-        self._num_gone[index] += 1
+        self._homes.gone(index)
 
     def _remember(self, request: RouteRequest, index: int) -> None:
         names: tuple[str | bytes, ...] = (*request.prefix_keys, *(() if request.session is None else (request.session,)))
         for name in names:
-            self._homes[name] = index, self._num_gone[index]
-            self._homes.move_to_end(name)
-        while len(self._homes) > self._num_remembered:
-            self._homes.popitem(last=False)
+            self._homes.remember(name, index)
 
 
 ROUTERS = ("shortest-queue", "predicted-seconds", "round-robin", "prefix-affinity", "soonest")

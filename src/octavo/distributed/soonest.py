@@ -12,11 +12,11 @@ from a cost model where there is one (``Costs``), else they are learned from wha
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from collections.abc import Set as AbstractSet
 
+from octavo.distributed.homes import Homes
 from octavo.distributed.learned_costs import LearnedCosts
 from octavo.distributed.published_keys import PublishedKeys
 from octavo.distributed.reuse import Reuse
@@ -55,10 +55,8 @@ class SoonestDone(Router):
         self._costs: Costs = costs or self._learned or LearnedCosts()
         self._block_size = block_size
         self._stickiness = stickiness
-        self._num_remembered = num_remembered
         self._guess_output = guess_output
-        self._homes: OrderedDict[str, tuple[int, int]] = OrderedDict()  # session -> (engine index, how many had that and are gone)
-        self._num_gone = Counter[int]()  # by engine index
+        self._homes: Homes[str] = Homes(num_remembered)  # of sessions
         self._cached: dict[str, int] = {}  # by request: tokens of its prompt that were found where it was sent
 
     def choose(self, request: RouteRequest, engines: Seq[EngineView]) -> int:
@@ -89,9 +87,9 @@ class SoonestDone(Router):
     def _best(self, request: RouteRequest, engines: Seq[EngineView], matched: Mapping[int, int]) -> int:
         scores = [self._score(request, engine, matched.get(engine.index, 0)) for engine in engines]
         place = min(range(len(engines)), key=lambda i: (*scores[i], engines[i].num_sequences, i))
-        home = None if request.session is None else self._homes.get(request.session)
+        home = -1 if request.session is None else self._homes.of(request.session)
         for i, engine in enumerate(engines):
-            is_home = home == self._home(engine.index)
+            is_home = engine.index == home
             if is_home and scores[i][0] <= scores[place][0] and scores[i][1] <= (1.0 + self._stickiness) * scores[place][1]:
                 place = i
         return place
@@ -125,13 +123,7 @@ class SoonestDone(Router):
         self._reuse.sent(index, request.prefix_keys, num_blocks)
         self.keys.expect(request.request_id, index, request.prefix_keys)
         if request.session is not None:
-            self._homes[request.session] = self._home(index)
-            self._homes.move_to_end(request.session)
-            if len(self._homes) > self._num_remembered:
-                self._homes.popitem(last=False)
-
-    def _home(self, index: int) -> tuple[int, int]:
-        return index, self._num_gone[index]
+            self._homes.remember(request.session, index)
 
     def told(self, index: int, published: Iterable[bytes], forgotten: Iterable[bytes]) -> None:
         published, forgotten = list(published), list(forgotten)
@@ -143,7 +135,7 @@ class SoonestDone(Router):
         self._reuse.gone(index)
         if self._learned is not None:
             self._learned.forget(index)
-        self._num_gone[index] += 1
+        self._homes.gone(index)
 
     def lost(self, request_id: str) -> None:
         self.keys.ended(request_id)

@@ -15,7 +15,7 @@ import msgspec
 
 from octavo.engine.advice import Advice
 from octavo.engine.causes import MEANINGS, NAMES, Cause
-from octavo.engine.explain import STATES, detail_of, explain
+from octavo.engine.explain import SHOWN_S, STATES, detail_of, explain, hide_misses
 from octavo.engine.request_record import RequestRecord
 
 if TYPE_CHECKING:
@@ -24,10 +24,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("octavo.worker")
 
-_SHOWN_S = 1e-9
 MAX_ENTRIES = 64  # causes, or pieces of advice; a newer worker may know more of them than there are here
 MAX_TEXT_CHARS = 8192  # of all names, details and advice of one
-_MISS, _PREFILL, _OTHERS_PREFILL = (NAMES[cause] for cause in (Cause.CACHE_MISS, Cause.PREFILL, Cause.OTHERS_PREFILL))
+_MISS, _PREFILL = NAMES[Cause.CACHE_MISS], NAMES[Cause.PREFILL]
 
 
 class ToldAdvice(msgspec.Struct):
@@ -71,7 +70,7 @@ class WorkerAccount(msgspec.Struct, omit_defaults=True):
         end_s = now if record.ended_s is None else record.ended_s
         found = explain(timeline, record, end_s)
         first = None if record.first_token_s is None else record.first_token_s - record.arrival_s
-        ttft = {name: s for name, s in zip(NAMES, record.ttft_seconds or (), strict=False) if s > _SHOWN_S}
+        ttft = {name: s for name, s in zip(NAMES, record.ttft_seconds or (), strict=False) if s > SHOWN_S}
         details = {NAMES[part.cause]: part.detail for part in found.causes if part.detail != MEANINGS[part.cause][1]}
         if _MISS in details:  # where they are not shown
             details[_PREFILL] = detail_of(Cause.PREFILL, record)
@@ -126,14 +125,10 @@ class WorkerAccount(msgspec.Struct, omit_defaults=True):
 
 
 def _hidden(seconds: dict[str, float], own_s: float) -> dict[str, float]:
-    """``engine.explain.hide_misses`` by names."""
-    missed_s = seconds.get(_MISS, 0.0)
-    own_s = min(own_s, missed_s)
-    shown = {name: s for name, s in seconds.items() if name != _MISS}
-    for name, more_s in ((_PREFILL, own_s), (_OTHERS_PREFILL, missed_s - own_s)):
-        if more_s:
-            shown[name] = shown.get(name, 0.0) + more_s
-    return shown
+    """See ``hide_misses``."""
+    known = [seconds.get(name, 0.0) for name in NAMES]
+    hide_misses(known, min(own_s, known[Cause.CACHE_MISS]))
+    return {name: s for name, s in (seconds | dict(zip(NAMES, known, strict=True))).items() if s}
 
 
 def account_of(engine: Engine, name: str) -> WorkerAccount | None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from octavo.engine.timeline import Timeline
 
 _MAIN_SHARE = 0.1
-_SHOWN_S = 1e-9
+SHOWN_S = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def explain(timeline: Timeline, record: RequestRecord, now_s: float, shows_misse
         wall_s, remainder_s = wall_s - remainder_s, 0.0
     if not shows_misses:
         hide_misses(seconds, record.own_missed_s)
-    causes = [CauseTime(cause, seconds[cause], detail_of(cause, record)) for cause in Cause if seconds[cause] > _SHOWN_S]
+    causes = [CauseTime(cause, seconds[cause], detail_of(cause, record)) for cause in Cause if seconds[cause] > SHOWN_S]
     causes.sort(key=lambda part: -part.seconds)
     ttft_s = None if record.first_token_s is None else record.first_token_s - record.received_s
     return Explanation(record.request_id, wall_s, ttft_s, state_of(record), tuple(causes), remainder_s, main_cause(seconds, wall_s), record)
@@ -198,7 +198,7 @@ class Summary:
             "complete": self.is_whole,
             "ttft": {name: _shown_held(held) for name, held in self.ttft.items()},
             "itl": {name: _shown_held(held) for name, held in self.itl.items()},
-            "causes": [{"cause": NAMES[c], "seconds": _rounded(s), "detail": MEANINGS[c][1]} for c, s in causes if s > _SHOWN_S],
+            "causes": [{"cause": NAMES[c], "seconds": _rounded(s), "detail": MEANINGS[c][1]} for c, s in causes if s > SHOWN_S],
         }
 
 

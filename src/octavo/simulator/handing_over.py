@@ -56,10 +56,11 @@ class HandoffStats:
 
 @dataclass(slots=True)
 class _Load:
-    """What is handed over. ``goes_whole``: no layers are sent beside steps. ``num_sent``: tokens of the prompt whose KV has been given to
-    the link before its last step."""
+    """What is handed over. ``token_bytes``: of a token's KV on its way. ``goes_whole``: no layers are sent beside steps. ``num_sent``:
+    tokens of the prompt whose KV has been given to the link before its last step."""
 
     request: Request
+    token_bytes: int
     goes_whole: bool
     exact: bool  # there as it was stored here
     wanted: int | None = None  # the receiver that was chosen when the request came
@@ -150,7 +151,7 @@ class Handovers:
         stored, most = sender.spec.kv_bytes_per_token, self._options.most_token_bytes
         token_bytes = stored if most is None else min(stored, most)
         goes_whole = len(request.prompt_token_ids) < self._options.min_layerwise
-        load, key = _Load(request, goes_whole, token_bytes == stored, wanted), next(self._keys)
+        load, key = _Load(request, token_bytes, goes_whole, token_bytes == stored, wanted), next(self._keys)
         if len(self._open) > 64 + 2 * len(self._desk):
             self._open = [one for one in self._open if self._desk.find(one) is not None]
         self._open.append(key)
@@ -280,17 +281,17 @@ class Handovers:
             return
         num_full = min(transfers.num_there(seq), moving.num_tokens - 1) // size * size
         if num_full > load.num_sent:
-            link.send(moving.handoff.num_bytes // moving.num_tokens * (num_full - load.num_sent), now)
+            link.send(load.token_bytes * (num_full - load.num_sent), now)
             load.num_sent = num_full
 
     def _copy(self, moving: Moving[_Load], now: float, overlap_s: float) -> None:
         """All that has not gone yet goes, beside the last ``overlap_s`` seconds by layers."""
-        ends, handoff = (moving.sender, moving.handoff.receiver), moving.handoff
+        ends = moving.sender, moving.handoff.receiver
         link = whole = self._links.between(*ends)
         if self._layerwise is not None and not moving.load.goes_whole:
             link = self._layerwise.between(*ends)
             link.free_s = whole.free_s
-        num_bytes = handoff.num_bytes // moving.num_tokens * (moving.num_tokens - moving.load.num_sent)
+        num_bytes = moving.load.token_bytes * (moving.num_tokens - moving.load.num_sent)
         copied_s = link.copy(num_bytes, now, overlap_s)
         whole.free_s = link.free_s  # it is one link, whatever goes over it
         self._copy_s += copied_s - now
